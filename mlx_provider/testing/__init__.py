@@ -3,7 +3,6 @@
 | module | content |
 |---|---|
 | `conformance` | the checks of `pytest --mlx-conformance NAME` |
-| `pytest_plugin` | fixtures, and the engine process behind them |
 | `scripted` | a model that says and calls what the user's message tells it |
 | `driver` | an engine without threads, and plain greedy decoding |
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 DEMO, HYBRID = (Path(__file__).parents[1] / "demo" / name for name in ("model", "hybrid"))
 """Folders of the small trained models in the wheel: a Qwen3-VL, and a Qwen3.5 with an MTP head."""
-_PREFIX = "model.language_model."
 
 
 def demo_checkpoint(folder: Path, **config: Any) -> Path:
@@ -33,9 +31,9 @@ def demo_checkpoint(folder: Path, **config: Any) -> Path:
     import mlx.core as mx
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(DEMO / name, folder)
-    shutil.copy(DEMO / "generation_config.json", folder)
+    for name in ("tokenizer", "tokenizer_config", "generation_config"):
+        shutil.copy(DEMO / f"{name}.json", folder)
+    shutil.copy(DEMO / "chat_template.jinja", folder)
     whole = json.loads((DEMO / "config.json").read_text("utf-8"))
     ends = {name: whole[name] for name in ("eos_token_id", "pad_token_id")}
     words = {name: value for name, value in whole["text_config"].items() if name[:4] != "rope"}
@@ -44,9 +42,9 @@ def demo_checkpoint(folder: Path, **config: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(words | ends | own | config))
     weights: Any = mx.load(str(DEMO / "model.safetensors"))
     own_weights = {
-        name.replace(_PREFIX, "model."): value.astype(mx.float32)
+        name.replace("language_model.", ""): value.astype(mx.float32)
         for name, value in weights.items()
-        if name.startswith(_PREFIX)
+        if "language_model." in name
     }
     mx.save_safetensors(str(folder / "model.safetensors"), own_weights, metadata={"format": "mlx"})
     return folder

@@ -49,7 +49,7 @@ class TokenOutput:
 
 
 def new_request(
-    tokens: Sequence[int],
+    prompt: Prompt | Sequence[int],
     *,
     max_tokens: int = 8,
     n: int = 1,
@@ -57,8 +57,8 @@ def new_request(
     **more: Any,
 ) -> Request:
     request = Request(
-        f"r{id(tokens):x}",
-        Prompt(list(tokens)),
+        f"r{id(prompt):x}",
+        prompt if isinstance(prompt, Prompt) else Prompt(list(prompt)),
         params or SamplingParams(temperature=0),
         max_tokens,
         EventQueue(),
@@ -141,7 +141,7 @@ def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
 
 def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
     twin = new_request(
-        request.prompt.tokens,
+        request.prompt,
         max_tokens=request.max_tokens,
         n=len(request.rows),
         params=request.params,
@@ -149,7 +149,6 @@ def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
         stop_tokens=request.stop_tokens,
         logprobs=request.logprobs,
     )
-    twin.prompt = request.prompt
     engine = new_engine(model, layout="solo", max_chunk=4096, **more)
     engine.submit(twin)
     run(engine)

@@ -27,8 +27,7 @@ class Hooks:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("mlx-provider", "plugins of mlx-provider")
-    group.addoption(
+    parser.getgroup("mlx-provider", "plugins of mlx-provider").addoption(
         OPTION,
         action="append",
         default=[],

@@ -9,17 +9,7 @@ from itertools import chain
 
 from mlx_provider import ReasoningParser, ToolParser, hookimpl
 
-from . import (
-    auto,
-    gemma,
-    harmony,
-    json_blocks,
-    minicpm,
-    minimax_m3,
-    pythonic,
-    sections,
-    tag_formats,
-)
+from . import auto, gemma, harmony, json_blocks, minicpm, pythonic, sections, tag_formats
 from .json_text import TURN_ENDS
 
 mlx_provider_api = 1
@@ -33,7 +23,6 @@ FORMATS = (
     pythonic.PARSERS,
     gemma.PARSERS,
     minicpm.PARSERS,
-    minimax_m3.PARSERS,
     harmony.PARSERS,
     auto.MUSE_PARSERS,
     auto.PARSERS,

@@ -6,25 +6,15 @@ import html
 import json
 import re
 
-from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
-from mlx_provider.records import (
-    Emit,
-    NotACall,
-    Reading,
-    Rest,
-    TextReader,
-    Tools,
-    claimed,
-    report_call,
-)
+from mlx_provider import CallGrammar, TaggedArguments, ToolParser
+from mlx_provider.records import Emit, NotACall, Reading, Rest, TextReader, Tools, claimed
 
 from .json_text import pass_json, read_whole
-from .values import as_json, functions, is_text, listed, properties, types
+from .values import Arguments, functions, properties
 
 OPEN, CLOSE = "<function name=", "</function>"
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 PARAMETERS = ("<param name", "<parameter name")
-
 _TOKEN = re.compile("|".join(map(re.escape, (OPEN, CLOSE, CDATA, CDATA_END))))
 _HEADER = re.compile(r"""\s*=?\s*(?:"([^"<>]+)"|'([^'<>]+)'|([^\s"'<>]+))\s*""")
 
@@ -35,19 +25,8 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.expect(OPEN)
     yield from reader.space()
     quoted = (yield from reader.peek()) in ('"', "'")
-    arguments: dict[str, str] = {}
     name = "" if quoted else (yield from _header(reader))
-    name = yield from claimed(_call(reader, name, arguments, tools), _element(start))
-    known = functions(tools)
-    wrong = known and (name not in known or not properties(tools, name).keys() >= arguments.keys())
-    if wrong:
-        raise NotACall("no such tool, or no such parameter", whole=True)
-    members = []
-    for key, text in arguments.items():
-        called = tools, name, key
-        value = as_json(text, types(*called), "json", listed(*called))
-        members.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
-    report_call(reader, ToolCall(name, "{" + ", ".join(members) + "}"))
+    yield from claimed(_call(reader, name, tools), _element(start))
 
 
 def _header(reader: TextReader) -> Reading[str]:
@@ -57,62 +36,64 @@ def _header(reader: TextReader) -> Reading[str]:
     return next(name for name in found.groups() if name is not None).strip()
 
 
-def _call(reader: TextReader, name: str, arguments: dict[str, str], tools: Tools) -> Reading[str]:
+def _call(reader: TextReader, name: str, tools: Tools) -> Reading[None]:
     """The name, if it was not read; then parameters, or one JSON object; then the end."""
-    name = name or (yield from _header(reader))
+    name, known = name or (yield from _header(reader)), functions(tools)
+    if known and name not in known:
+        raise NotACall("no such tool")
+    arguments = Arguments(reader, tools, name, "json", lines=False)
     yield from reader.space()
-    if (yield from reader.at("{")):
-        value = json.loads((yield from read_whole(reader)))
-        for key, item in value.items():
-            text = isinstance(item, str)
-            arguments[key] = item if text else json.dumps(item, ensure_ascii=False)
-        yield from reader.space()
+    body = (yield from read_whole(reader)) if (yield from reader.at("{")) else "{}"
+    for key, item in json.loads(body).items():
+        _open(arguments, key)
+        arguments.piece(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
+        arguments.close()
+    yield from reader.space()
     while (yield from reader.accept(*PARAMETERS)):
-        key = yield from _header(reader)
-        if key in arguments:
-            raise NotACall("twice the same parameter")
-        text = is_text(types(tools, name, key), "json")
-        arguments[key] = yield from _value(reader, text=text)
+        _open(arguments, (yield from _header(reader)))
+        yield from _value(reader, arguments)
+        arguments.close()
         yield from reader.space()
     yield from reader.expect(CLOSE)
-    return name
+    arguments.end()
 
 
-def _value(reader: TextReader, *, text: bool) -> Reading[str]:
+def _open(arguments: Arguments, key: str) -> None:
+    if functions(arguments.tools) and key not in properties(arguments.tools, arguments.name):
+        raise NotACall("no such parameter")
+    if key in arguments.keys:
+        raise NotACall("twice the same parameter")
+    arguments.open(key)
+
+
+def _value(reader: TextReader, arguments: Arguments) -> Reading[None]:
     """Text without surrounding white space, and literal CDATA sections. No tags."""
-    plain: list[str] = []
-    raw: list[str] = []
     while True:
-        plain.append((yield from reader.until("<")))
+        arguments.piece(html.unescape((yield from reader.until("<")).strip()))
         if (yield from reader.accept("</param>", "</parameter>")):
-            break
+            return
         yield from reader.expect(CDATA)
-        raw.append(html.unescape("".join(plain).strip()))
-        plain = []
-        if not text:
-            raw.append((yield from pass_json(reader, CDATA_END)))
-        raw.append((yield from reader.until(CDATA_END)))
+        if not arguments.is_text:
+            arguments.piece((yield from pass_json(reader, CDATA_END)))
+        arguments.piece((yield from reader.until(CDATA_END)))
         reader.skip(len(CDATA_END))
-    return "".join(raw) + html.unescape("".join(plain).strip())
 
 
 def _element(start: int) -> Rest:
     """Text up to the end of the element at `start`. Tags in a CDATA section do not count."""
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
-        tokens = _TOKEN.findall(reader.between(start, reader.position))
-        depth, raw = 0, False
-        while tokens:
-            for token in tokens:
+        text, depth, raw = reader.between(start, reader.position), 0, False
+        while text:
+            for token in _TOKEN.findall(text):
                 if raw or token == CDATA:
                     raw = token != CDATA_END
                 else:
                     depth += {OPEN: 1, CLOSE: -1}.get(token, 0)
             if depth <= 0:
                 return
-            found = yield from reader.pass_until((OPEN, CLOSE, CDATA, CDATA_END), emit)
-            emit(reader.skip(len(found)))
-            tokens = [found] if found else []
+            text = yield from reader.pass_until((OPEN, CLOSE, CDATA, CDATA_END), emit)
+            emit(reader.skip(len(text)))
 
     return rest
 
@@ -123,6 +104,7 @@ PARSERS = (
         start=OPEN,
         end=CLOSE,
         scan=scan,
+        atomic=True,
         markers=(*PARAMETERS, "</param>", "</parameter>", CDATA),
         detect=lambda template: "<function name=" in template and "<param name=" in template,
         aliases=("minicpm",),

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from device_curves import CHIPS, HOST, MAX_CHUNK, MODELS, Device, Estimate
+from device_curves import HOST, MAX_CHUNK, Device
 from mlx_provider.engine.request import PrefillJob
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
 from mlx_provider.testing.driver import new_request
-from mlx_provider_bench.report import Result, print_rows
 
 LONG, SHORT = 8_000, 500
 """Tokens of a prompt of the flood, and of the one that waits."""
 REPLY = 200
-FLOOD = 200
-"""Prompts of the other account."""
 MEMORY = 8 * (LONG + REPLY)
 """Tokens of all rows."""
 WARM = 12
@@ -104,22 +100,3 @@ def wait(device: Device, others: int, account: str = "b") -> float:
     while sum(job.done for job in jobs) < LONG * (min(WARM, others - 1) + 0.5):
         run.step()
     return run.wait_of(run.ask(account, SHORT))
-
-
-def bench() -> Result:
-    """JSON-able. A table goes to stderr."""
-    rows = list(_rows())
-    print_rows("a short prompt beside another account's", {key: key for key in rows[0]}, rows)
-    return {"rows": rows, "missed": [row["device"] for row in rows if not row["reached"]]}
-
-
-def _rows() -> Iterator[Result]:
-    for chip, speeds in CHIPS.items():
-        for model, needs in MODELS.items():
-            device = Estimate(speeds, needs)
-            one, flood = wait(device, 1), wait(device, FLOOD)
-            yield {
-                "device": f"{chip}, {model}", "beside one": round(one, 2),
-                f"beside {FLOOD}": round(flood, 2),
-                "ratio": round(flood / one, 2), "reached": flood <= 2 * one,
-            }  # fmt: skip

@@ -25,7 +25,6 @@ from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 from mlx_provider.gateway.foreground import PASSED_ON
 from mlx_provider.gateway.proxy import free_port
-from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Event, Failed
 
 Messages = Sequence[dict[str, Any]]
 T = TypeVar("T")
@@ -61,46 +60,12 @@ class Kind:
     takes_model: bool = True
 
 
-def _generate(model: str, messages: Messages, max_tokens: int) -> tuple[str, dict[str, Any]]:
-    body = {"model": model, "messages": list(messages), "max_tokens": max_tokens}
-    return "/v1/generate", body | {"sampling": {"temperature": 0}}
-
-
-def _our_pieces(lines: Iterator[str]) -> Iterator[Piece]:
-    for line in lines:
-        for event in EVENT_BATCH.validate_json(line):
-            yield _our_piece(event)
-
-
-def _our_piece(event: Event) -> Piece:
-    if isinstance(event, Failed):
-        raise RequestFailed(event.error.message)
-    if isinstance(event, Delta):
-        return Piece(event.reasoning + event.content)
-    if isinstance(event, Done):
-        usage = event.usage
-        return Piece("", usage.completion_tokens, usage.cached_tokens, usage.prompt_tokens)
-    return Piece()
-
-
-OURS = Kind(
-    name="mlx-provider",
-    command=("-m", "mlx_provider.server"),
-    request=_generate,
-    read=_our_pieces,
-    # No prefix of an earlier run.
-    environment={"MLX_PROVIDER_DISK_CACHE_BYTES": "0"},
-    takes_model=False,
-)
-
-
 @dataclass(frozen=True)
 class Server:
     kind: Kind
     url: str
     folder: Path
     key: str
-    """Ours needs it, others ignore it."""
     alias: str = ""
     """The name of the model; unset: the path of its folder."""
 
@@ -159,17 +124,6 @@ class Kept:
     def stop(self) -> None:
         if self.process is not None:
             stop(self.process)
-
-
-@contextmanager
-def running(kind: Kind, folder: Path, log: Path) -> Iterator[Server]:
-    """A server for the model in `folder`; stopped at the end. Raises `EngineUnavailable` with the
-    log's last lines if it does not start."""
-    kept = Kept(kind, folder, log)
-    try:
-        yield kept.start()
-    finally:
-        kept.stop()
 
 
 def _ended(code: int) -> str:

@@ -1,11 +1,9 @@
 """What sparse prefill saves of the time to the first token; `mlx-provider eval needle` says what it
-forgets: whole and in part, of random weights or the checkpoint.
-"""
+forgets."""
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from batch_generator import MODEL, sizes
-from device_curves import Model
 from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
@@ -34,24 +30,20 @@ from mlx_provider_bench.report import Result, print_rows, size_of, surroundings
 REPLY = 12
 LEAST = 256
 """Tokens from which on a prompt is thinned out."""
-SCORER = Model(0.34e9, 0.9e9, key=114_688, heads=2, bandwidth=1.0, pair=0.23e6)
-"""0.6B in 4 bit."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is measured, and on what."""
 
+    model: Path
+    draft_model: Path
     shares: Sequence[float] = (1.0, 0.7, 0.5, 0.3, 0.2)
     """Of the prompt that is kept; 1: no sparse prefill."""
     prompt: int = 4096
     """Tokens of the prompt that is timed."""
     rounds: int = 3
-    hidden: int = 256
-    layers: int = 6
     dtype: str = "float32"
-    model: Path | None = None
-    draft_model: Path | None = None
 
 
 @dataclass
@@ -82,38 +74,21 @@ class Setting:
 
 def bench(plan: Plan) -> Result:
     """JSON-able. A table goes to stderr."""
-    with tempfile.TemporaryDirectory() as scratch:
-        setting = _setting(plan, Path(scratch))
-        rows = list(prefill(setting))
-        print_rows("prefill", TABLE, rows)
-        return surroundings(plan.dtype) | {"model": size_of(setting.model), "prefill": rows}
+    setting = _setting(plan)
+    rows = list(prefill(setting))
+    print_rows("prefill", TABLE, rows)
+    return surroundings(plan.dtype) | {"model": size_of(setting.model), "prefill": rows}
 
 
-def _setting(plan: Plan, scratch: Path) -> Setting:
-    folder, draft = plan.model, plan.draft_model
-    if folder is None:
-        folder, draft = _random(plan, scratch)
-    model = load_model(folder, plan.dtype)
+def _setting(plan: Plan) -> Setting:
+    model = load_model(plan.model, plan.dtype)
     found = probe(model, model.make_cache, model.kv_layouts)
     curve = calibrate(model, model.make_cache, found).curve
-    options = ModelOptions(drafter="model", draft_model=str(draft))
-    registry = PluginRegistry.discover()
-    scorer = drafts_of(registry, folder, model, options).scorer
+    options = ModelOptions(drafter="model", draft_model=str(plan.draft_model))
+    scorer = drafts_of(PluginRegistry.discover(), plan.model, model, options).scorer
     if scorer is None:
-        raise MLXProviderError(f"{draft} cannot score prompts for {folder}")
+        raise MLXProviderError(f"{plan.draft_model} cannot score prompts for {plan.model}")
     return Setting(plan, model, found, curve, scorer)
-
-
-def _random(plan: Plan, scratch: Path) -> tuple[Path, Path]:
-    """Of its draft model half the width and a third of the layers."""
-    from tiny import build
-
-    shape = MODEL | sizes(plan.hidden, plan.layers)
-    small = MODEL | sizes(plan.hidden // 2, max(1, plan.layers // 3))
-    return build(scratch / "model", "qwen3", **shape), build(scratch / "draft", "qwen3", **small)
-
-
-# -- prefill
 
 
 def prefill(setting: Setting) -> Iterator[Result]:

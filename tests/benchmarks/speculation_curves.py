@@ -21,7 +21,6 @@ from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from mlx_provider.testing.driver import TokenOutput
 
-ROWS = (1, 2, 4, 8, 16)
 STREAM = 2_000
 """Tokens that each row holds."""
 WARM = 500

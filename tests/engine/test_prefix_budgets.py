@@ -17,7 +17,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.policy import GRID, WORTH_A_PASS
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.testing.driver import new_request
-from small_budgets import Server, replay, sessions
+from small_budgets import TOKEN_BYTES, Server, replay, sessions
 
 KINDS: tuple[Layers, ...] = ("kv", "quantised", "window", "hybrid", "state")
 WINDOW, STATE = 24, 40
@@ -191,3 +191,24 @@ def test_the_next_session_gets_the_whole_budget_after_one_ends() -> None:
     for now in agent(4, 900, 12):  # the others do not return
         request = server.serve(now, "fourth")
     assert request.cached == 1000
+
+
+@pytest.mark.parametrize("will_return", [{}, {"calls": True}, {"retain": True}])
+@pytest.mark.parametrize("layers", ["kv", "hybrid"])
+def test_a_session_that_will_return_is_evicted_after_others(
+    layers: Any, will_return: dict[str, bool]
+) -> None:
+    """Its tools run, or its client says that it comes back."""
+    model, traffic = SyntheticModel(layers, state_units=STATE, window=WINDOW), Traffic(0)
+    first, second, third = (
+        SimRequest(prompt, (950,), traffic.tokens(8))
+        for prompt in (traffic.tokens(1000) for _ in range(3))
+    )
+    room = 2500 * TOKEN_BYTES[layers]
+    server = Server(PrefixCache(budget=lambda: room), model)
+    server.serve(first, "first", **will_return)
+    server.serve(second, "second")
+    server.serve(third, "third")
+    stays, goes = (first, second) if will_return else (second, first)
+    assert server.serve(stays).cached > 900
+    assert server.serve(goes).cached < 900

@@ -37,7 +37,6 @@ MARKERS = {
     "longcat": "<longcat_tool_call>",
     "minicpm5": "<function name=",
     "minimax_m2": "<minimax:tool_call>",
-    "minimax_m3": "]<]minimax[>[<tool_call>",
     "mistral": "[TOOL_CALLS]",
     "mistral_args": "[TOOL_CALLS]",
     "mistral_call_id": "[TOOL_CALLS]",

@@ -17,7 +17,7 @@ TOOLS = [tool(name, path="string", text="string") for name in NAMES]
 AT_THE_END = {
     *("hy_v3", "hy_v3_opensource", "muse"),
     *("mistral", "mistral_ids"),
-    *("llama4_pythonic", "lfm2", "olmo3", "minicpm5", "minimax_m3"),
+    *("llama4_pythonic", "lfm2", "olmo3", "minicpm5"),
 }
 """These formats show a call when it is complete: a late fault makes it text, its id stands behind
 it, or its arguments must be read as a whole."""

@@ -84,7 +84,6 @@ TOOL_NAMES = {
     "jamba": "jamba hunyuan hunyuan_a13b",
     "xlam": "xlam",
     "minimax_m2": "minimax minimax_m2 minimax-m2",
-    "minimax_m3": "minimax-m3",
     "phi4_mini_json": "phi4_mini_json phi4",
     "olmo3": "olmo3",
     "apertus": "apertus apertus2509",

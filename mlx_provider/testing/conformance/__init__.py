@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib.metadata import EntryPoint
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,10 +67,6 @@ def same(found: object, expected: object, what: str) -> None:
     demand(found == expected, f"{what}\n  expected: {expected!r:.600}\n  found:    {found!r:.600}")
 
 
-def name_of(check: Callable[..., None]) -> str:
-    return check.__name__.replace("_", " ")
-
-
 @dataclass(frozen=True)
 class Case:
     subject: str
@@ -87,20 +84,20 @@ class Laboratory:
 
     def __init__(self, builders: Callable[[str], Mapping[str, Callable[[Path], object]]]) -> None:
         self.builders = builders
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="mlxp-conformance-")
+        self.close = self._folder.cleanup
 
     @cached_property
     def registry(self) -> PluginRegistry:
         return PluginRegistry.discover()
 
     def folder(self) -> Path:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="mlxp-conformance-")
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
-    def close(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+    def written(self, write: Callable[[Path], object]) -> Path:
+        folder = self.folder()
+        write(folder)
+        return folder
 
 
 @dataclass(frozen=True)
@@ -140,8 +137,7 @@ def recognition(of: Installed) -> None:
     for family in of.contents.of(ModelFamily):
         for config in ODD_CONFIGS:
             same(family.matches(config), 0, f"family {family.name!r} claims {config}")
-    parsers = list[ToolParser | ReasoningParser](of.contents.of(ToolParser))
-    for parser in (*parsers, *of.contents.of(ReasoningParser)):
+    for parser in chain[Any](of.contents.of(ToolParser), of.contents.of(ReasoningParser)):
         for template in ("", "{{ messages }}", "{% for message in messages %}{{ message }}"):
             found = parser.detect(template)
             demand(not found, f"parser {parser.name!r} claims the chat template {template!r}")
@@ -173,8 +169,7 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
         contents = load(point)
     listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
     if trying.fault is not None:
-        error = trying.fault.summary
-        listed = Plugin(plugin.name, plugin.distribution, plugin.version, error=error)
+        listed = replace(listed, error=trying.fault.summary)
     found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents))]
     if contents is not None:
         found += _of_parsers(contents)
@@ -187,20 +182,15 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
 
 
 def _of_parsers(contents: Contents) -> Iterator[Case]:
-    from .calls import demo_model
     from .parsers import REASONING_CHECKS, TOOL_CHECKS, Format, Thoughts
 
-    writer = cache(demo_model)
     whole = {parser.name: parser for parser in contents.of(ReasoningParser)}
-
-    def read(parser: ToolParser) -> Format:
-        return Format(parser, whole.get(parser.name), writer())
-
     for calls in contents.of(ToolParser):
-        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, partial(read, calls))
+        made = partial(Format, calls, whole.get(calls.name))
+        yield from cases(f"tool parser {calls.name}", "", TOOL_CHECKS, made)
     for name, parser in whole.items():
-        made = partial(Thoughts, parser)
-        yield from cases(f"reasoning parser {name}", "", REASONING_CHECKS, made)
+        thoughts = partial(Thoughts, parser)
+        yield from cases(f"reasoning parser {name}", "", REASONING_CHECKS, thoughts)
 
 
 def cases(
@@ -208,17 +198,18 @@ def cases(
 ) -> Iterator[Case]:
     """Calls `made` when a check runs, not when it is listed."""
 
-    def run(check: Callable[[S], None]) -> None:
-        check(made())
-
     for check in checks:
-        yield Case(subject, variant, name_of(check), check.__doc__ or "", partial(run, check))
+        yield Case(
+            subject,
+            variant,
+            check.__name__.replace("_", " "),
+            check.__doc__ or "",
+            partial(lambda check: check(made()), check),
+        )
 
 
 class ConformanceItem(pytest.Item):
-    def __init__(self, *, case: Case, **given: Any) -> None:
-        super().__init__(**given)
-        self.case = case
+    case: Case
 
     def runtest(self) -> None:
         try:
@@ -241,8 +232,8 @@ class Collecting:
 
     def __init__(self, config: pytest.Config, names: Sequence[str]) -> None:
         self._hook = config.hook
-        self._lab = Laboratory(self._builders)
         self._found = [find(name) for name in names]
+        self._lab = Laboratory(self._builders)
 
     def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
         found = self._hook.pytest_mlx_conformance_models(name=name)
@@ -258,9 +249,9 @@ class Collecting:
                 name = " ".join(filter(None, (case.subject, case.variant, case.check)))
                 name = name.replace("::", ":")
                 node = f"{plugin.name}::{name}"
-                items.append(
-                    ConformanceItem.from_parent(session, name=name, nodeid=node, case=case)
-                )
+                item = ConformanceItem.from_parent(session, name=name, nodeid=node)
+                item.case = case
+                items.append(item)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:

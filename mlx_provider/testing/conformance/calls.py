@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,6 @@ def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
 
 
 TEXT: dict[str, Any] = {"type": "string"}
-KIDS = {"type": "object", "properties": {"kids": {"type": "array"}}}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "$defs": {"Text": TEXT, "Count": {"type": "integer"}},
@@ -98,7 +98,7 @@ SCHEMA: dict[str, Any] = {
         "share": {"type": "number"},
         "flag": {"type": "boolean"},
         "list": {"type": "array"},
-        "tree": KIDS,
+        "tree": {"type": "object", "properties": {"kids": {"type": "array"}}},
         "maybe": {"type": ["string", "null"]},
         "mode": {"enum": ["all", "first", None]},
         "pick": {"enum": [1, 2, "3"]},
@@ -168,14 +168,10 @@ def pieces(parser: ToolParser) -> list[str]:
     return [piece for piece in found if piece]
 
 
-def texts(parser: ToolParser) -> st.SearchStrategy[str]:
-    odd = st.lists(st.sampled_from([*ODD, *pieces(parser)]), max_size=6).map("".join)
-    return odd | st.text(st.characters(codec="utf-8"), max_size=6)
-
-
 def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[str, Any]]:
     """Arguments that fit SCHEMA, in its order. `nested`: lists and objects mislead, too."""
-    text = texts(parser)
+    odd = st.lists(st.sampled_from([*ODD, *pieces(parser)]), max_size=6).map("".join)
+    text = odd | st.text(st.characters(codec="utf-8"), max_size=6)
     inside = text if nested else st.text("ab</>", max_size=4)
     scalars = inside | st.integers() | st.booleans() | st.none()
     tree = st.recursive(
@@ -203,17 +199,15 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
 
 
 def meant(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {key: _meant(parser, key, value) for key, value in arguments.items()}
-
-
-def _meant(parser: ToolParser, key: str, value: Any) -> Any:
+    """Between tags, "null" for a union of types is no text."""
     tags = parser.call_grammar().tagged
-    if tags is None or tags.text is None or not isinstance(value, str):
-        return value
-    union = value_types(SCHEMA["properties"][key], SCHEMA) > {"string"}
-    if union and not tags.tells_text and value.strip().lower() in ("null", "none"):
-        return None
-    return value
+    if tags is None or tags.text is None or tags.tells_text:
+        return arguments
+    unions = {k for k, v in SCHEMA["properties"].items() if value_types(v, SCHEMA) > {"string"}}
+    return {
+        key: None if key in unions and str(value).strip().lower() in ("null", "none") else value
+        for key, value in arguments.items()
+    }
 
 
 Called = tuple[str, Any]
@@ -271,8 +265,8 @@ class ByteModel:
         return self.decode(tokens), constraint.finished
 
 
+@cache
 def demo_model() -> ByteModel:
-    """With the vocabulary of the demo model."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     rows = tokenizer.get_vocab_size()
     eos = frozenset(tokenizer.token_to_id(end) for end in ("<|im_end|>", "<|endoftext|>"))

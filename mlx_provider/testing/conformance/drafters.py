@@ -4,6 +4,7 @@ is the promise."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -31,21 +32,22 @@ LENGTHS = (12, 40, 97, 150)
 """Tokens of prompts that repeat `TEXT`."""
 
 
+@dataclass
 class Guessing:
     """A drafter on the first model that it does not refuse."""
 
-    def __init__(self, drafter: Drafter, lab: Laboratory) -> None:
-        self._drafter, self._lab = drafter, lab
-        self._drafting: Drafting | None = None
+    _drafter: Drafter
+    _lab: Laboratory
 
     def refusal(self, folder: Path, model: LoadedModel, options: DraftOptions) -> str:
         """Empty: it can draft."""
         summary = self._drafter.refuses(folder, model, options)
         demand(isinstance(summary, str), f"refuses gave {summary!r}, not text")
-        if summary or not self._drafter.hidden:
-            return summary
         shows = isinstance(model, ShowsHidden) and model.shows_hidden
-        return "" if shows else "the model does not show its hidden states"
+        hidden = (
+            "" if shows or not self._drafter.hidden else "the model does not show its hidden states"
+        )
+        return summary or hidden
 
     def subjects(self) -> Iterator[tuple[Path, LoadedModel, DraftOptions]]:
         """The author's models; or the demo models, alone and with a model that drafts."""
@@ -83,14 +85,17 @@ class Guessing:
     def expected(self) -> list[list[int]]:
         return [output_of(alone(self.subject[1], request)).tokens for request in _requests()]
 
+    @cached_property
+    def _drafting(self) -> Drafting:
+        return self._drafter.start(*self.subject)
+
     def answers(self) -> tuple[list[list[int]], int, Spy]:
         """And the number of drafts."""
-        folder, model, options = self.subject
+        _, model, _ = self.subject
         layout = probe(model, model.make_cache, model.kv_layouts)
         if not layout.drafts:
             raise NotApplicable(f"nothing is drafted for the model: {'; '.join(layout.notes)}")
         _ = self.expected  # before the drafter starts
-        self._drafting = self._drafting or self._drafter.start(folder, model, options)
         spy = Spy(self._drafting)
         source = source_of(self._drafter, spy, model)
         engine = new_engine(
@@ -117,13 +122,13 @@ def _requests() -> list[Request]:
     ]
 
 
+@dataclass
 class Spy:
     """Notes what a drafter does wrong."""
 
-    def __init__(self, inner: Drafting) -> None:
-        self._inner = inner
-        self.calls = 0
-        self.problems: list[str] = []
+    _inner: Drafting
+    calls: int = 0
+    problems: list[str] = field(default_factory=list)
 
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
         self.calls += 1

@@ -8,7 +8,7 @@ import json
 import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,18 +64,16 @@ ARRIVALS = (
 )
 
 
+@dataclass
 class Specimen:
     """One checkpoint of a family in float32, where tokens must be equal."""
 
-    def __init__(self, family: ModelFamily, write: Callable[[], Path], lab: Laboratory) -> None:
-        self.family, self.lab, self._write = family, lab, write
-
-    @property
-    def folder(self) -> Path:
-        return self._write()
+    family: ModelFamily
+    folder: Callable[[], Path]
+    lab: Laboratory
 
     def load(self, dtype: str) -> LoadedModel:
-        return self.family.load(self.folder, LoadOptions(dtype=dtype))
+        return self.family.load(self.folder(), LoadOptions(dtype=dtype))
 
     @cached_property
     def model(self) -> LoadedModel:
@@ -112,8 +110,8 @@ def description(of: Specimen) -> None:
     demand(info.weights_bytes > 0, "info.weights_bytes is no number of bytes")
     odd = [t for t in info.stop_tokens if not 0 <= t < info.vocab_size]
     demand(not odd, f"stop tokens {odd} are beyond the vocabulary of {info.vocab_size}")
-    vocab = prefill(of.model, Prompt(of.tokens(3, 0)))[0].shape
-    same(tuple(vocab), (info.vocab_size,), "the shape of logits, where info.vocab_size is told")
+    logits, _ = prefill(of.model, Prompt(of.tokens(3, 0)))
+    same(logits.shape, (info.vocab_size,), "the shape of logits, where info.vocab_size is told")
     size, points = len(prompt.tokens), list(prompt.snapshot_points)
     demand(size > 0, "a prompt of its template has no tokens")
     odd = [t for t in prompt.tokens if not 0 <= t < info.vocab_size]
@@ -148,17 +146,15 @@ def bad_input(of: Specimen) -> None:
     """What is wrong with an input is told by an error of `mlx_provider.errors`."""
     empty = of.lab.folder()
     shutil.copytree(
-        of.folder, empty, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
+        of.folder(), empty, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
     )
     loading = partial(of.family.load, empty, LoadOptions())
     _typed("loading a folder without weights", loading, must=True)
     said, answer = user("a"), {"role": "assistant", "content": "b"}
     system = {"role": "system", "content": "c"}
     result = {"role": "tool", "content": "22", "tool_call_id": "x"}
-    for turns in (
-        *([said, said], [answer, said], [said, answer]),
-        *([said, system, said], [said, result], [system]),
-    ):
+    three = ([said, system, said], [said, result], [system])
+    for turns in ([said, said], [answer, said], [said, answer], *three):
         _typed(f"messages {turns}", partial(of.ask, *turns))
     if "image" not in of.model.info.media:
         seen = partial(of.ask, user("x", sees=True), media=[picture(1)])
@@ -166,7 +162,6 @@ def bad_input(of: Specimen) -> None:
 
 
 def _typed(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
-    """A raised error is one of ours; `must`: one is raised."""
     with Isolation() as trying:
         run_it()
     if trying.fault is None:
@@ -236,16 +231,14 @@ def company(of: Specimen) -> None:
 
 
 def _arriving(of: Specimen, arrival: Arrival) -> Request:
-    request = new_request(
-        of.tokens(arrival.length, arrival.word),
+    cuts = [point for point in (70, 136) if point < arrival.length]
+    return new_request(
+        Prompt(of.tokens(arrival.length, arrival.word), snapshot_points=cuts),
         max_tokens=arrival.max_tokens,
         n=arrival.n,
         params=replace(arrival.params),
         logprobs=5,
     )
-    cuts = [point for point in (70, 136) if point < arrival.length]
-    request.prompt = replace(request.prompt, snapshot_points=cuts)
-    return request
 
 
 def prefix_reuse(of: Specimen) -> None:
@@ -254,13 +247,8 @@ def prefix_reuse(of: Specimen) -> None:
     turns = [*of.system(), user(QUESTION)]
     later = [*turns, {"role": "assistant", "content": "Sunny."}, user("And Rome?")]
     cold, repeat, after, _ = (
-        _answer(of, engine, of.ask(*messages), what)
-        for messages, what in (
-            (turns, "cold"),
-            (turns, "asked again"),
-            (later, "in the next turn"),
-            ([*of.system(), user("Who are you?")], "behind a stored system text"),
-        )
+        _answer(of, engine, of.ask(*messages), "with what other prompts stored")
+        for messages in (turns, turns, later, [*of.system(), user("Who are you?")])
     )
     same(cold.cached, 0, "tokens of a first prompt that were found in an empty cache")
     demand(
@@ -348,8 +336,7 @@ def _failing(layer: Any) -> Any:
 
 def _answer(of: Specimen, engine: Engine, prompt: Prompt, what: str) -> Request:
     """The request after it ran; it must have the tokens that it has alone."""
-    request = new_request(prompt.tokens, max_tokens=8, logprobs=5)
-    request.prompt = prompt
+    request = new_request(prompt, max_tokens=8, logprobs=5)
     engine.submit(request)
     run(engine)
     _equal(of, request, alone(of.model, request), what)
@@ -379,7 +366,7 @@ def cases_of(families: Iterable[ModelFamily], lab: Laboratory) -> Iterator[Case]
         subject = f"model family {family.name}"
         writers = lab.builders(family.name)
         folders: dict[str, Callable[[], Path]] = {
-            label: cache(partial(written, lab, write)) for label, write in writers.items()
+            label: cache(partial(lab.written, write)) for label, write in writers.items()
         }
         for demo in (DEMO, HYBRID) if not writers else ():
             if family.matches(json.loads((demo / "config.json").read_text("utf-8"))):
@@ -389,9 +376,3 @@ def cases_of(families: Iterable[ModelFamily], lab: Laboratory) -> Iterator[Case]
         for label, folder in folders.items():
             specimen = cache(partial(Specimen, family, folder, lab))
             yield from cases(subject, label, CHECKS, specimen)
-
-
-def written(lab: Laboratory, write: Callable[[Path], object]) -> Path:
-    folder = lab.folder()
-    write(folder)
-    return folder

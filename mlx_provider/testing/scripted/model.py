@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from . import RESULT, TOOLS, TURN, TURN_END, WRITTEN, BadScript, Format, Step, s
 Tokens = NDArray[np.int64]
 WANTED = 300.0
 """So high that every sampler draws it."""
-OTHERWISE = (200.0, 150.0)
+OTHERWISE = (150.0, 200.0)
 """Logits of the tokens by which the reply continues where a mask bars the first one."""
 SHARES = (1.0, 0.3, 0.25)
 """Factors on these logits for `Reply.text` and each of `Reply.bare`: a mask bars the former."""
@@ -30,16 +30,9 @@ CLOSERS = ('"', "}", "]", "1", ",", ":", " ")
 """Unlikely tokens that can close JSON where a grammar demands text that the script lacks."""
 REMEMBERED = 64
 SUMMARY_WANTED = (
-    "CRITICAL: Respond with TEXT ONLY",
-    "CONTEXT CHECKPOINT",
-    "handoff summary",
-    "state_snapshot",
-    "detailed summary",
-    "continuing our conversation",
-    "anchored summary",
-    "structured context checkpoint summary",
-    "context checkpoint",
-    "Summarize the conversation",
+    *("CRITICAL: Respond with TEXT ONLY", "CONTEXT CHECKPOINT", "context checkpoint"),
+    *("handoff summary", "detailed summary", "anchored summary", "state_snapshot"),
+    *("continuing our conversation", "Summarize the conversation"),
 )
 """Words by which coding agents ask for a summary, to make room in their context."""
 SUMMARISER = re.compile(r"\bsummari[sz]", re.IGNORECASE)
@@ -63,11 +56,8 @@ class Reply:
     text: str
     bare: tuple[str, ...] = ()
     """Fallbacks where a grammar bars part of the reply: the thought and the calls; the calls."""
-    slow: float = 0.0
-    """Seconds for each token."""
-    prefill: float = 0.0
-    """Seconds for the prompt before it."""
-    since: float = 0.0
+    step: Step = field(default_factory=Step)
+    """With the time that it takes."""
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
@@ -82,19 +72,17 @@ def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
     if TOOLS not in _system(turns) and TITLE_WANTED.search(_system(turns)):
         return Reply('{"title": "A scripted title"}')
     if steps is None:
-        asked = (
-            turn.text for turn in reversed(turns) if turn.role == "user" and not turn.is_result
-        )
-        return Reply(f"You said: {next(asked, '')[-80:]}")
+        asked = [turn.text for turn in turns if turn.role == "user" and not turn.is_result]
+        return Reply(f"You said: {asked[-1][-80:] if asked else ''}")
     if done >= len(steps):
         results = (turn.text for turn in reversed(turns) if turn.is_result)
         last = next(results, "none").removeprefix(RESULT).removesuffix("\n</tool_response>")
         return Reply(f"All {done} steps are done. The last result: {last[-300:]}")
     step = steps[done]
     thought = f"<think>\n{step.think}\n</think>\n\n" if step.think else ""
-    made = calls.calls(step.calls)
+    made = "\n".join(f"<tool_call>\n{calls(call)}\n</tool_call>" for call in step.calls)
     text = thought + "\n".join(filter(None, [step.text, made]))
-    return Reply(text, (thought + made, made) if made else (), step.slow, step.prefill, step.since)
+    return Reply(text, (thought + made, made) if made else (), step)
 
 
 def _find_script(turns: Sequence[Turn]) -> tuple[tuple[Step, ...] | None, int]:
@@ -174,10 +162,10 @@ class ScriptedModel:
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         whole = np.array(chunk.prompt.tokens, dtype=np.int64)
-        reply, stop = self._before(whole), chunk.stop / len(whole)
-        due = reply.prefill * (stop - chunk.start / len(whole))
-        if reply.since:
-            due = max(0.0, reply.since + reply.prefill * stop - time.time())
+        step, stop = self._before(whole).step, chunk.stop / len(whole)
+        due = step.prefill * (stop - chunk.start / len(whole))
+        if step.since:
+            due = max(0.0, step.since + step.prefill * stop - time.time())
         time.sleep(due)
         history = self._grown(mx.array(whole[chunk.start : chunk.stop]), chunk.cache)
         return self._logits(history) if chunk.stop == len(whole) else self._closing
@@ -190,7 +178,7 @@ class ScriptedModel:
         logits_at: mx.array | None = None,
     ) -> mx.array:
         history = self._grown(tokens, cache)
-        time.sleep(self._before(history).slow)
+        time.sleep(self._before(history).step.slow)
         return self._logits(history)[None]
 
     def _grown(self, tokens: mx.array, cache: list[Any]) -> Tokens:
@@ -208,11 +196,11 @@ class ScriptedModel:
     def _next(self, history: Tokens) -> list[tuple[int, float]]:
         """Candidates with their logits, the best one last."""
         at = self._last_turn(history)
-        begun = history[at:].tolist()
+        begun = tuple(history[at:].tolist())
         head = self._encoded(f"{TURN}assistant\n")
-        if tuple(begun[: len(head)]) != head:
+        if begun[: len(head)] != head:
             return [(self._end, WANTED)]
-        said, reply = tuple(begun[len(head) :]), self._before(history)
+        said, reply = begun[len(head) :], self._before(history)
         found = [(self._end, ENDING)]
         for share, text in reversed([*zip(SHARES, (reply.text, *reply.bare), strict=False)]):
             going = self._continuations(text, said)
@@ -231,7 +219,7 @@ class ScriptedModel:
             if found is None:
                 return []
             rest, left = found, self._encoded(found)
-        letters = zip((rest.lstrip()[:1], rest[:1]), reversed(OTHERWISE), strict=True)
+        letters = zip((rest.lstrip()[:1], rest[:1]), OTHERWISE, strict=True)
         candidates = [(self._encoded(each)[0], height) for each, height in letters if each]
         return [*candidates, ((*left, self._end)[0], WANTED)]
 

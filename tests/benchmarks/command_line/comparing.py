@@ -31,7 +31,6 @@ Out = Annotated[
     Path | None,
     typer.Option(help="Folder for report.md and result.json, updated during the run."),
 ]
-Plots = Annotated[bool, typer.Option("--plots", help="Also write plots into that folder.")]
 
 
 def _finite(value: float) -> float:
@@ -94,11 +93,8 @@ def compare(
     hidden: Hidden = 256,
     layers: Layers = 6,
     out: Out = None,
-    plots: Plots = False,
 ) -> None:
     """Compare ours with other servers behind one LiteLLM proxy: answers first, then speed."""
-    if plots:
-        _drawable(out)
     running.preload()
     from compare.others import parse_other
     from compare.plan import Plan
@@ -126,37 +122,17 @@ def compare(
     )
     from compare.result import show
 
-    show(measure(plan, out), out, plots=plots)
+    show(measure(plan, out), out)
 
 
 def report(
     file: Annotated[list[Path], typer.Argument(help="Results of `compare`, or folders.")],
     out: Out = None,
-    plots: Plots = False,
 ) -> None:
     """Join several runs of `compare` in one report, for parts that were run separately."""
-    if plots:
-        _drawable(out)
     from compare.result import merged, read, show
 
-    show(merged([read(each) for each in file]), out, plots=plots)
-
-
-def model(
-    folder: Annotated[Path, typer.Argument(help="Folder to write, which must not exist.")],
-    family: Annotated[str, typer.Option(help="llama, qwen3_5, qwen3_vl, gemma3, ...")] = "llama",
-    form: Annotated[str, typer.Option("--format", help="float32, bfloat16, 4bit.")] = "4bit",
-    hidden: Hidden = 256,
-    layers: Layers = 6,
-) -> None:
-    """Write a model of random weights for every side of `compare --model --server`."""
-    running.preload()
-    from compare.formats import write_format
-    from mlx_provider.errors import BadRequest
-
-    if folder.exists():
-        raise BadRequest(f"{folder} already exists", param="folder")
-    typer.echo(write_format(folder.absolute(), family, form, hidden, layers))
+    show(merged([read(each) for each in file]), out)
 
 
 class EnginePart(StrEnum):
@@ -181,13 +157,3 @@ def engine(
 
     parts = [p.value for p in part or list(EnginePart)]
     running.show(measure(parts, dtype=dtype, **sizes(hidden, layers)))
-
-
-def _drawable(out: Path | None) -> None:
-    """Fail before the measurement, which takes minutes."""
-    from compare.plot import pyplot
-    from mlx_provider.errors import BadRequest
-
-    if out is None:
-        raise BadRequest("--plots needs --out", param="plots")
-    pyplot()

@@ -9,11 +9,12 @@ import typer
 
 from mlx_provider_bench.commands import preload, print_result
 
-__all__ = ["Dtype", "Hidden", "Layers", "preload", "print_result", "show"]
+__all__ = ["Dtype", "Hidden", "Layers", "Rounds", "preload", "print_result", "show"]
 
 Hidden = Annotated[int, typer.Option(help="Hidden size of the random models.")]
 Layers = Annotated[int, typer.Option(help="Layers of the random models.")]
-Dtype = Annotated[str, typer.Option(help="Weights of the random models.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Runs of each side that count.")]
+Dtype = Annotated[str, typer.Option(help="Of the weights.")]
 
 
 def show(result: dict[str, Any]) -> None:

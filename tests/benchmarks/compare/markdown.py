@@ -33,7 +33,7 @@ TITLES = {
 NOWHERE = "Nowhere in this run."
 
 
-def report(result: Result, pictures: Sequence[str] = ()) -> str:
+def report(result: Result) -> str:
     lines = ["# mlx-provider beside other servers", "", *_machine(result), ""]
     lines += ["## Where we are not faster", "", *_not_faster(result), ""]
     lines += ["## Where answers in company are not those alone", "", *_not_as_alone(result), ""]
@@ -42,7 +42,6 @@ def report(result: Result, pictures: Sequence[str] = ()) -> str:
         rows = [row for row in result.rows if row.part == part]
         if rows:
             lines += [f"## {TITLES[part]}", "", *_part(rows), ""]
-    lines += [line for name in pictures for line in (f"![{name}]({name})", "")]
     return "\n".join([*lines, "## How to repeat it", "", *_repeat(result), ""])
 
 

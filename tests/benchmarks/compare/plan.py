@@ -10,10 +10,10 @@ from pathlib import Path
 from mlx_provider.errors import BadRequest
 from mlx_provider_bench.prefix_cache import IMAGE_EDGE
 from peers import MLX_LM, MLX_VLM
-from servers import OURS, Kind
+from servers import Kind
 
 from .formats import FORMATS, refuse_unknown, write_format
-from .others import Other
+from .others import OURS, Other
 
 PARTS = ("answers", "speed", "reuse", "isolation", "stall")
 FAMILIES = ("llama", "qwen3_5")
@@ -63,14 +63,13 @@ class Plan:
         for family in () if self.models else self.families:
             for form in self.formats:
                 refuse_unknown(family, form)
-        names = [OURS.name, *(kind.name for kind in self.kinds), *(o.name for o in self.others)]
+        names = [OURS, *(kind.name for kind in self.kinds), *(o.name for o in self.others)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise BadRequest(f"two servers called {', '.join(twice)}", param="server")
         if self.others and len(self.models) != 1:
             raise BadRequest(
-                "--server needs one --model: the one that the server has, too "
-                "(`python tests/benchmarks model FOLDER` writes one of random weights)",
+                "--server needs one --model: the one that the server has, too",
                 param="server",
             )
 

@@ -34,25 +34,21 @@ class Result:
 _FORM = TypeAdapter(Result)
 
 
-def save(result: Result, folder: Path, pictures: Sequence[str] = ()) -> None:
-    """`result.json` and `report.md`, which shows the pictures beside it."""
+def save(result: Result, folder: Path) -> None:
+    """`result.json` and `report.md`."""
     from .markdown import report
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
-    (folder / REPORT).write_text(report(result, pictures), encoding="utf-8")
+    (folder / REPORT).write_text(report(result), encoding="utf-8")
 
 
-def show(result: Result, out: Path | None, *, plots: bool) -> None:
-    """The report on stderr, files in `out`, the result as the last line.
-
-    Raises `NotInstalled` for plots without matplotlib.
-    """
+def show(result: Result, out: Path | None) -> None:
+    """The report on stderr, files in `out`, the result as the last line."""
     from .markdown import report
-    from .pictures import draw
 
     if out is not None:
-        save(result, out, draw(result, out) if plots else ())
+        save(result, out)
     typer.echo(report(result), err=True)
     typer.echo(json.dumps(asdict(result)))
 

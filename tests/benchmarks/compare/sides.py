@@ -13,14 +13,14 @@ from typing import Any
 from mlx_provider.commands import PREFIX, Proxy, gateway_apart, proxy_config
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 from peers import HELLO, THINKING, PeerClient, through_proxy
-from servers import OURS, START_LIMIT, Answer, Kept, Messages, Server, held
+from servers import START_LIMIT, Answer, Kept, Messages, Server, held
 
-from .others import Other, key_of, model_of
+from .others import OURS, Other, key_of, model_of
 from .plan import Plan, Subject
 
 IDLE_SECONDS = 600
 """Longer than the engine waits while others are asked."""
-NATIVE = f"{OURS.name}-native"
+NATIVE = f"{OURS}-native"
 """Ours with the weights in the checkpoint's own dtype, whatever the device is fast at."""
 MAX_SILENT_CASES = 2
 """Times that everything asked of a side may stay without an answer before it is left alone."""
@@ -220,7 +220,7 @@ class _Opening:
 
 
 def _ours(plan: Plan, subject: Subject) -> dict[str, Any]:
-    config = proxy_config(OURS.name, os.fspath(subject.folder))
+    config = proxy_config(OURS, os.fspath(subject.folder))
     config["router_settings"]["disable_cooldowns"] = True  # a server that fails is asked again
     if plan.native and subject.format != "float32" and _is_cpu():
         (entry,) = proxy_config(NATIVE, os.fspath(subject.folder))["model_list"]
