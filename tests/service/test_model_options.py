@@ -17,7 +17,7 @@ from mlx_provider.client.connection import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
 from mlx_provider.litellm.model_info import operator_options
-from mlx_provider.protocol.requests import REMOVED, ModelOptions
+from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.service import ChatService
@@ -182,13 +182,6 @@ def test_heads_that_no_group_size_divides(family: str, tiny: Any) -> None:
     error = refused(tiny(family), kv_bits=4)
     assert error.param == "model_info.mlx.kv_bits"
     assert "leave kv_bits out" in error.message
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_option_is_refused_with_its_replacement(name: str) -> None:
-    with pytest.raises(BadRequest, match=f"{name} is gone, leave it out") as error:
-        operator_options({"model_info": {"mlx": {name: 1}}})
-    assert REMOVED[name] in error.value.message
 
 
 def test_a_wrong_source_of_media_is_refused() -> None:
