@@ -366,9 +366,9 @@ class Policy:
             if source == pick and drafts:
                 first = Ask(pick, drafts if best.counts[at] else 1)
                 tried[at] = (first, *(ask for ask in asks[at] if ask.source != pick))
-        firsts = [own[0] for own in tried if own]
-        costs = self.costs[frozenset(ask.source for ask in firsts)]
-        price = costs.took(seconds, sum(ask.drafts for ask in firsts), 1) / seconds(0) - best.longer
+        counts = [own[0].drafts if own else 0 for own in tried]
+        costs = self.costs[frozenset(own[0].source for own in tried if own)]
+        price = costs.took(seconds, sum(counts), max(counts)) / seconds(0) - best.longer
         price += 0.0 if any(best.counts) else costs.aside / seconds(0)  # and before the next pass
         affordable = tried != asks and self.saved >= min(price, SAVED)
         for at, source in enumerate(tries):
