@@ -190,7 +190,7 @@ class DecodeBatch:
             if tried.fault is not None:
                 failed.append(([*each.rows, *each.drafting], tried.fault))
                 continue
-            took = positions(each, widths)
+            took = [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
             rows.extend(took)
             if each.chunk is not None:
                 took_chunk = True
@@ -316,10 +316,6 @@ def run_pass(
     if wanted is None:
         return Output(model.decode(tokens, each.cache, places))
     return Output(model.decode(tokens, each.cache, places, wanted))
-
-
-def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
-    return [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
