@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Isolation
 from ..records import LoadedModel
-from .execution.batching import Batching
+from .execution.decode_batch import DecodeBatch
 from .inputs import FeatureCache
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
@@ -58,8 +58,7 @@ class Engine:
         self.clock = clock
         self.output = StepOutput(recorder, clock)
         self.recent = Recent()
-        self.batching = Batching(model, layout, mixes=mixes, fixed=fixed)
-        self.batch = self.batching.rows
+        self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=fixed)
         self.drafting = speculation or Speculation(vocab=0)
         self.timer = PassTimer(scheduler.costs)
         self.token_names = TokenNames(model.tokenizer)
@@ -146,7 +145,7 @@ class Engine:
         now = self.clock()
         return self.scheduler.schedule(
             now,
-            mixes=self.batching.mixes,
+            mixes=self.batch.mixes,
             stalled=now - self.advanced + sum(self.pending_chunk_seconds),
             passes=self.batch.passes,
         )

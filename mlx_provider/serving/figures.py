@@ -227,7 +227,7 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         model=model,
         kind=kind,
         layout=engine.batch.layout.name,
-        mixes=engine.batching.mixes,
+        mixes=engine.batch.mixes,
         queued=engine.scheduler.queued + len(instance.arriving),
         rows=engine.scheduler.active_rows,
         steps=[_step(step, now) for step in steps[-STEPS:]],

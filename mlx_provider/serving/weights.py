@@ -83,7 +83,7 @@ class ModelView:
             model_type=info.model_type,
             context_length=info.context_length,
             kv_layout=instance.engine.batch.layout.name,
-            mixed_prefill=instance.engine.batching.mixes,
+            mixed_prefill=instance.engine.batch.mixes,
             noise_floor=instance.probe.noise_floor,
             drafter=instance.drafter,
             reproducible=fixed.summary if fixed else None,

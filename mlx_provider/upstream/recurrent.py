@@ -126,6 +126,7 @@ class StateRun:
     """Records the state after each of these tokens. If unset, `cache` gets the last state only."""
 
 
+@dataclass
 class Prefixes:
     """The states of one layer after each token of a row, so that its last tokens can be removed.
 
@@ -133,10 +134,9 @@ class Prefixes:
     Otherwise, `StateSteps` must support its rule.
     """
 
-    def __init__(self, cache: ArraysCache, tokens: int) -> None:
-        self.cache = cache
-        self.tokens = tokens
-        self._history: StateHistory | StateSteps | None = None
+    cache: ArraysCache
+    tokens: int
+    _history: StateHistory | StateSteps | None = None
 
     def record(
         self, run: Callable[[ArraysCache], mx.array], layer: object, *, through: bool

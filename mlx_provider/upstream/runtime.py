@@ -3,31 +3,25 @@
 Variables of MLX; values of the user have precedence.
 
 - `BUFFERS`: MLX 0.32.4 closes a Metal command buffer after 50 operations or 50 Mi elements on most
-  chips (backend/metal/device.cpp), and `async_eval` waits when ten are in flight (transforms.cpp).
-  A count of operations gives 254 buffers for a decode step of an 8B model with eight rows, and 36
-  with the limits below. Each buffer costs about 20 microseconds. Published gains: from 58 to 91
-  tokens per second for a 35B-A3B on an M1 Ultra (vllm-metal #637), 5 to 8 % (mlx #4521), none on an
-  M5.
-- `CUDA`: products of float32 on CUDA have the precision of TF32 otherwise (an error of 0.05 on an
-  H100; 9 of 11 float32 comparisons failed, and with this value none of 40). MLX also keeps CUDA
+  chips (backend/metal/device.cpp), and `async_eval` waits when ten are in flight (transforms.cpp):
+  254 buffers of about 20 microseconds for a decode step of an 8B model with eight rows, 36 with the
+  limits below.
+- `CUDA`: products of float32 on CUDA have the precision of TF32 otherwise. MLX also keeps CUDA
   plans and graphs by the exact shapes of their arrays, and raises an error ("Cache thrashing")
-  after twice as many new ones as it keeps, 512 for attention, counted from the start of the process
-  (backend/cuda/lru_cache.h). Each length of a prompt is a new shape, so an engine would fail after
-  some hundred prompts.
-- `KERNELS`: CUDA kernels that MLX compiles take 40 seconds each. The default folder is temporary
-  and is empty after a restart of the machine. MLX finds a compiled kernel by its name alone
-  (backend/cuda/jit_module.cpp), so each version of MLX and each kind of card has its own folder.
+  after twice as many new ones as it keeps, 512 for attention (backend/cuda/lru_cache.h). Each
+  length of a prompt is a new shape, so an engine would fail after some hundred prompts.
+- `KERNELS`: CUDA kernels that MLX compiles take 40 seconds each, and the default folder is
+  temporary. MLX finds a compiled kernel by its name alone (backend/cuda/jit_module.cpp), so each
+  version of MLX and each kind of card has its own folder.
 
 The C heap, from which MLX 0.32.4 allocates every array of its CPU device: glibc returns the top of
-its heap to the kernel when a few MB are free. Each new cache, chunk or batch then causes page
-faults again: a third of the time of a short prompt after a long stored prefix. glibc also merges
-all small free blocks ("fast bins") when a block above 64 KiB is freed
-(`FASTBIN_CONSOLIDATION_THRESHOLD`, malloc.c of glibc 2.36); a decode step frees thousands.
+its heap to the kernel when a few MB are free, so that new arrays cause page faults again. It also
+merges all small free blocks ("fast bins") when a block above 64 KiB is freed (malloc.c of glibc
+2.36); a decode step frees thousands.
 
 Threads of MLX's CPU device: MLX runs the operations of a stream in a separate thread, woken for
 each one (mlx 0.32.4, `mlx/scheduler.h`), possibly on the core of the waking thread. With small
-arrays, the two then alternate: measured, 90 context switches for a pass of one layer took a third
-of the processor time.
+arrays, the two then alternate.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
             model.sizes.clear()
         while requests[-1].unfinished:
             engine.step()
-        assert engine.batching.mixes == (word == 300), word
+        assert engine.batch.mixes == (word == 300), word
         for _ in range(2 * WAIT if word == 200 else 0):
             engine.step()
     run(engine)

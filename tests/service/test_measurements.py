@@ -90,7 +90,7 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
     assert load.measured == []
     assert second.instance.probe == first.instance.probe
     assert second.engine.scheduler.costs.curve == first.engine.scheduler.costs.curve
-    assert (second.engine.batch.layout.name, second.engine.batching.mixes) == ("grouped", True)
+    assert (second.engine.batch.layout.name, second.engine.batch.mixes) == ("grouped", True)
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
@@ -185,8 +185,8 @@ def test_the_status_names_the_padded_layout(
     served = load(folder)
     assert served.status.kv_layout == "padded"
     assert decoding(served.status).startswith("rows decode together (padded)")
-    assert served.engine.batching.drafts
-    assert served.engine.batching.mixes
+    assert served.engine.batch.checks_drafts
+    assert served.engine.batch.mixes
 
 
 def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(

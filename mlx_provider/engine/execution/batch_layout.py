@@ -27,7 +27,7 @@ from ...upstream.shared_kv import Prefix, prefix_of
 from ..memory import MemoryProfile, profile
 from ..request import Row
 from ..sizes import whole_steps
-from .grouped_kv import GroupedKV, MixedChunk, WideRow, fillers, joined, split, with_wide_rows
+from .grouped_kv import MixedChunk, WideRow, fillers, joined, split, with_wide_rows
 
 LAYOUTS = ("grouped", "merged", "solo")
 """Best first."""
@@ -126,10 +126,7 @@ class Tile:
         if self.missing:
             own.append([by_leaf(fillers, layer) for layer in own[0]])
             self.sizes.append(self.missing)
-        self._joined = joined(own, self.sizes) if len(own) > 1 else None
-        for layer in leaves(self._joined or []) if size else ():
-            if isinstance(layer, GroupedKV):
-                layer.apart = True
+        self._joined = joined(own, self.sizes, apart=bool(size)) if len(own) > 1 else None
         self._own = own
 
     @property

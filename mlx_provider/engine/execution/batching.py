@@ -1,18 +1,13 @@
-"""Decides whether rows share passes, and whether chunks share the passes of rows. A feature that
-keeps failing is disabled, and tried again after growing waits."""
+"""Features that are disabled if they keep failing, and tried again after growing waits: chunks in
+the passes of rows, and others."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
-from ...isolation import Isolation
-from ...records import LoadedModel
 from ..request import PrefillJob
 from ..scheduling.chunking import Chunk
-from ..sizes import FixedShapes
-from .batch_layout import Layout
-from .decode_batch import DecodeBatch
 from .grouped_kv import MixedChunk
 
 log = logging.getLogger(__name__)
@@ -121,67 +116,3 @@ def mixed_chunk(chunk: Chunk) -> MixedChunk:
         ends_prompt=stop == len(job.tokens),
         sparse=job.places is not None,
     )
-
-
-class Batching:
-    def __init__(
-        self,
-        model: LoadedModel,
-        layout: str,
-        *,
-        mixes: bool,
-        fixed: FixedShapes | None,
-    ) -> None:
-        """`layout`, `mixes`: results of the probe. `fixed`: fixed pass shapes, in place of those
-        results."""
-        self._best = layout
-        self._fixed = fixed
-        self.rows = DecodeBatch(model, self.layout(layout))
-        self.mixed = MixedBatches(mixes and fixed is None)
-        self._together = CircuitBreaker()
-        """For passes with several rows."""
-
-    @property
-    def drafts(self) -> bool:
-        return self._together.closed and self.rows.layout.one_pass
-
-    @property
-    def mixes(self) -> bool:
-        return self._together.closed and self.mixed.allowed
-
-    def layout(self, name: str) -> Layout:
-        """A new layout of this name, or the fixed layout if passes are fixed."""
-        if self._fixed is not None:
-            return Layout("fixed", self._fixed.rows)
-        return Layout(name)
-
-    def passed(self, rows: int) -> None:
-        self.mixed.passed()
-        if self._together.passed(used=rows > 1):
-            self._go_together()
-
-    def failed(self) -> None:
-        """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
-        if self.mixed.blame() or self._best == "solo" or self._fixed:
-            return
-        if self._together.failed():
-            log.error(
-                "batched decoding failed %d times: rows decode alone now", self._together.failures
-            )
-            self._go_on_in("solo")
-
-    def _go_together(self) -> None:
-        """Try batching again. If the rows cannot be merged, they stay alone."""
-        with Isolation() as tried:
-            self._go_on_in(self._best)
-        if tried.fault is None:
-            log.info("rows decode together again, with layout %s", self._best)
-        elif self._together.failed():
-            log.warning("rows cannot decode together yet: %s", tried.fault.summary)
-
-    def _go_on_in(self, name: str) -> None:
-        layout = self.layout(name)
-        for each in self.rows.layout.passes():
-            for row in each.rows:
-                layout.add(row, self.rows.extract(row))
-        self.rows.layout = layout

@@ -84,7 +84,7 @@ TAIL = 16
 Took = Sequence[float]
 """Seconds of passes of one shape; the first may be the first ever. Empty: too little memory
 is free."""
-Measured = dict[int, float]
+Seconds = dict[int, float]
 """Seconds by the tokens, rows or drafts of a pass."""
 
 
@@ -97,19 +97,19 @@ class Times:
         self._context = context
         self._depths = [n for n in depths if n + FLAT + REPEATS <= context]
         self._longest_row = min(longest_row, context - REPEATS - MOST_DRAFTS)
-        self.short: Measured = {}
-        self.deep: Measured = {}
+        self.short: Seconds = {}
+        self.deep: Seconds = {}
         self.depth = 1
         self._first: list[float] = []
         """By how many seconds the first passes of whole tiles were slower."""
 
     def chunks(self) -> None:
-        def chunk(width: int) -> Took:
+        def run(width: int) -> Took:
             took = self._passes.chunk(width)
             self._first += [max(0.0, took[0] - min(took[1:]))] if took and width >= FLAT else []
             return took
 
-        def known(width: int) -> bool:
+        def enough(width: int) -> bool:
             """A chunk takes as long for each token as narrower ones, or too long to run."""
             if width <= FLAT:
                 return False
@@ -117,7 +117,7 @@ class Times:
             return t * width / m > LONGEST_GAP or (m > FLAT and t >= CLEARLY * s * m / n)
 
         widths = [n for n in WIDTHS if n <= self._context]
-        self._each(widths, chunk, into=self.short, known=known)
+        self._each(widths, run, into=self.short, enough=enough)
 
     def over_deep_cache(self) -> None:
         """Time chunks over the deepest cache for which there is memory."""
@@ -126,17 +126,17 @@ class Times:
         most = min(self.depth // SHALLOW, self._context - self.depth)
         widths = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
 
-        def known(width: int) -> bool:
+        def enough(width: int) -> bool:
             """It would take longer than any chunk may."""
             widest = max(self.deep, default=1)
             return width > FLAT and self.deep[widest] * width / widest > LONGEST_GAP
 
-        self._each(widths, self._passes.deep, into=self.deep, known=known)
+        self._each(widths, self._passes.deep, into=self.deep, enough=enough)
 
-    def rows(self, layout: str) -> Measured:
+    def rows(self, layout: str) -> Seconds:
         return self._each(ROWS, lambda count: self._passes.rows(self.unlike(count), layout))
 
-    def saved(self, layout: str, rows: Measured) -> float | None:
+    def saved(self, layout: str, rows: Seconds) -> float | None:
         """By how many seconds a mixed pass is faster than two passes. `None`: not measured."""
         width = max((n for n, s in self.short.items() if n <= WIDE and s <= BRIEF), default=0)
         if MIXED not in rows or width < 2:
@@ -144,7 +144,7 @@ class Times:
         took = self._each([width], lambda n: self._passes.rows(self.unlike(MIXED), layout, n))
         return rows[MIXED] + self.short[width] - took[width] if took else None
 
-    def drafts(self, layout: str, rows: Measured) -> Measured:
+    def drafts(self, layout: str, rows: Seconds) -> Seconds:
         """By how many seconds passes of one row with drafts are longer than one without."""
         counts = DRAFTS if 1 in rows else ()
         took = self._each(counts, lambda n: self._passes.rows(self.unlike(1), layout, 0, n))
@@ -153,7 +153,7 @@ class Times:
     def unlike(self, count: int) -> list[int]:
         return [max(REPEATS, self._longest_row * (i + 1) // count) for i in range(count)]
 
-    def curve(self, rows: Measured, saved: float | None, drafts: Measured) -> Curve:
+    def curve(self, rows: Seconds, saved: float | None, drafts: Seconds) -> Curve:
         if len(self.short) < 2:
             return UNMEASURED
         first = min(self._first, default=0.0)
@@ -178,14 +178,14 @@ class Times:
         sizes: Sequence[int],
         run: Callable[[int], Took],
         *,
-        into: Measured | None = None,
-        known: Callable[[int], bool] = lambda size: False,
-    ) -> Measured:
-        """Until too little memory or time is left, a pass fails, or the next one is `known`."""
+        into: Seconds | None = None,
+        enough: Callable[[int], bool] = lambda size: False,
+    ) -> Seconds:
+        """Until too little memory or time is left, a pass fails, or `enough` are timed."""
         spent, found = 0.0, {} if into is None else into
         with Isolation() as tried:
             for size in sizes:
-                if spent > ENOUGH or known(size) or not (took := run(size)):
+                if spent > ENOUGH or enough(size) or not (took := run(size)):
                     break
                 spent += sum(took[1:])
                 found[size] = min(took[1:])

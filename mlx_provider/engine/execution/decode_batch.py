@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -13,9 +14,13 @@ from ...isolation import Fault, Isolation
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
+from ..sizes import FixedShapes
 from .batch_layout import Layout, Pass
+from .batching import CircuitBreaker, MixedBatches
 from .grouped_kv import MixedChunk, offsets
 from .sampler import Drawn
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,65 @@ class Pending(NamedTuple):
 class DecodeBatch:
     """Device work of decoding: one forward pass per step; its tokens are read one step later."""
 
-    def __init__(self, model: LoadedModel, layout: Layout) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        layout: str,
+        *,
+        mixes: bool = False,
+        fixed: FixedShapes | None = None,
+    ) -> None:
+        """`layout`, `mixes`: results of the probe. `fixed` replaces them."""
         self.model = model
-        self.layout = layout
+        self._best = layout
+        self._fixed = fixed
+        self.layout = self._new_layout(layout)
+        self.mixed = MixedBatches(mixes and fixed is None)
         self.shows: ShowsHidden | None = None
         """The model, if passes return hidden states: those behind their logits, or others."""
+        self._together = CircuitBreaker()
+        """For passes with several rows."""
         self._pending: dict[Row, Pending] = {}
+
+    def _new_layout(self, name: str) -> Layout:
+        return Layout(name) if self._fixed is None else Layout("fixed", self._fixed.rows)
+
+    @property
+    def checks_drafts(self) -> bool:
+        return self._together.closed and self.layout.one_pass
+
+    @property
+    def mixes(self) -> bool:
+        return self._together.closed and self.mixed.allowed
+
+    def passed(self, rows: int) -> None:
+        """A pass of so many rows did not fail. Rows that decode alone may try again together; they
+        stay alone if they cannot be merged."""
+        self.mixed.passed()
+        if not self._together.passed(used=rows > 1):
+            return
+        with Isolation() as tried:
+            self._go_on_in(self._best)
+        if tried.fault is None:
+            log.info("rows decode together again, with layout %s", self._best)
+        elif self._together.failed():
+            log.warning("rows cannot decode together yet: %s", tried.fault.summary)
+
+    def failed(self) -> None:
+        """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
+        if self.mixed.blame() or self._best == "solo" or self._fixed:
+            return
+        if self._together.failed():
+            count = self._together.failures
+            log.error("batched decoding failed %d times: rows decode alone now", count)
+            self._go_on_in("solo")
+
+    def _go_on_in(self, name: str) -> None:
+        layout = self._new_layout(name)
+        for each in self.layout.passes():
+            for row in each.rows:
+                layout.add(row, self.extract(row))
+        self.layout = layout
 
     @property
     def passes(self) -> int:
@@ -132,7 +190,7 @@ class DecodeBatch:
             if tried.fault is not None:
                 failed.append(([*each.rows, *each.drafting], tried.fault))
                 continue
-            took = positions(each, widths)
+            took = [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
             rows.extend(took)
             if each.chunk is not None:
                 took_chunk = True
@@ -258,10 +316,6 @@ def run_pass(
     if wanted is None:
         return Output(model.decode(tokens, each.cache, places))
     return Output(model.decode(tokens, each.cache, places, wanted))
-
-
-def positions(each: Pass, widths: Mapping[Row, int]) -> list[Row]:
-    return [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:

@@ -7,7 +7,7 @@ at once, and separately over the tokens of a chunk (needs `upstream.recurrent.ro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -75,9 +75,7 @@ class ChunkKV:
     """Attention cache of one row and layer, which the model sees as one cache per token."""
 
     def __init__(self, inner: Any, row: WideRow) -> None:
-        self.inner = inner
-        self.tokens = row.tokens
-        self._positions = row.positions
+        self.inner, self.tokens, self._positions = inner, row.tokens, row.positions
 
     @property
     def offset(self) -> Sequence[int]:
@@ -93,13 +91,10 @@ class ChunkKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append (tokens, heads, 1, D) as (1, heads, tokens, D)."""
-        own = keys.swapaxes(0, 2), values.swapaxes(0, 2)
-        fetched: tuple[Any, Any] = (
-            self.inner.update_and_fetch(*own)
-            if self._positions is None
-            else self.inner.append_at(*own, self._positions)
-        )
-        return fetched
+        append: Callable[..., tuple[Any, Any]] = self.inner.update_and_fetch
+        if self._positions is not None:
+            append = partial(self.inner.append_at, positions=self._positions)
+        return append(keys.swapaxes(0, 2), values.swapaxes(0, 2))
 
 
 class FillerKV:
@@ -130,10 +125,11 @@ def can_share_a_pass(cache: Sequence[Any]) -> bool:
     )
 
 
-def joined(caches: Sequence[RowCache], sizes: Sequence[int]) -> RowCache:
+def joined(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = False) -> RowCache:
     """Join the groups' caches layer by layer. `sizes`: rows of each group. Attention caches are
-    shared with the groups. Recurrent state moves until `split` returns it."""
-    join = partial(_joined, sizes, Offsets())
+    shared with the groups. Recurrent state moves until `split` returns it. `apart`: the rows of
+    each group are attended as if no other group existed."""
+    join = partial(_joined, sizes, Offsets(), apart)
     return [by_leaf(join, *parts) for parts in zip(*caches, strict=True)]
 
 
@@ -230,12 +226,13 @@ def _as_array(count: Count, size: int) -> mx.array:
 class GroupedKV:
     """The attention caches of one layer, one per group, as one cache for the model."""
 
-    def __init__(self, parts: Sequence[Any], sizes: Sequence[int], counted: Offsets) -> None:
+    def __init__(
+        self, parts: Sequence[Any], sizes: Sequence[int], counted: Offsets, *, apart: bool = False
+    ) -> None:
         self.parts = parts
         self.sizes = sizes
         self.runs = runs(parts, sizes)
-        self.apart = False
-        """Whether the rows of each group are attended as if no other group existed."""
+        self.apart = apart
         self._counted = counted
         """Shared by all layers."""
 
@@ -281,9 +278,9 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
     ]
 
 
-def _joined(sizes: Sequence[int], counted: Offsets, *parts: Any) -> Any:
+def _joined(sizes: Sequence[int], counted: Offsets, apart: bool, *parts: Any) -> Any:
     if hasattr(parts[0], "update_and_fetch"):
-        return GroupedKV(parts, sizes, counted)
+        return GroupedKV(parts, sizes, counted, apart=apart)
     return _joined_state(parts, sizes)
 
 

@@ -212,23 +212,13 @@ class History:
     taken: int = 0
     """Tokens of the reply that are counted."""
 
-    @classmethod
-    def of(cls, row: Row, vocab: int) -> History:
-        seen = np.bincount(np.asarray(row.request.prompt.tokens, np.int64), minlength=vocab) > 0
-        return cls(mx.array(seen[:vocab]), mx.zeros(vocab, mx.int32))
-
-    def follow(self, tokens: Sequence[int]) -> None:
-        if new := list(tokens[self.taken :]):
-            self.counts = self.counts.at[mx.array(new)].add(1)
-            self.taken = len(tokens)
-
 
 def penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """(B, vocab) with the penalties of the rows that have any."""
     wanted = [i for i, row in enumerate(rows) if row.request.params.penalised]
     if not wanted:
         return logits
-    histories = [_followed(rows[i], logits.shape[-1]) for i in wanted]
+    histories = [_history(rows[i], logits.shape[-1]) for i in wanted]
     params = [rows[i].request.params for i in wanted]
     index, counts = mx.array(wanted), mx.stack([h.counts for h in histories])
     own, written = logits[index], counts > 0
@@ -242,11 +232,16 @@ def penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     return changed
 
 
-def _followed(row: Row, vocab: int) -> History:
+def _history(row: Row, vocab: int) -> History:
+    """With all tokens of the row's reply."""
     if row.history is None:
-        row.history = History.of(row, vocab)
+        prompt = np.asarray(row.request.prompt.tokens, np.int64)
+        seen = np.bincount(prompt, minlength=vocab)[:vocab] > 0
+        row.history = History(mx.array(seen), mx.zeros(vocab, mx.int32))
     history: History = row.history
-    history.follow(row.tokens)
+    if new := list(row.tokens[history.taken :]):
+        history.counts = history.counts.at[mx.array(new)].add(1)
+        history.taken = len(row.tokens)
     return history
 
 

@@ -98,6 +98,8 @@ class DraftCosts:
 
     def factor(self, drafts: int) -> float:
         """Factor of the measured passes with the most drafts, up to this number. 1: none."""
+        if not self.slower:
+            return 1.0
         bits = range(drafts.bit_length(), 0, -1)
         return next((self.slower[n] for n in bits if n in self.slower), 1.0)
 
@@ -153,8 +155,6 @@ def fastest(
     draft."""
     best, tokens, counts = [0] * len(chances), [1.0] * len(chances), [0] * len(chances)
     most, times, gained, rounds = rows * MARGIN, 1.0, 0.0, 0
-    if sum(log1p(sum(own)) for own in chances) <= most:  # if drafts took no time
-        return best, most, times
     alone = len(chances) < rows
     gains = [
         (log1p(chance / before), row, chance)
@@ -236,13 +236,16 @@ class DrafterAcceptance:
     expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Expected accepted drafts by position, from the acceptance rate of each row."""
 
-    def chances(self, row: RowAcceptance, most: int) -> Chances:
-        share = self.everyone.chance(row)
-        places = [
-            (held + PLACES) / (expected + PLACES)
-            for held, expected in zip(self.held[:most], self.expected, strict=False)
+    def chances(self, rows: Sequence[RowAcceptance | None], most: int) -> list[Chances]:
+        """Of each row. A drafter that is not trusted for a row is not asked."""
+        pairs = zip(self.held[:most], self.expected, strict=False)
+        places = [(held + PLACES) / (expected + PLACES) for held, expected in pairs]
+        hope = self.everyone.share(HOPE)
+        shares = [row.share(hope) if row and row.trusted else 0.0 for row in rows]
+        return [
+            [*accumulate([min(SUREST, share * each) for each in places], mul)] if share else ()
+            for share in shares
         ]
-        return [*accumulate((min(SUREST, share * each) for each in places), mul)]
 
     def learn(self, row: RowAcceptance, drafts: int, held: int) -> None:
         share, tried = self.everyone.chance(row), min(max(1, drafts), held + 1)
@@ -317,13 +320,11 @@ class Policy:
         if self._rests and not any(due):
             return [()] * len(rows)
         count, seconds = len(rows) + others, cache(seconds)
-        chances = [
-            [
-                self.sources[at].chances(odds, self.most) if odds and odds.trusted else ()
-                for at, odds in enumerate(row)
-            ]
-            for row in rows
+        columns = [
+            self.sources[at].chances(column, self.most)
+            for at, column in enumerate(zip(*rows, strict=True))
         ]
+        chances = [*zip(*columns, strict=True)]
         best, self._rows = self._best_of(chances, count, seconds), count
         # drafts that are expected to pay need no allowance and leave no debt
         self.saved = max(self.saved + 1 - best.longer, min(self.saved, 0.0))
@@ -365,9 +366,9 @@ class Policy:
             if source == pick and drafts:
                 first = Ask(pick, drafts if best.counts[at] else 1)
                 tried[at] = (first, *(ask for ask in asks[at] if ask.source != pick))
-        firsts = [own[0] for own in tried if own]
-        costs = self.costs[frozenset(ask.source for ask in firsts)]
-        price = costs.took(seconds, sum(ask.drafts for ask in firsts), 1) / seconds(0) - best.longer
+        counts = [own[0].drafts if own else 0 for own in tried]
+        costs = self.costs[frozenset(own[0].source for own in tried if own)]
+        price = costs.took(seconds, sum(counts), max(counts)) / seconds(0) - best.longer
         price += 0.0 if any(best.counts) else costs.aside / seconds(0)  # and before the next pass
         affordable = tried != asks and self.saved >= min(price, SAVED)
         for at, source in enumerate(tries):
@@ -390,6 +391,9 @@ class Policy:
             own = [row[pick] for row, pick in zip(chances, picks, strict=True)]
             if len({pick for pick, drafts in zip(picks, own, strict=True) if drafts}) < len(kind):
                 continue  # fewer drafters are enough
+            free = sum(log1p(row[pick]) for row, pick in zip(held, picks, strict=True))
+            if free <= best.gain:  # even if drafts took no time
+                continue
             counts, gain, longer = fastest(own, rows, self.costs[frozenset(kind)], seconds)
             if gain > best.gain:
                 best = Choice(rows, picks, counts, gain, longer)

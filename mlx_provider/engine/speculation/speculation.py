@@ -56,7 +56,6 @@ class Origin:
     """The drafter of the others."""
     refused: bool = False
     """The grammar has refused the draft after the last one, which counts as rejected."""
-    kind: Kind = frozenset()
 
 
 @dataclass
@@ -101,6 +100,8 @@ class Speculation:
         self._possible = True
         """Whether passes of the batch can check drafts."""
         self._asked: set[int] = set()
+        self._kind: Kind = frozenset()
+        """Of the last pass with drafts."""
         self._guessing = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
@@ -335,22 +336,18 @@ class Speculation:
 
     def waited(self, drafts: Drafts, seconds: float) -> None:
         """The device idled for this long before a pass with drafts."""
-        origins = [self.rows[row].origin for row in drafts]
-        known, (guessing, rounds) = any(origin.known for origin in origins), self._guessing
-        kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
+        known, (guessing, rounds) = any(self.rows[r].origin.known for r in drafts), self._guessing
+        self._kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
         idle = max(0.0, seconds - guessing)
-        self.policy.costs[kind].timed(idle, guessing, rounds)
+        self.policy.costs[self._kind].timed(idle, guessing, rounds)
         if known and self._asked:
             self.policy.costs[KNOWN_TEXT].timed(idle, 0.0, 0)
-        for origin in origins:
-            origin.kind = kind
 
     def passed(self, results: Sequence[PassResult], times: float) -> None:
         """A pass took `times` its expected duration. `results`: of its rows."""
-        drafted = [each.row for each in results if each.drafts and each.row in self.rows]
-        if drafted and times:
-            kind = self.rows[drafted[0]].origin.kind
-            self.policy.costs[kind].passed(sum(each.drafts for each in results), times)
+        drafts = sum(each.drafts for each in results)
+        if drafts and times:
+            self.policy.costs[self._kind].passed(drafts, times)
 
     def held(self, row: Row, drafts: int, held: int) -> None:
         """The first `held` of a row's drafts were accepted."""

@@ -72,7 +72,7 @@ class Decode:
         if not plan.rows and chunk is None:
             return None
         expected, began = self._seconds(plan)(sum(map(len, drafts.values()))), engine.clock()
-        along = engine.batching.mixed.take_along(chunk)
+        along = engine.batch.mixed.take_along(chunk)
         forward = engine.batch.forward(along, drafts)
         load = engine.scheduler.chunking.load(plan.rows, chunk)
         engine.timer.launch(expected, engine.clock() if caught_up else began, load)
@@ -106,7 +106,7 @@ class Decode:
         engine.pending_chunk_seconds = []
         engine.advanced = engine.clock()
         if not forward.failed:
-            engine.batching.passed(len(forward.rows))
+            engine.batch.passed(len(forward.rows))
 
     def draft(self, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
         """If drafts pay, read the tokens of the last pass first, because drafts follow them.
@@ -114,7 +114,7 @@ class Decode:
         engine = self._engine
         asked: Mapping[Row, Asks] = {}
         first, seconds = False, self._seconds(plan)
-        may_draft = engine.drafting.allowed(plan, possible=engine.batching.drafts)
+        may_draft = engine.drafting.allowed(plan, possible=engine.batch.checks_drafts)
         if may_draft:
             asked, first = engine.drafting.wanted(plan.rows, seconds)
         if not (asked or first or (plan.rows and engine.batch.drafted)):
@@ -304,13 +304,13 @@ class Decode:
         self._engine.requests.drop_rows(rows)
         for job in engine.scheduler.retry_rows(rows):
             self._engine.requests.look_up(job)
-        engine.batching.failed()
+        engine.batch.failed()
 
     def decode_alone(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
         """Decode a row of a failed step alone once. If that also fails, the row causes the
         failure."""
         engine = self._engine
-        alone = DecodeBatch(engine.model, engine.batching.layout("solo"))
+        alone = DecodeBatch(engine.model, "solo", fixed=engine.fixed)
         alone.join(row, cache, drawn)
         with self._engine.requests.isolated(row.request, "its decode step") as work:
             forward = alone.forward()

@@ -81,7 +81,7 @@ class Prefill:
             log.warning(
                 "request %s starts its prefill again: %s", job.request.id, tried.fault.summary
             )
-            self._engine.batching.mixed.blame()
+            self._engine.batch.mixed.blame()
         elif logits is not None and job in self._engine.scheduler.waiting:
             self._engine.decode.end_prefill(job, logits)
 
@@ -188,7 +188,7 @@ class Prefill:
         if plan.rows and engine.scheduler.running and not wait:
             # the pass of the next token follows without a gap
             mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-            engine.batching.mixed.ran_apart(chunk.job)
+            engine.batch.mixed.ran_apart(chunk.job)
             engine.pending_chunk_seconds.append(plan.chunk_seconds)
         else:
             mx.eval(wanted)
