@@ -69,7 +69,7 @@ class JsonBlock:
             if (yield from reader.accept("[")):
                 yield from self.items(reader, known, needed)
             else:
-                yield from CallObject(reader, needed, known, self.ids).read()
+                yield from self.object(reader, known, needed)
         except NotACall as failure:
             begun = _BEGUN.match(reader.between(start, reader.position))
             if not begun:
@@ -78,6 +78,12 @@ class JsonBlock:
             rest = self.rest(start, bare, attempt)
             raise NotACall(str(failure), whole=True, rest=rest) from failure
         reader.release()
+
+    def object(
+        self, reader: TextReader, known: Callable[[str], bool], needed: bool
+    ) -> Reading[None]:
+        call = CallObject(reader=reader, arguments_needed=needed, known=known, ids=self.ids)
+        return call.read()
 
     def rest(self, start: int, bare: bool, attempt: bool) -> Rest:
         """The end of a malformed call. Other JSON ends at the first invalid character."""
@@ -90,7 +96,7 @@ class JsonBlock:
     ) -> Reading[None]:
         yield from reader.space()
         while not (yield from reader.accept("]")):
-            yield from CallObject(reader, needed, known, self.ids).read()
+            yield from self.object(reader, known, needed)
             yield from reader.space()
             if (yield from reader.accept(",")):
                 yield from reader.space()

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlx_provider.records import (
     Emit,
+    JsonReader,
     NotACall,
     Reading,
     Rest,
@@ -47,10 +48,6 @@ TURN_ENDS = (
     *("<|endofresponse|>", "<|end_of_role|>"),
 )
 """Of all families: models of one family learn the calls of another."""
-
-
-DEEPEST = 100
-"""Levels of nesting; deeper text is no call."""
 
 
 def ignore(text: str) -> None:
@@ -167,11 +164,11 @@ CALL_KEYS = frozenset(
 )
 
 
-@dataclass
-class CallObject:
+@dataclass(kw_only=True)
+class CallObject(JsonReader):
     """`{"name": ..., "arguments": {...}}`, keys in any order."""
 
-    reader: TextReader
+    emit: Emit = ignore
     arguments_needed: bool = False
     """An object without arguments is not a call."""
     known: Callable[[str], bool] = lambda name: True
@@ -180,45 +177,33 @@ class CallObject:
     name: str = ""
     call_id: str = ""
     begun: bool = False
-    depth: int = 0
     buffered: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
 
     def read(self) -> Reading[None]:
+        if not (yield from self.reader.at("{")):
+            yield from self.reader.expect("{")
         try:
-            yield from self.members()
+            yield from self.items("{")
         except (NotACall, TextEnded):
             if self.held:
                 self.show_held()
             raise
         self.end()
 
-    def members(self) -> Reading[None]:
-        reader = self.reader
-        yield from reader.expect("{")
-        yield from reader.space()
-        while not (yield from reader.accept("}")):
-            key = json.loads((yield from self.key()))
-            if self.arguments_needed and key not in CALL_KEYS:
-                raise NotACall("other JSON")
-            yield from reader.space()
-            yield from reader.expect(":")
-            yield from reader.space()
-            yield from self.value(key)
-            yield from reader.space()
-            if (yield from reader.accept(",")):
-                yield from reader.space()
-            elif not (yield from reader.at("}")):
-                yield from reader.char()
-                raise NotACall("expected a comma")
-
-    def key(self) -> Reading[str]:
+    def key(self, before: str) -> Reading[str]:
         if (yield from self.reader.peek()) != '"':
             yield from self.reader.char()
             raise NotACall("a key must be a string")
-        return (yield from read_whole(self.reader))
+        key = json.loads((yield from read_whole(self.reader)))
+        if self.arguments_needed and key not in CALL_KEYS:
+            raise NotACall("other JSON")
+        yield from self.space()
+        yield from self.reader.expect(":")
+        yield from self.space()
+        return str(key)
 
-    def value(self, key: str) -> Reading[None]:
+    def value(self, key: str = "") -> Reading[None]:
         first = yield from self.reader.peek()
         if key in ("name", "function", "tool_name") and first == '"' and not self.name:
             self.name = json.loads((yield from read_whole(self.reader)))
@@ -227,20 +212,13 @@ class CallObject:
         elif key == "name" and not self.name and first:
             raise NotACall("a name is a string")
         elif key == "function" and first == "{":
-            yield from self.nested()
+            yield from self.items("{")
         elif key in ("arguments", "parameters", "args") and not (self.begun or self.held):
             yield from self.arguments(first)
         elif key == "id" and self.ids and first == '"':
             self.call_id = json.loads((yield from read_whole(self.reader)))
         else:
             yield from read_json(self.reader, ignore)
-
-    def nested(self) -> Reading[None]:
-        """`{"type": "function", "function": {"name": ..., "arguments": ...}}`."""
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise NotACall("nested too deeply")
-        yield from self.members()
 
     def arguments(self, first: str) -> Reading[None]:
         if self.name and first == "{" and self.ids and not self.call_id:
