@@ -19,10 +19,9 @@ from mlx_provider.records import (
 )
 
 from . import gemma, json_blocks, pythonic, sections
-from .blocks import JsonBlock
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import TURN_ENDS
+from .json_text import TURN_ENDS, JsonBlock
 from .pythonic import scan_list
 from .tag_formats import GLM, INVOKE_PARSERS, PAIR_PARSERS, QWEN3_CODER, invocations, invoke
 from .values import behind

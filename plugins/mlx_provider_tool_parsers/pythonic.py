@@ -20,9 +20,9 @@ from mlx_provider.records import (
     through,
 )
 
-from .blocks import JsonBlock
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
+from .json_text import JsonBlock
 
 _HEAD = re.compile(r"[\w.]*")
 _STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
