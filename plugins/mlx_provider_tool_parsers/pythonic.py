@@ -59,15 +59,10 @@ def _call(node: ast.expr) -> ToolCall:
         arguments = only
     if None in arguments:
         raise ValueError("a double-starred argument has no name")
-    return ToolCall(_dotted(node.func), json.dumps(arguments, ensure_ascii=False))
-
-
-def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    raise ValueError("not a function's name")
+    name = ast.unparse(node.func)
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError("not a function's name")
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _value(node: ast.expr) -> Any:
