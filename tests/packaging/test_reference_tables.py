@@ -16,6 +16,14 @@ from mlx_provider import config, hookspecs
 from mlx_provider.doctor.versions import TESTED
 from mlx_provider.errors import error_classes
 from mlx_provider.protocol.requests import OperatorOptions
+from mlx_provider.records import (
+    Client,
+    Drafter,
+    Kernels,
+    ModelFamily,
+    ReasoningParser,
+    ToolParser,
+)
 from mlx_provider.registry.contents import Contents, load, names
 from mlx_provider.server.app import EngineApp
 
@@ -52,12 +60,12 @@ def test_plugins() -> None:
     expected = ["| plugin | records |", "|---|---|"]
     for name, module in PROJECT["entry-points"]["mlx_provider"].items():
         contents = load(EntryPoint(name, module, "mlx_provider"))
-        brings = [family.serves for family in contents.model_families]
-        brings += listed("tool parsers", [parser.name for parser in contents.tool_parsers])
-        brings += listed("reasoning parsers", [p.name for p in contents.reasoning_parsers])
-        brings += [f"kernels {kernels.serves}" for kernels in contents.kernels]
-        brings += [f"drafter `{each.name}`: {each.serves}" for each in contents.drafters]
-        brings += listed("clients", [client.name for client in contents.clients])
+        brings = [family.serves for family in contents.of(ModelFamily)]
+        brings += listed("tool parsers", [parser.name for parser in contents.of(ToolParser)])
+        brings += listed("reasoning parsers", [p.name for p in contents.of(ReasoningParser)])
+        brings += [f"kernels {kernels.serves}" for kernels in contents.of(Kernels)]
+        brings += [f"drafter `{each.name}`: {each.serves}" for each in contents.of(Drafter)]
+        brings += listed("clients", [client.name for client in contents.of(Client)])
         brings += listed("command", commands(contents))
         expected.append(f"| `{name}` | {'; '.join(brings)} |")
     assert table("plugins") == expected, "\n".join(expected)
@@ -94,7 +102,7 @@ def test_operator_options() -> None:
 def test_clients() -> None:
     contents = load(EntryPoint("clients", "mlx_provider_clients", "mlx_provider"))
     expected = ["| name | agent | install |", "|---|---|---|"]
-    expected += [f"| `{c.name}` | {c.serves} | `{c.install}` |" for c in contents.clients]
+    expected += [f"| `{c.name}` | {c.serves} | `{c.install}` |" for c in contents.of(Client)]
     assert table("clients") == expected, "\n".join(expected)
 
 
