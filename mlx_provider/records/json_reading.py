@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -104,38 +104,26 @@ MOST_CHOICES = 10_000
 
 
 def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
-    """All values of a schema that lists them. `None`: it does not."""
-    return _choices(resolved(schema, root), root, {})
-
-
-def _choices(
-    schema: dict[str, Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
-) -> list[Any] | None:
-    """known: results for schemas that were visited before, because schemas may share references or
-    refer to themselves."""
-    if "const" in schema:
-        return [schema["const"]]
-    if isinstance(schema.get("enum"), list):
-        return list(schema["enum"])
-    if schema.get("type") == "null":
-        return [None]
-    if id(schema) not in known:
-        known[id(schema)] = None
-        branches = schema.get("anyOf") or schema.get("oneOf") or ()
-        known[id(schema)] = _joined(branches, root, known)
-    return known[id(schema)]
-
-
-def _joined(
-    branches: Iterable[Any], root: Mapping[str, Any], known: dict[int, list[Any] | None]
-) -> list[Any] | None:
-    values: list[Any] = []
-    for branch in branches:
-        found = _choices(resolved(branch, root), root, known)
-        if found is None or len(values) + len(found) > MOST_CHOICES:
+    """All values of a schema that lists them. `None`: it does not. Each schema is read once."""
+    found: list[Any] = []
+    todo, known = [resolved(schema, root)], set[int]()
+    while todo:
+        each = todo.pop()
+        branches = each.get("anyOf") or each.get("oneOf")
+        if "const" in each:
+            found.append(each["const"])
+        elif isinstance(each.get("enum"), list):
+            found += each["enum"]
+        elif each.get("type") == "null":
+            found.append(None)
+        elif not isinstance(branches, list) or not branches:
             return None
-        values += found
-    return values or None
+        elif id(each) not in known:
+            known.add(id(each))
+            todo += [resolved(branch, root) for branch in reversed(branches)]
+        if len(found) > MOST_CHOICES:
+            return None
+    return found or None
 
 
 def _declared(schema: Mapping[str, Any]) -> set[str]:
@@ -163,19 +151,12 @@ def _json_type(name: str) -> str:
 
 def type_of(value: Any) -> str:
     """The JSON type of a value; `integer` for a whole number."""
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, str):
-        return "string"
-    if value is None:
-        return "null"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    return "object" if isinstance(value, Mapping) else "array"
+    return _TYPES.get(type(value), "object")
 
 
+_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array"} | {
+    type(None): "null"
+}
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")

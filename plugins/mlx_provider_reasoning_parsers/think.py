@@ -2,42 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from mlx_provider import ReasoningParser
-
-GEMMA4 = ReasoningParser(
-    name="gemma4",
-    start="<|channel>",
-    end="<channel|>",
-    header="thought",
-    detect=lambda template: "<|channel>" in template,
-    calls=(("<|tool_call>", ""),),
-    rank=2,
-)
-GRANITE = ReasoningParser(
-    name="granite",
-    start="Here is my thought process:",
-    starts=("Here's my thought process:",),
-    end="Here is my response:",
-    ends=("Here's my response:",),
-    detect=lambda template: "Here is my thought process:" in template,
-    calls=(("<|tool_call|>", ""), ("<tool_call>", "")),
-    rank=2,
-)
-NORTH = ReasoningParser(
-    name="north",
-    start="<|START_THINKING|>",
-    end="<|END_THINKING|>",
-    ends=("<|START_TEXT|>", "<|START_RESPONSE|>"),
-    hidden=("<|END_TEXT|>", "<|END_RESPONSE|>"),
-    unmarked="reasoning",
-    detect=lambda template: "<|START_THINKING|>" in template,
-    calls=(("<|START_ACTION|>", ""),),
-    aliases=("cohere", "command_a", "cohere_command3", "cohere_command4"),
-    rank=2,
-)
-
 
 CALL = ("<minimax:tool_call>", "")
 DSML = ("<｜DSML｜", "")
@@ -56,69 +25,61 @@ QWEN3 = ReasoningParser(
 )
 """Also the generic one: unmarked text is the answer, unless a closer follows it."""
 
-ALWAYS = replace(QWEN3, unmarked="reasoning", detect=lambda template: False)
+
+def think(
+    name: str, aliases: str = "", mark: str = "", also: str = "", rank: int = 1, **fields: Any
+) -> ReasoningParser:
+    """Thoughts as in `QWEN3`. `mark`, `also`: texts of a chat template of this format; `also` in
+    any case."""
+
+    def detect(template: str) -> bool:
+        return bool(mark) and mark in template and also in template.lower()
+
+    own: dict[str, Any] = {"aliases": tuple(aliases.split()), "detect": detect, "rank": rank}
+    return replace(QWEN3, name=name, **own | fields)
+
+
+def marked(name: str, start: str, end: str, **fields: Any) -> ReasoningParser:
+    detect: Callable[[str], bool] = lambda template: start in template  # noqa: E731
+    return ReasoningParser(name, start, end, **{"detect": detect, "rank": 2, **fields})
+
+
+ALWAYS: dict[str, Any] = {"unmarked": "reasoning"}
 """Models that always think first: their template writes the opener, or they may omit it."""
-
-
-def _hy_v3(template: str) -> bool:
-    return "<tool_sep" in template and "<think" in template
-
-
-HY_V3 = replace(
-    QWEN3,
-    name="hy_v3",
-    starts=("<think:opensource>",),
-    ends=("</think:opensource>",),
-    detect=_hy_v3,
-    calls=(*CALLS, ("<tool_calls", ""), ("<tool_call:opensource>", "")),
-    aliases=("hunyuan",),
-    rank=2,
-)
+HY_V3_CALLS = (*CALLS, ("<tool_calls", ""), ("<tool_call:opensource>", ""))
+HY_V3 = think(
+    "hy_v3", "hunyuan", "<tool_sep", "<think", 2,
+    starts=("<think:opensource>",), ends=("</think:opensource>",), calls=HY_V3_CALLS,
+)  # fmt: skip
 """Some published weights write `:opensource` into every marker. With it in `start` and `end`, a
 grammar and the prompt use the marker that is one token."""
-
+HY_V3_OPEN = think(
+    "hy_v3_opensource", "", "<tool_sep", "<think", 3,
+    start=HY_V3.starts[0], end=HY_V3.ends[0], starts=(HY_V3.start,), ends=(HY_V3.end,),
+    calls=HY_V3_CALLS,
+    detect=lambda template: HY_V3.detect(template) and ":opensource" in template,
+)  # fmt: skip
+R1 = "deepseek_r1_0528 qwen3_thinking nemotron_nano vibethinker holo2"
+V3_CALLS = (DSML, ("<｜tool▁calls▁begin｜>", ""))
+M2_CALLS = (CALL, ("<tool_call>", ""), ("<invoke name=", ""))
+RESPONSE = ("<response>", "</response>")
+NEMOTRON = "nemotron nemotron_3 nano_v3 super_v3"
 
 PARSERS = (
     QWEN3,
-    replace(
-        ALWAYS,
-        name="deepseek_r1",
-        detect=lambda template: "<｜Assistant｜><think>" in template,
-        rank=1,
-        aliases=("deepseek_r1_0528", "qwen3_thinking", "nemotron_nano", "vibethinker", "holo2"),
+    think("deepseek_r1", R1, "<｜Assistant｜><think>", **ALWAYS),
+    think(
+        *("deepseek_v3", "deepseek_v31 deepseek_v32", "<｜Assistant｜>", "thinking", 2),
+        calls=V3_CALLS,
     ),
-    replace(
-        QWEN3,
-        name="deepseek_v3",
-        detect=lambda template: "<｜Assistant｜>" in template and "thinking" in template,
-        aliases=("deepseek_v31", "deepseek_v32"),
-        calls=(DSML, ("<｜tool▁calls▁begin｜>", "")),
-        rank=2,
-    ),
-    replace(
-        QWEN3,
-        name="deepseek_v4",
-        detect=lambda template: "｜DSML｜tool_calls" in template,
+    think(
+        *("deepseek_v4", "", "｜DSML｜tool_calls"),
+        rank=3,
         calls=(DSML,),
         unmarked_call="reasoning",
-        aliases=(),
-        rank=3,
     ),
-    replace(
-        QWEN3,
-        name="glm4",
-        detect=lambda template: "<arg_key>" in template and "think" in template,
-        aliases=("glm", "glm4_moe", "glm45", "glm46", "glm47", "poolside_v1"),
-        rank=1,
-    ),
-    replace(
-        ALWAYS,
-        name="minimax_m2",
-        detect=lambda template: "<minimax:tool_call>" in template,
-        calls=(CALL, ("<tool_call>", ""), ("<invoke name=", "")),
-        aliases=("minimax",),
-        rank=1,
-    ),
+    think("glm4", "glm glm4_moe glm45 glm46 glm47 poolside_v1", "<arg_key>", "think"),
+    think("minimax_m2", "minimax", "<minimax:tool_call>", calls=M2_CALLS, **ALWAYS),
     ReasoningParser(
         name="minimax_m2_append",
         start="",
@@ -127,80 +88,39 @@ PARSERS = (
         unmarked="content",
         aliases=("minimax_append_think", "minimax_m2_append_think"),
     ),
-    replace(
-        QWEN3,
-        name="granite_thinking",
-        detect=lambda template: "granite" in template.lower() and "<think>" in template,
-        aliases=("granite4",),
-        rank=1,
-    ),
-    replace(ALWAYS, name="step3p5", aliases=("step3", "step")),
-    replace(
-        ALWAYS,
-        name="ernie45",
-        detect=lambda template: "</think>" in template and "<response>" in template,
-        hidden=("<response>", "</response>"),
-        aliases=("ernie",),
-        rank=1,
-    ),
-    replace(
-        QWEN3,
-        name="kimi_k2",
+    think("granite_thinking", "granite4", "<think>", "granite"),
+    think("step3p5", "step3 step", rank=0, **ALWAYS),
+    think("ernie45", "ernie", "</think>", "<response>", hidden=RESPONSE, **ALWAYS),
+    think(
+        *("kimi_k2", "kimi", "<|im_middle|>", "<think>"),
         starts=("◁think▷",),
         ends=("◁/think▷",),
-        detect=lambda template: "<|im_middle|>" in template and "<think>" in template,
         calls=(("<|tool_calls_section_begin|>", ""),),
-        aliases=("kimi",),
-        rank=1,
     ),
     HY_V3,
-    replace(
-        HY_V3,
-        name="hy_v3_opensource",
-        start=HY_V3.starts[0],
-        end=HY_V3.ends[0],
-        starts=(HY_V3.start,),
-        ends=(HY_V3.end,),
-        detect=lambda template: _hy_v3(template) and ":opensource" in template,
-        aliases=(),
-        rank=3,
-    ),
-    replace(
-        QWEN3,
-        name="hunyuan_a13b",
-        detect=lambda template: "<answer>" in template and "<think>" in template,
-        hidden=("<answer>", "</answer>"),
-        aliases=(),
+    HY_V3_OPEN,
+    think("hunyuan_a13b", "", "<answer>", "<think>", hidden=("<answer>", "</answer>")),
+    think("nemotron_v3", NEMOTRON, "<think>", "nemotron"),
+    marked("seed_oss", "<seed:think>", "</seed:think>", rank=1, calls=(("<seed:tool_call>", ""),)),
+    marked(
+        *("mistral", "[THINK]", "[/THINK]"),
         rank=1,
-    ),
-    replace(
-        QWEN3,
-        name="nemotron_v3",
-        detect=lambda template: "nemotron" in template.lower() and "<think>" in template,
-        aliases=("nemotron", "nemotron_3", "nano_v3", "super_v3"),
-        rank=1,
-    ),
-    replace(
-        QWEN3,
-        name="seed_oss",
-        start="<seed:think>",
-        end="</seed:think>",
-        detect=lambda template: "<seed:think>" in template,
-        calls=(("<seed:tool_call>", ""),),
-        aliases=(),
-        rank=1,
-    ),
-    replace(
-        QWEN3,
-        name="mistral",
-        start="[THINK]",
-        end="[/THINK]",
-        detect=lambda template: "[THINK]" in template,
-        calls=(("[TOOL_CALLS]", ""),),
         aliases=("magistral",),
-        rank=1,
+        calls=(("[TOOL_CALLS]", ""),),
     ),
-    GEMMA4,
-    GRANITE,
-    NORTH,
+    marked("gemma4", "<|channel>", "<channel|>", header="thought", calls=(("<|tool_call>", ""),)),
+    marked(
+        *("granite", "Here is my thought process:", "Here is my response:"),
+        starts=("Here's my thought process:",),
+        ends=("Here's my response:",),
+        calls=(("<|tool_call|>", ""), ("<tool_call>", "")),
+    ),
+    marked(
+        *("north", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ends=("<|START_TEXT|>", "<|START_RESPONSE|>"),
+        hidden=("<|END_TEXT|>", "<|END_RESPONSE|>"),
+        unmarked="reasoning",
+        calls=(("<|START_ACTION|>", ""),),
+        aliases=("cohere", "command_a", "cohere_command3", "cohere_command4"),
+    ),
 )

@@ -5,7 +5,6 @@ one; and Muse, whose messages are addressed to the model itself or to the user, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from mlx_provider import ReasoningParser, ToolParser
 from mlx_provider.records import (
@@ -19,10 +18,9 @@ from mlx_provider.records import (
 )
 
 from . import gemma, json_blocks, pythonic, sections
-from .blocks import JsonBlock
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import TURN_ENDS
+from .json_text import TURN_ENDS, JsonBlock
 from .pythonic import scan_list
 from .tag_formats import GLM, INVOKE_PARSERS, PAIR_PARSERS, QWEN3_CODER, invocations, invoke
 from .values import behind
@@ -30,23 +28,14 @@ from .values import behind
 _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
 
 
-Scan = Callable[[TextReader, Tools], Reading[None]]
-
-
 _DISTINCT = (*INVOKE_PARSERS, *sections.PARSERS, *gemma.PARSERS, *json_blocks.PARSERS)
-
-
-def _others() -> dict[str, Scan]:
-    taken = ("<tool_call>", "<function=", "<|tool_call|>", "[", "{", "<tool_calls>", "```json")
-    found: dict[str, Scan] = {}
-    for parser in _DISTINCT:
-        for opener in parser.openers():
-            if opener not in taken and parser.scan is not None:
-                found.setdefault(opener, parser.scan)
-    return found
-
-
-_OTHERS = _others()
+_SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
+_OTHERS = {
+    opener: parser.scan
+    for parser in reversed(_DISTINCT)  # the first one counts
+    for opener in parser.openers()
+    if parser.scan is not None and opener not in (*_SHARED, "<tool_calls>", "```json")
+}
 
 
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -81,15 +70,7 @@ def _list(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from scan_one(reader, tools)
 
 
-_SHARED = ("<tool_call>", "<|tool_call|>", "<function=", CALLING, "[", "{")
-
-
-def _markers() -> tuple[str, ...]:
-    parsers = (*_DISTINCT, *PAIR_PARSERS, *pythonic.PARSERS)
-    found = (marker for parser in parsers for marker in parser.visible())
-    return tuple(dict.fromkeys(found))
-
-
+_READ = (*_DISTINCT, *PAIR_PARSERS, *pythonic.PARSERS)
 PARSERS = (
     ToolParser(
         name="auto",
@@ -98,7 +79,7 @@ PARSERS = (
         first=("{",),
         end="</tool_call>",
         scan=scan,
-        markers=_markers(),
+        markers=tuple({marker: None for parser in _READ for marker in parser.visible()}),
         aliases=("generic",),
         grammar=json_blocks.HERMES.grammar,
         fallback="read",

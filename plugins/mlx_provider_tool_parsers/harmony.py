@@ -1,13 +1,10 @@
-"""Calls that are addressed to a function: Harmony (gpt-oss), in which every message has a channel
-and calls a recipient, and Kimi K2, which names a call by an id, `functions.NAME:INDEX`, or in other
-forms."""
+"""Harmony (gpt-oss): every message has a channel, and calls a recipient."""
 
 from __future__ import annotations
 
-import json
 import re
 
-from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolCall, ToolParser
+from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolParser
 from mlx_provider.records import (
     Emit,
     NotACall,
@@ -15,12 +12,10 @@ from mlx_provider.records import (
     TextEnded,
     TextReader,
     Tools,
-    listed_parameters,
-    report_call,
 )
 
-from .json_text import CALL_KEYS, Edges, ignore, read_call, read_whole
-from .values import closes, functions
+from .json_text import Edges, ignore, read_call
+from .values import closes
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
@@ -173,58 +168,3 @@ REASONING_PARSERS = (
         ),
     ),
 )
-
-
-_ID = re.compile(r"[\w.:/-]*")
-_INDEX = re.compile(r":[^:]*$")
-_COUNTER = re.compile(r"[_.-]?\d+$")
-_OPAQUE = re.compile(
-    r"(?:call|toolu|fc|tool|tool_call|chatcmpl)[-_][\w-]*|functions|\d*|(?=.*\d)[\da-f-]{8,}"
-)
-"""Ids of other models' servers: they hold no name."""
-
-
-def kimi_name(text: str, tools: Tools) -> str:
-    """The name in an id, preferably a declared one; empty: none. Raises `NotACall` if the text is
-    not an id."""
-    whole = text.strip()
-    if not _ID.fullmatch(whole):
-        raise NotACall("not an id")
-    name = _INDEX.sub("", whole).removeprefix("functions.").removeprefix("functions:")
-    last = name.rpartition(".")[2]
-    known = functions(tools)
-    for candidate in (whole, name, last, _COUNTER.sub("", name), _COUNTER.sub("", last)):
-        if candidate in known:
-            return candidate
-    return "" if _OPAQUE.fullmatch(name) else name
-
-
-def read_unnamed(reader: TextReader, tools: Tools) -> Reading[None]:
-    """The arguments tell the tool. Raises `NotACall` if they fit no single one."""
-    yield from reader.space()
-    if (yield from reader.peek()) != "{":
-        raise NotACall("arguments are a JSON object")
-    text = yield from read_whole(reader)
-    call = _wrapped(text, tools) or _fitting(text, tools)
-    if call is None:
-        raise NotACall("an id without a name")
-    report_call(reader, call)
-
-
-def _wrapped(text: str, tools: Tools) -> ToolCall | None:
-    value, known = json.loads(text), functions(tools)
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    fits = isinstance(name, str) and (name in known or not known) and isinstance(arguments, dict)
-    if not fits or not CALL_KEYS.issuperset(value):
-        return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _fitting(text: str, tools: Tools) -> ToolCall | None:
-    """A call of the tool that accepts these arguments, if there is exactly one."""
-    keys, fits = set(json.loads(text)), []
-    for name, function in functions(tools).items():
-        known, required = listed_parameters(function.get("parameters"))
-        if required <= keys <= known.keys():
-            fits.append(name)
-    return ToolCall(fits[0], text) if len(fits) == 1 else None

@@ -9,8 +9,7 @@ import json
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .blocks import JsonBlock, json_block
-from .json_text import read_call, read_whole
+from .json_text import JsonBlock, json_block, read_call, read_whole
 from .tagged import TagFormat
 from .values import accept_spaced, behind
 

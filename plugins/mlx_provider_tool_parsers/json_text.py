@@ -1,23 +1,30 @@
-"""Reads calls as JSON objects, and the text around them: without the white space at its ends, and
-without turn-end markers that models write as text after their calls."""
+"""Reads calls as JSON objects, single or in a list, after a marker or at the start of an answer.
+Drops turn-end markers that models write as text after their calls."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlx_provider import ToolParser
 from mlx_provider.records import (
     Emit,
+    JsonReader,
     NotACall,
     Reading,
     Rest,
     TextEnded,
     TextReader,
+    Tools,
     claimed,
     read_json,
+    through,
 )
+
+from .values import accepts
 
 
 @dataclass
@@ -47,10 +54,6 @@ TURN_ENDS = (
     *("<|endofresponse|>", "<|end_of_role|>"),
 )
 """Of all families: models of one family learn the calls of another."""
-
-
-DEEPEST = 100
-"""Levels of nesting; deeper text is no call."""
 
 
 def ignore(text: str) -> None:
@@ -167,11 +170,11 @@ CALL_KEYS = frozenset(
 )
 
 
-@dataclass
-class CallObject:
+@dataclass(kw_only=True)
+class CallObject(JsonReader):
     """`{"name": ..., "arguments": {...}}`, keys in any order."""
 
-    reader: TextReader
+    emit: Emit = ignore
     arguments_needed: bool = False
     """An object without arguments is not a call."""
     known: Callable[[str], bool] = lambda name: True
@@ -180,45 +183,33 @@ class CallObject:
     name: str = ""
     call_id: str = ""
     begun: bool = False
-    depth: int = 0
     buffered: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
 
     def read(self) -> Reading[None]:
+        if not (yield from self.reader.at("{")):
+            yield from self.reader.expect("{")
         try:
-            yield from self.members()
+            yield from self.items("{")
         except (NotACall, TextEnded):
             if self.held:
                 self.show_held()
             raise
         self.end()
 
-    def members(self) -> Reading[None]:
-        reader = self.reader
-        yield from reader.expect("{")
-        yield from reader.space()
-        while not (yield from reader.accept("}")):
-            key = json.loads((yield from self.key()))
-            if self.arguments_needed and key not in CALL_KEYS:
-                raise NotACall("other JSON")
-            yield from reader.space()
-            yield from reader.expect(":")
-            yield from reader.space()
-            yield from self.value(key)
-            yield from reader.space()
-            if (yield from reader.accept(",")):
-                yield from reader.space()
-            elif not (yield from reader.at("}")):
-                yield from reader.char()
-                raise NotACall("expected a comma")
-
-    def key(self) -> Reading[str]:
+    def key(self, before: str) -> Reading[str]:
         if (yield from self.reader.peek()) != '"':
             yield from self.reader.char()
             raise NotACall("a key must be a string")
-        return (yield from read_whole(self.reader))
+        key = json.loads((yield from read_whole(self.reader)))
+        if self.arguments_needed and key not in CALL_KEYS:
+            raise NotACall("other JSON")
+        yield from self.space()
+        yield from self.reader.expect(":")
+        yield from self.space()
+        return str(key)
 
-    def value(self, key: str) -> Reading[None]:
+    def value(self, key: str = "") -> Reading[None]:
         first = yield from self.reader.peek()
         if key in ("name", "function", "tool_name") and first == '"' and not self.name:
             self.name = json.loads((yield from read_whole(self.reader)))
@@ -227,20 +218,13 @@ class CallObject:
         elif key == "name" and not self.name and first:
             raise NotACall("a name is a string")
         elif key == "function" and first == "{":
-            yield from self.nested()
+            yield from self.items("{")
         elif key in ("arguments", "parameters", "args") and not (self.begun or self.held):
             yield from self.arguments(first)
         elif key == "id" and self.ids and first == '"':
             self.call_id = json.loads((yield from read_whole(self.reader)))
         else:
             yield from read_json(self.reader, ignore)
-
-    def nested(self) -> Reading[None]:
-        """`{"type": "function", "function": {"name": ..., "arguments": ...}}`."""
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise NotACall("nested too deeply")
-        yield from self.members()
 
     def arguments(self, first: str) -> Reading[None]:
         if self.name and first == "{" and self.ids and not self.call_id:
@@ -272,3 +256,132 @@ class CallObject:
             self.begin()
             self.reader.arguments(self.buffered[0] if self.buffered else "{}")
         self.reader.end_call()
+
+
+_CLOSERS = re.compile(r"[\s}\]]*")
+_BEGUN = re.compile(r'[\[\s]*\{\s*"([^"]*)')
+"""An object with a key: from here on there are values, whose text must stay text."""
+
+
+@dataclass(frozen=True)
+class JsonBlock:
+    openers: tuple[str, ...]
+    """A final bracket is the first character of the JSON."""
+    end: str = ""
+    separators: tuple[str, ...] = (",", ";")
+    arguments_needed: bool = False
+    known: Callable[[str], bool] | None = None
+    """Whether a call between markers can have this name; `None`: all names."""
+    fence: str = ""
+    """Text that closes a block which the model began with a code fence."""
+    ids: bool = False
+
+    def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        opener = yield from reader.at(*self.openers)
+        body = opener.rstrip("[{")
+        bare = not body or opener.startswith("```")
+        reader.skip(len(body))
+        yield from reader.space()
+        yield from self.between(reader, accepts(tools) if bare else None)
+
+    def between(
+        self, reader: TextReader, bare: Callable[[str], bool] | None = None
+    ) -> Reading[None]:
+        """Read the text after the marker. `bare`: there was no marker, so the tools must be
+        known."""
+        before = reader.calls
+        yield from self.values(reader, bare or self.known or _any, bare is not None)
+        if reader.calls == before:
+            raise NotACall("an empty list")
+        yield from self.close(reader)
+
+    def values(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
+        while True:
+            yield from self.value(reader, known, bare)
+            mark = reader.mark()
+            yield from reader.space()
+            if self.separators and (yield from reader.accept(*self.separators)):
+                yield from reader.space()
+            repeated = yield from reader.at("{", "[{")
+            if not repeated or (bare and repeated != "{"):
+                reader.rewind(mark)
+                return
+            reader.release()
+
+    def value(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
+        start, needed = reader.mark(), self.arguments_needed or bare
+        try:
+            if (yield from reader.accept("[")):
+                yield from self.items(reader, known, needed)
+            else:
+                yield from self.object(reader, known, needed)
+        except NotACall as failure:
+            begun = _BEGUN.match(reader.between(start, reader.position))
+            if not begun:
+                raise
+            attempt = begun[1] in CALL_KEYS
+            rest = self.rest(start, bare, attempt)
+            raise NotACall(str(failure), whole=True, rest=rest) from failure
+        reader.release()
+
+    def object(
+        self, reader: TextReader, known: Callable[[str], bool], needed: bool
+    ) -> Reading[None]:
+        call = CallObject(reader=reader, arguments_needed=needed, known=known, ids=self.ids)
+        return call.read()
+
+    def rest(self, start: int, bare: bool, attempt: bool) -> Rest:
+        """The end of a malformed call. Other JSON ends at the first invalid character."""
+        if self.end and not bare:
+            return through(self.end)
+        return balanced(start, strict=not attempt)
+
+    def items(
+        self, reader: TextReader, known: Callable[[str], bool], needed: bool
+    ) -> Reading[None]:
+        yield from reader.space()
+        while not (yield from reader.accept("]")):
+            yield from self.object(reader, known, needed)
+            yield from reader.space()
+            if (yield from reader.accept(",")):
+                yield from reader.space()
+            elif not (yield from reader.at("]")):
+                return
+
+    def close(self, reader: TextReader) -> Reading[None]:
+        ends = tuple(x for x in (self.end, self.fence) if x)
+        if not ends:
+            return
+        mark = reader.mark()
+        yield from reader.run(_CLOSERS)
+        if (yield from reader.accept(*ends)):
+            reader.release()
+        else:
+            reader.rewind(mark)
+
+
+def _any(name: str) -> bool:
+    return True
+
+
+def json_block(
+    name: str,
+    openers: tuple[str, ...],
+    end: str,
+    *,
+    first: tuple[str, ...] = (),
+    fence: str = "",
+    **fields: Any,
+) -> ToolParser:
+    """JSON calls between one of `openers` and `end`. `first`: openers that are valid only at the
+    start of an answer; `fields`: of `ToolParser`."""
+    block = JsonBlock(openers=(*openers, *first), end=end, fence=fence)
+    return ToolParser(
+        name=name,
+        start=openers[0],
+        starts=openers[1:],
+        first=first,
+        end=end,
+        scan=block.scan,
+        **fields,
+    )

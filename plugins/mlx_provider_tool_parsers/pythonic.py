@@ -20,11 +20,13 @@ from mlx_provider.records import (
     through,
 )
 
-from .blocks import JsonBlock
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
+from .json_text import JsonBlock
 
 _HEAD = re.compile(r"[\w.]*")
+_STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_ESCAPE = re.compile(r"\\.|\n", re.DOTALL)
 _ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
@@ -57,15 +59,10 @@ def _call(node: ast.expr) -> ToolCall:
         arguments = only
     if None in arguments:
         raise ValueError("a double-starred argument has no name")
-    return ToolCall(_dotted(node.func), json.dumps(arguments, ensure_ascii=False))
-
-
-def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    raise ValueError("not a function's name")
+    name = ast.unparse(node.func)
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError("not a function's name")
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _value(node: ast.expr) -> Any:
@@ -89,23 +86,15 @@ def _value(node: ast.expr) -> Any:
 
 
 def _one_line_strings(text: str) -> str:
-    """Escapes line ends inside quotes: models write them raw, Python refuses them."""
-    quote, escaped, found = "", False, []
-    for character in text:
-        if quote and character == "\n" and not escaped:
-            found.append("\\n")
-            continue
-        if escaped and character not in _ESCAPES:
-            found.append("\\")  # Python would warn, and keep the backslash
-        found.append(character)
-        if escaped:
-            escaped = False
-        elif quote:
-            escaped = character == "\\"
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-    return "".join(found)
+    """Escapes line ends inside quotes: models write them raw, Python refuses them. It would warn of
+    an unknown escape, and keep the backslash."""
+
+    def escaped(found: re.Match[str]) -> str:
+        if found[0] == "\n":
+            return "\\n"
+        return found[0] if found[0][1:] in _ESCAPES else f"\\{found[0]}"
+
+    return _STRING.sub(lambda quoted: _ESCAPE.sub(escaped, quoted[0]), text)
 
 
 def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:

@@ -1,4 +1,5 @@
-"""Calls as `NAME marker {json}` inside a section: DeepSeek V3 and V3.1, Kimi K2, Mistral."""
+"""Calls as `NAME marker {json}` inside a section: DeepSeek V3 and V3.1, Mistral, and Kimi K2, which
+names a call by an id, `functions.NAME:INDEX`, or in other forms."""
 
 from __future__ import annotations
 
@@ -9,10 +10,8 @@ from dataclasses import dataclass, replace
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .blocks import JsonBlock
-from .harmony import kimi_name, read_unnamed
-from .json_text import ignore, read_call
-from .values import behind
+from .json_text import JsonBlock, ignore, read_call
+from .values import behind, functions
 
 _NAME = re.compile(r"[\w.:/-]+")
 _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
@@ -23,6 +22,30 @@ def plain_name(text: str, tools: Tools) -> str:
     name = text.strip()
     if not _NAME.fullmatch(name):
         raise NotACall("not a name")
+    return name
+
+
+_INDEX = re.compile(r":[^:]*$")
+_COUNTER = re.compile(r"[_.-]?\d+$")
+_OPAQUE = re.compile(
+    r"(?:call|toolu|fc|tool|tool_call|chatcmpl)[-_][\w-]*|functions|\d*|(?=.*\d)[\da-f-]{8,}"
+)
+"""Ids of other models' servers: they hold no name."""
+
+
+def kimi_name(text: str, tools: Tools) -> str:
+    """The name in an id, preferably a declared one. Raises `NotACall` if there is none."""
+    whole = text.strip()
+    if not _NAME_CHARACTERS.fullmatch(whole):
+        raise NotACall("not an id")
+    name = _INDEX.sub("", whole).removeprefix("functions.").removeprefix("functions:")
+    last = name.rpartition(".")[2]
+    known = functions(tools)
+    for candidate in (whole, name, last, _COUNTER.sub("", name), _COUNTER.sub("", last)):
+        if candidate in known:
+            return candidate
+    if _OPAQUE.fullmatch(name):
+        raise NotACall("an id without a name")
     return name
 
 
@@ -37,7 +60,7 @@ class Section:
     """A word between the call's opener and another separator."""
     fence: tuple[str, str] = ("", "")
     name: Callable[[str, Tools], str] = plain_name
-    """(text before the arguments, tools) -> name; empty: the arguments tell it."""
+    """(text before the arguments, tools) -> name."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Text between calls is dropped, up to another section."""
@@ -62,8 +85,7 @@ class Section:
         name = self.name((yield from reader.until(*stops)), tools)
         yield from reader.expect(stops[0])
         rest = through(*self.end)
-        call = read_call(reader, name, rest) if name else read_unnamed(reader, tools)
-        yield from claimed(call, rest)
+        yield from claimed(read_call(reader, name, rest), rest)
         yield from reader.space()
         if self.fence[1]:
             yield from reader.accept(self.fence[1])

@@ -10,7 +10,7 @@ from typing import Any
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools
 
-from .blocks import JsonBlock
+from .json_text import JsonBlock
 from .tagged import TagFormat
 from .values import behind
 

@@ -19,8 +19,7 @@ from mlx_provider.records import (
     through,
 )
 
-from .blocks import JsonBlock
-from .json_text import ignore, pass_json
+from .json_text import JsonBlock, ignore, pass_json
 from .values import Arguments, Unknown, accept_spaced, accepts, behind, properties
 
 _NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")

@@ -24,8 +24,8 @@ from compare.verdict import not_faster, ratios, without_rival
 from mlx_provider.commands import load_model
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
-from peers import PeerClient, chat_pieces, chat_request, questions
-from servers import Answer, Kept, Kind
+from peers import chat_pieces, chat_request, questions
+from servers import Answer, Client, Kept, Kind
 
 
 def test_streams_that_end_too_soon_are_told() -> None:
@@ -64,7 +64,7 @@ def test_a_server_that_died_is_told_and_started_again(
         Kind("well", ("-m", "well_server"), chat_request, chat_pieces), tmp_path, tmp_path / "log"
     )
     try:
-        side = Side("well", PeerClient(kept.start()), kept=kept)
+        side = Side("well", Client(kept.start()), kept=kept)
         side.ready()
         assert side.deaths == []
         kept.stop()

@@ -1,8 +1,8 @@
 """`python tests/benchmarks engine`: our engine beside mlx-lm's BatchGenerator, in one process.
 
-Four questions, each answered as a ratio within the run: (mixed) do short requests wait behind
+Three questions, each answered as a ratio within the run: (mixed) do short requests wait behind
 long ones, (decode) tokens per second at 1 to 32 rows of skewed lengths, (stall) the gaps of
-running streams while a long prompt arrives, (host) time of the stepping thread per row and step.
+running streams while a long prompt arrives.
 The model has random weights: what is measured does not depend on them. Greedy tokens of both
 sides are compared, so that a fast wrong answer does not count.
 """
@@ -21,7 +21,6 @@ import numpy as np
 
 from batching_subjects import BatchGeneratorSubject, Job, Ours, Run, Subject, run
 from mlx_provider.commands import load_model
-from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
 from mlx_provider_bench.report import Result, surroundings
 
@@ -39,7 +38,6 @@ MODEL: dict[str, Any] = {
 }
 """The model of the first measurements: small enough for two cores, attention heavy enough."""
 
-HOST_ROWS = 16
 STEPS = 8
 """Of one turn."""
 WARM = 4
@@ -197,24 +195,6 @@ def spread(gaps: Sequence[float]) -> Result:
     }
 
 
-def bench_host(setting: Setting) -> Result:
-    """CPU time of the stepping thread per step and row while 16 rows decode."""
-    texts = prompts(3, [24] * HOST_ROWS, setting.model.info.vocab_size)
-    make_ours, *make_others = subjects(setting)
-    ours = make_ours()  # its probe looks at the layouts that our own attention allows
-    # what NumPy computes in MLX's place would count as the stepping thread's own time
-    with Unpatched(setting.model.model):
-        sides = [ours, *(make() for make in make_others)]
-        for side in sides:
-            start(side, texts)
-        steps = seconds_of_step(sides, setting.turns, time.thread_time)
-    each = [step / HOST_ROWS for step in steps]
-    return {
-        "seconds_per_step_and_row": {s.name: t for s, t in zip(sides, each, strict=True)},
-        "ratio_to_best": each[0] / min(each[1:]),
-    }
-
-
 def start(subject: Subject, texts: Sequence[list[int]]) -> list[Job]:
     """Step until all of these prompts decode; returns their endless replies."""
     jobs = [Job(text, ENDLESS) for text in texts]
@@ -277,7 +257,6 @@ PARTS: dict[str, Callable[[Setting], Result]] = {
     "mixed": bench_mixed,
     "decode": bench_decode,
     "stall": bench_stall,
-    "host": bench_host,
 }
 
 

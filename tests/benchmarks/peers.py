@@ -6,24 +6,20 @@ import base64
 import io
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
-
-import httpx
 
 from mlx_provider.errors import RequestFailed
 from mlx_provider_bench.model_speed import ORDER, WORDS
 from mlx_provider_bench.prefix_cache import Asked, words_of
 from servers import (
     Answer,
-    Client,
     Kind,
     Messages,
     Piece,
-    TooLate,
     at_once,
 )
 from tiny.models import tiny_pixels
@@ -127,22 +123,6 @@ class Run:
     @property
     def first(self) -> float:
         return median(answer.first for answer in self.answers)
-
-
-class PeerClient(Client):
-    def status(self, messages: Any, said: Mapping[str, Any]) -> tuple[int, str]:
-        """HTTP status and text of a malformed request without a stream. `said` replaces fields of
-        the request. Raises `RequestFailed`, `TooLate`."""
-        _, body = gateway_request(self.server.model, messages, 8)
-        body = {**body, "stream": False, **said}
-        del body["stream_options"]
-        try:
-            reply = self._http.post("/v1/chat/completions", json=body)
-        except httpx.TimeoutException as error:
-            raise TooLate(f"no answer within {self._limit:g} s") from error
-        except httpx.HTTPError as error:
-            raise RequestFailed(f"{type(error).__name__}: {error}") from error
-        return reply.status_code, reply.text
 
 
 def both(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections import OrderedDict
@@ -21,7 +22,6 @@ from .request import Form, after_message, request_form
 from .schema import ONE_LINE, Spaces
 from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
-from .vocabulary import grammar_tokenizer, is_marker
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -285,11 +285,12 @@ class GrammarCompiler:
     def prepare(self) -> None:
         """Build the vocabulary on a separate thread. An error is raised by the request that needs
         it."""
-        threading.Thread(target=self._prepared, name="grammar vocabulary", daemon=True).start()
 
-    def _prepared(self) -> None:
-        with suppress(BadRequest):
-            self._ll_tokenizer()
+        def build() -> None:
+            with suppress(BadRequest):
+                self._ll_tokenizer()
+
+        threading.Thread(target=build, name="grammar vocabulary", daemon=True).start()
 
     def _ll_tokenizer(self) -> LLTokenizer:
         with self._building:
@@ -302,6 +303,26 @@ class GrammarCompiler:
                         f"grammar and tool_choice ({unsupported})"
                     ) from None
             return self._tokenizer
+
+
+def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
+    """The vocabulary of `fast`, a `tokenizers.Tokenizer`. Its truncation and padding must not apply
+    to a grammar. `rows`: rows of the output matrix. Raises `ValueError` for a tokenizer
+    that llguidance does not support."""
+    from llguidance import LLTokenizer
+
+    # llguidance refuses fewer rows than the tokenizer has entries
+    rows = max(rows, max(fast.get_vocab(with_added_tokens=True).values(), default=0) + 1)
+    text: str = fast.to_str()
+    if fast.truncation is not None or fast.padding is not None:
+        text = json.dumps(json.loads(text) | {"truncation": None, "padding": None})
+    return LLTokenizer(text, n_vocab=rows, eos_token=sorted(t for t in eos if t < rows) or None)
+
+
+def is_marker(token: Any) -> bool:
+    """Whether an added token is not text for llguidance 1.9.1: a grammar must name it."""
+    content: str = token.content
+    return token.special or (content[:1] == "<" and content[-1:] == ">")
 
 
 def first_line(text: str) -> str:

@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from ...errors import BadRequest
@@ -150,47 +148,14 @@ def _whole_rule(
 LONGEST_PATTERN = 100_000
 
 
-MOST_NAMES = 256
+_NAMES = re.compile(r"\^(?:\((?:\?:)?((?:[\w|-]|\[\w\])+)\)|((?:[\w-]|\[\w\])+))\$")
 
 
 def names_of_pattern(pattern: str) -> set[str] | None:
-    """All texts that a pattern matches. `None`: too many, or unknown."""
-    try:
-        first, *tree, last = parser.parse(pattern)
-        anchors = [value for kind, value in (first, last) if kind is ops.AT]
-        if anchors == [ops.AT_BEGINNING, ops.AT_END]:
-            return _texts(tree, MOST_NAMES)
-    except (re.error, ValueError, RecursionError):
-        pass
-    return None
-
-
-def _texts(tree: Any, most: int) -> set[str]:
-    """Raises `ValueError` for more than `most` texts, and for a part that has no finite list."""
-    found = {""}
-    for kind, value in tree:
-        more = _texts_of(kind, value, most)
-        if len(found) * len(more) > most:
-            raise ValueError("too many texts")
-        found = {text + end for text in found for end in more}
-    return found
-
-
-def _texts_of(kind: Any, value: Any, most: int) -> set[str]:
-    if kind is ops.LITERAL:
-        return {chr(value)}
-    if kind is ops.IN and all(item[0] in (ops.LITERAL, ops.RANGE) for item in value):
-        ranges = [(item[1], item[1]) if item[0] is ops.LITERAL else item[1] for item in value]
-        if sum(end - start + 1 for start, end in ranges) <= most:
-            return {chr(code) for start, end in ranges for code in range(start, end + 1)}
-    if kind is ops.BRANCH:
-        return set[str]().union(*(_texts(branch, most) for branch in value[1]))
-    if kind is ops.SUBPATTERN:
-        return _texts(value[3], most)
-    if kind is ops.MAX_REPEAT and value[1] is not ops.MAXREPEAT and value[1] <= most:
-        least, longest, inner = value
-        return set[str]().union(*(_texts([*inner] * n, most) for n in range(least, longest + 1)))
-    raise ValueError("a pattern of unknown texts")
+    """All texts that a pattern of plain alternatives matches, such as `^(a|b)$`. `None`: it is
+    another."""
+    found = _NAMES.fullmatch(pattern)
+    return set(re.sub(r"[][]", "", found[1] or found[2]).split("|")) if found else None
 
 
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"})

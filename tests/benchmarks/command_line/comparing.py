@@ -17,7 +17,6 @@ class ComparePart(StrEnum):
     answers = "answers"
     speed = "speed"
     reuse = "reuse"
-    isolation = "isolation"
     stall = "stall"
 
 
@@ -139,7 +138,6 @@ class EnginePart(StrEnum):
     mixed = "mixed"
     decode = "decode"
     stall = "stall"
-    host = "host"
 
 
 def engine(
@@ -150,7 +148,7 @@ def engine(
     hidden: Hidden = 256,
     layers: Layers = 6,
 ) -> None:
-    """Compare our engine with mlx-lm's BatchGenerator: mixed load, decoding, stalls, host time."""
+    """Compare our engine with mlx-lm's BatchGenerator: mixed load, decoding, stalls."""
     running.preload()
     from batch_generator import bench as measure
     from batch_generator import sizes

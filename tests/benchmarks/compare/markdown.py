@@ -27,7 +27,6 @@ TITLES = {
     "answers": "Answers under concurrency",
     "speed": "Speed by the number of streams",
     "reuse": "Prompts and images seen before",
-    "isolation": "Beside bad requests and clients that leave",
     "stall": "While a long prompt arrives",
 }
 NOWHERE = "Nowhere in this run."

@@ -15,7 +15,7 @@ from servers import Kind
 from .formats import FORMATS, refuse_unknown, write_format
 from .others import OURS, Other
 
-PARTS = ("answers", "speed", "reuse", "isolation", "stall")
+PARTS = ("answers", "speed", "reuse", "stall")
 FAMILIES = ("llama", "qwen3_5")
 """Attention only, and a hybrid of attention and recurrent layers."""
 KINDS = {"mlx-lm": MLX_LM, "mlx-vlm": MLX_VLM}

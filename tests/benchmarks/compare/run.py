@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_provider.commands import require_proxy
 
-from . import answers, isolation, reuse, speed, stall
+from . import answers, reuse, speed, stall
 from .machine import machine, memory, versions
 from .others import model_of
 from .plan import Plan, Subject, refuse_too_large, subjects
@@ -26,7 +26,6 @@ MEASURES: Mapping[str, Part] = {
     "answers": answers.measure,
     "speed": speed.measure,
     "reuse": reuse.measure,
-    "isolation": isolation.measure,
     "stall": stall.measure,
 }
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from mlx_provider.commands import PREFIX, Proxy, gateway_apart, proxy_config
 from mlx_provider.errors import EngineUnavailable, RequestFailed
-from peers import HELLO, THINKING, PeerClient, through_proxy
-from servers import START_LIMIT, Answer, Kept, Messages, Server, held
+from peers import HELLO, THINKING, through_proxy
+from servers import START_LIMIT, Answer, Client, Kept, Messages, Server, held
 
 from .others import OURS, Other, key_of, model_of
 from .plan import Plan, Subject
@@ -35,7 +35,7 @@ REPEATED, REPEATS = "REPEATED_STREAMING_CHUNK_LIMIT", "1000000"
 @dataclass
 class Side:
     name: str
-    client: PeerClient
+    client: Client
     images: bool = True
     """Whether it is asked about images at all."""
     kept: Kept | None = None
@@ -139,7 +139,7 @@ def opened(plan: Plan, subject: Subject) -> Iterator[tuple[list[Side], list[Abse
             except RequestFailed as error:
                 opening.leave_out(name, error.message)
                 continue
-            client = PeerClient(server, limit=plan.limit)
+            client = Client(server, limit=plan.limit)
             ending.callback(client.close)
             sides.append(opening.side(name, client))
         yield sides, opening.absent
@@ -156,7 +156,7 @@ def _proxy(ending: ExitStack, config: Mapping[str, Any], variables: Mapping[str,
 
 def _greet(server: Server, limit: float) -> None:
     """Some servers load their model with the first request: send it now. Raises `RequestFailed`."""
-    client = PeerClient(server, limit=limit)
+    client = Client(server, limit=limit)
     try:
         client.ask(HELLO, 4)
     finally:
@@ -214,7 +214,7 @@ class _Opening:
         there = any(other.name == name for other in self.plan.others)
         return self.plan.limit if there else max(self.plan.limit, START_LIMIT)
 
-    def side(self, name: str, client: PeerClient) -> Side:
+    def side(self, name: str, client: Client) -> Side:
         kept = self.kept.get(name)
         return Side(name, client, kept.kind.images if kept else True, kept)
 

@@ -6,16 +6,17 @@ answers it first.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from mlx_provider_bench.model_speed import document
 from peers import both, questions
 from servers import Answer, Messages
 
-from .begun import Begun
 from .plan import Plan, Subject
 from .rows import Row, Rows
 from .sides import Side, in_turn
@@ -29,6 +30,42 @@ TOO_SHORT = "ended before the prompt was answered"
 """What would have been seen of them later is not known: longer answers are needed."""
 PIECES = 2
 """Of each stream before the prompt comes."""
+
+
+T = TypeVar("T")
+
+
+class Begun:
+    """Counts the pieces of text of several streams. Safe from several threads.
+
+    It does not know the stream of a piece: it waits for `pieces` times the number of streams.
+    """
+
+    def __init__(self, streams: int, pieces: int = 2) -> None:
+        self._left = streams * pieces
+        self._lock = threading.Lock()
+        self._enough = threading.Event()
+        self.end = 0.0
+        """When all of them had ended; 0: not yet."""
+
+    def heard(self) -> bool:
+        """Count one piece of a stream."""
+        with self._lock:
+            self._left -= 1
+            if self._left <= 0:
+                self._enough.set()
+        return True
+
+    def ended(self, result: T) -> T:
+        """All streams have ended, with or without text: end the wait."""
+        self.end = time.perf_counter()
+        self._enough.set()
+        return result
+
+    def wait(self, limit: float) -> float:
+        """Wait until they have begun, or the time is up. Returns that time."""
+        self._enough.wait(limit)
+        return time.perf_counter()
 
 
 def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[list[Row]]:

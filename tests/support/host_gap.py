@@ -53,7 +53,7 @@ class ImaginedDevice:
 
     def run(self, batch: Any) -> None:
         """Run the passes of `batch` from now on."""
-        forward, drawn, read = batch.forward, batch.drawn, batch._read
+        forward, drawn, read = batch.forward, batch.drawn, batch.catch_up
 
         def launch(*args: Any) -> Any:
             made = forward(*args)
@@ -69,7 +69,7 @@ class ImaginedDevice:
             self.waited += max(0.0, self.drawn - self.now)
             return read()
 
-        batch.forward, batch.drawn, batch._read = launch, draw, wait_and_read
+        batch.forward, batch.drawn, batch.catch_up = launch, draw, wait_and_read
 
 
 def decoding(model: Any, rows: int, params: SamplingParams, steps: int) -> Engine:

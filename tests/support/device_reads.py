@@ -48,7 +48,7 @@ class DeviceReads(ExitStack):
         patch = self.enter_context(Replaced())
         batch: Any = self._engine.batch
         wrap(patch, batch, "forward", self._launched)
-        wrap(patch, batch, "_read", self._reads)
+        wrap(patch, batch, "catch_up", self._reads)
         for owner, name in READS:
             wrap(patch, owner, name, self._counted)
         return self
