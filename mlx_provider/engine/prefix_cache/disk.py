@@ -399,7 +399,7 @@ class DiskTier:
         found = sorted(list_files(self.folder), key=lambda each: each[1].st_mtime_ns)
         for path, of in found:
             try:
-                if path.suffix == files.TEMPORARY and time.time() - of.st_mtime > STALE:
+                if path.name.startswith("tmp") and time.time() - of.st_mtime > STALE:
                     path.unlink(missing_ok=True)
                 if path.suffix == files.SUFFIX:
                     if stat.S_IFMT(of.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
