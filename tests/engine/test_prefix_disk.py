@@ -116,17 +116,6 @@ def test_entries_evicted_from_memory_come_back_from_disk(tmp_path) -> None:
     assert prefix_cache.nbytes == 0, "it goes straight into the row"
 
 
-def test_part_in_memory_part_on_disk(tmp_path) -> None:
-    model = SyntheticModel("kv")
-    ids = list(range(1, 5001))
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, ids)
-    prefix_cache.disk.writer.flush()
-    prefix_cache.evict(prefix_cache.nbytes // 2)
-    assert prefix_cache.nbytes > 0
-    assert reuse(prefix_cache, model, [*ids, 7]) == 5000
-
-
 @pytest.mark.parametrize("layers", ["kv", "window", "hybrid"])
 @pytest.mark.parametrize("budget", [0, 40_000])
 def test_a_path_larger_than_the_budget_is_on_disk_as_a_whole(tmp_path, layers, budget) -> None:
