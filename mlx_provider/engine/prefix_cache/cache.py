@@ -33,7 +33,6 @@ from .growth import (
     prune,
     refers,
     shared_path,
-    stored_in_buffers,
 )
 from .segments import RowFiller, RowParts, Snapshot, row_parts, take_snapshot
 from .tree import ID_BYTES, CacheKey, Ids, Match, Node, as_ids, key_tokens, segment_of
@@ -121,7 +120,7 @@ class PrefixCache:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = leases.begin(match, cache, room, spare)
         if match.length:
-            state = match.snapshot
+            state = match.stateful.snapshot if match.stateful else None
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
             for node in match.path:
                 stop = min(node.stop, match.length)
@@ -342,7 +341,7 @@ class PrefixCache:
             over = held - nbytes, self.buffers - buffers
             evict([*self.nodes()], *over, clock=self._clock, keep=frozenset(keep))
             for each, left in self._nodes_of_buffers().items():
-                if stored_in_buffers(left) != each.stored and not each.needed:
+                if not each.needed and sum(map(_stored_bytes, left)) != each.stored:
                     copy_out(each, left)
             self.recount()
         self._trim(nbytes)
@@ -365,12 +364,12 @@ class PrefixCache:
     def _drop_lost(self) -> None:
         for each in [each for each in self._held if each.lost and each.stored]:
             for node in self.nodes_in(each)[:1]:
-                tree.remove_below(node)
+                tree.remove(node)
             self.recount()
 
     def clear(self) -> None:
         for node in [node for root in self._roots.values() for node in root.children.values()]:
-            tree.remove_below(node)  # or the memory waits for the collector, as nodes form cycles
+            tree.remove(node)  # or the memory waits for the collector, as nodes form cycles
         self.recount()
         self._sessions.clear()
         if self.disk is not None:
@@ -404,7 +403,7 @@ class PrefixCache:
     def _sums(self) -> tuple[int, int, dict[RowBuffers, int]]:
         """Bytes, device buffers, and bytes in the buffers of each row."""
         found = [*self.nodes()]
-        held = {each: stored_in_buffers(own) for each, own in self._nodes_of_buffers().items()}
+        held = {x: sum(map(_stored_bytes, own)) for x, own in self._nodes_of_buffers().items()}
         return sum(node.nbytes for node in found), sum(node.buffers for node in found), held
 
     def close(self) -> None:
@@ -456,6 +455,11 @@ class PrefixCache:
         if str(reason) not in self._warned:
             self._warned.add(str(reason))
             log.warning("prefix cache: %s", reason)
+
+
+def _stored_bytes(node: Node) -> int:
+    """Without the capacity after it."""
+    return segment_of(node).nbytes - segment_of(node).slack
 
 
 def _outline(roots: Iterable[Node]) -> list[PrefixNode]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 
 from .buffers import RowBuffers
 from .segments import ArrayPack, RowParts, Snapshot
-from .tree import INSIDE, NEAR, RECENT, Ids, Match, Node, add, segment_of, split
+from .tree import INSIDE, NEAR, RECENT, Ids, Match, Node, segment_of, split
 
 MAX_EDGE = 2048
 """Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
@@ -67,9 +67,12 @@ def grow(
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
     inner = {at for at in {prompted, *states, *edges} if first < at < stop}
     for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
-        parent = add(parent, ids[start:end], row.cut(start, end, own), complete=row.complete)
+        complete, tokens = row.complete and parent.complete, ids[start:end].copy()
+        child = Node(tokens, start, parent, row.cut(start, end, own), complete)
         # a conversation that continues may continue again
-        parent.hits, parent.generated = int(continued), start >= prompted
+        child.hits, child.generated = int(continued), start >= prompted
+        parent.children[int(tokens[0])] = child
+        parent = child
     for at, state in states.items():
         attach(parent, at, replace(state, inside=False))
     return parent
@@ -115,8 +118,3 @@ def copy_out(buffers: RowBuffers, held: Sequence[Node]) -> None:
     for i, node in enumerate(held):
         pack = ArrayPack.loose([array for leaf in copies for array in leaf[i]])
         node.segment = replace(segment_of(node), pack=pack, held=None, start=0, slack=0)
-
-
-def stored_in_buffers(held: Iterable[Node]) -> int:
-    segments = map(segment_of, held)
-    return sum(segment.nbytes - segment.slack for segment in segments)

@@ -176,10 +176,6 @@ class Match:
     def complete(self) -> bool:
         return all(node.complete for node, _ in self.steps)
 
-    @property
-    def snapshot(self) -> Snapshot | None:
-        return None if self.stateful is None else self.stateful.snapshot
-
 
 def new_root() -> Node:
     return Node(np.empty(0, np.int64), 0, None, None, complete=True)
@@ -234,16 +230,15 @@ def common(a: Ids, b: Ids) -> int:
 
 
 def split(node: Node, at: int) -> Node:
-    """Split a node after `at` of its tokens. Returns the new upper part; `node` remains the lower
-    part, with snapshot and children."""
-    if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
-        raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
+    """Split a node, which is no root, after `at` of its tokens. Returns the new upper part; `node`
+    remains the lower part, with snapshot and children."""
+    whole, first, parent = segment_of(node), int(node.tokens[0]), cast("Node", node.parent)
     upper = replace(
-        node, tokens=node.tokens[:at].copy(), segment=node.segment.slice(0, at), snapshot=None,
+        node, tokens=node.tokens[:at].copy(), segment=whole.slice(0, at), snapshot=None,
         children={}, resumed=0, sessions=dict(node.sessions),
     )  # fmt: skip
-    node.segment = node.segment.slice(at, len(node.tokens))
-    node.parent.children[int(upper.tokens[0])] = upper
+    parent.children[first] = upper
+    node.segment = whole.slice(at, len(node.tokens))
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
@@ -251,26 +246,12 @@ def split(node: Node, at: int) -> Node:
     return upper
 
 
-def add(parent: Node, tokens: Ids, segment: Segment, *, complete: bool) -> Node:
-    """`parent` must have no child with the same first token."""
-    if int(tokens[0]) in parent.children:
-        raise ValueError("a child with this first token exists")
-    node = Node(tokens.copy(), parent.stop, parent, segment, complete and parent.complete)
-    parent.children[int(tokens[0])] = node
-    return node
-
-
-def remove(leaf: Node) -> None:
-    """Also drops the payload, because a `Match` may still refer to the node."""
-    if leaf.parent is None or leaf.children:
-        raise ValueError("only a leaf can be removed")
-    del leaf.parent.children[int(leaf.tokens[0])]
-    leaf.segment = leaf.snapshot = None
-
-
-def remove_below(node: Node) -> None:
-    for each in [node, *nodes(node)][::-1]:
-        remove(each)
+def remove(node: Node) -> None:
+    """With all below it. Also drops the payload, because a `Match` may still refer to the nodes."""
+    for each in (node, *nodes(node)):
+        each.segment = each.snapshot = None
+    cast("Node", node.parent).children.pop(int(node.tokens[0]))
+    node.children = {}
 
 
 def nodes(root: Node) -> Iterator[Node]:
@@ -284,17 +265,16 @@ def nodes(root: Node) -> Iterator[Node]:
 def check(root: Node) -> None:
     """Raises `AssertionError` if an invariant of `Node` is broken."""
     for node in nodes(root):
-        parent, length = node.parent or node, len(node.tokens)
-        faults = [
-            ("parent and child disagree", parent.children.get(int(node.tokens[0])) is not node),
-            ("does not start where its parent ends", node.start != parent.stop or not length),
-            ("payload of another length", node.segment is None or node.segment.length != length),
-            ("complete below an incomplete parent", node.complete and not parent.complete),
-        ]
-        if parent.parent is not None:
-            pinned = node.sessions.keys() <= parent.sessions.keys()
-            faults += [("pinned below an unpinned parent", not pinned)]
-            faults += [("used later than its parent", node.used > parent.used)]
-        for fault, found in faults:
-            if found:
-                raise AssertionError(f"{node.start}: {fault}")
+        parent, length = cast("Node", node.parent), len(node.tokens)
+        top, pinned = parent.parent is None, node.sessions.keys() <= parent.sessions.keys()
+        rules = {
+            "parent and child agree": parent.children.get(int(node.tokens[0])) is node,
+            "it starts where its parent ends": node.start == parent.stop and length,
+            "its payload has its length": node.segment and node.segment.length == length,
+            "a complete node has a complete parent": parent.complete or not node.complete,
+            "a pinned node has a pinned parent": top or pinned,
+            "its parent was used as late": top or node.used <= parent.used,
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise AssertionError(f"{node.start}: not true that {rule}")
