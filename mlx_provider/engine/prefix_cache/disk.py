@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -240,15 +241,12 @@ class DiskTier:
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
         digest, own = digests(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
-            nbytes = (end - start) * row.token_bytes
-            size = _file_bytes(end - start, nbytes, len(row.shape))
-            if size > left or not self._takes(size):
-                break
             segment, tokens = row.cut(start, end), ids[start:end]
-            header = Header(own, digest(start), start, tokens, complete, segment.layers, size)
-            self._write(header, segment.pack)
+            header = Header(own, digest(start), start, tokens, complete, segment.layers)
+            if not self._write(header, segment.pack, left):
+                break
             path.append(header)
-            left -= size
+            left -= self._index.files[header.name].nbytes
         if not complete:
             self._save_states(key, ids, states)
         self._touch(path)
@@ -258,25 +256,28 @@ class DiskTier:
         digest, own = digests(key, ids), key.digest().hex()
         known = {state.start for state in self._index.states_along(key, ids)}
         for at, state in sorted(states.items()):
-            if at not in known and self._takes(state.nbytes):
-                size = _file_bytes(0, state.nbytes, len(state.layers))
+            if at not in known:
                 layers = list(state.layers.items())
-                self._write(Header(own, digest(at), at, ids[:0], False, layers, size), state.pack)
+                header = Header(own, digest(at), at, ids[:0], False, layers)
+                self._write(header, state.pack, self.limit)
         every = self._index.states_along(key, ids)
         for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
             self._forget(header.name)
 
-    def _takes(self, size: int) -> bool:
+    def _write(self, header: Header, pack: ArrayPack, left: int) -> bool:
+        """Queue a file, if it has at most `left` bytes and the disk is fast enough."""
+        tokens, layers = len(header.tokens), len(header.layers)
+        header = replace(header, nbytes=pack.nbytes + 12 * tokens + 2**11 + 2**8 * layers)
         queued = self._sent - self.writer.done
-        fits = not queued or queued + size <= MAX_QUEUED
-        self._skipped += not fits
-        return fits
-
-    def _write(self, header: Header, pack: ArrayPack) -> None:
+        slow = queued > 0 and queued + header.nbytes > MAX_QUEUED
+        self._skipped += slow
+        if slow or header.nbytes > left:
+            return False
         self._sent += pack.nbytes
         self._index.add(header)
         failed = partial(self._then_forget, header.name)
         self.writer.do(partial(self.writer.write, header, host_arrays(pack), failed))
+        return True
 
     def _then_forget(self, name: str) -> None:
         """Disk thread."""
@@ -412,10 +413,6 @@ class DiskTier:
                 refused[str(reason.strerror)] += 1
         for text, count in refused.items():
             log.warning("prefix cache: %d files in %s ignored: %s", count, self.folder, text)
-
-
-def _file_bytes(tokens: int, nbytes: int, layers: int) -> int:
-    return nbytes + 12 * tokens + 2**11 + 2**8 * layers
 
 
 def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
