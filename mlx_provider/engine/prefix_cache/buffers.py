@@ -24,6 +24,7 @@ from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..sizes import STEP_TOKENS, whole_steps
+from .segments import ArrayPack
 from .tree import Match, Node, segment_of, split
 
 if TYPE_CHECKING:
@@ -117,14 +118,20 @@ class RowBuffers:
             mx.eval(cut)
             set_arrays(layer, cut)
 
-    def pieces(self, leaf: int, spans: Sequence[tuple[int, int]]) -> list[list[Any]]:
-        """Copies of parts of a leaf, whose own arrays end with that."""
-        found = [[mx.contiguous(a) for a in self.arrays(leaf, *span)] for span in spans]
-        mx.eval(found)
-        layer = self.layers.pop(leaf)
-        if not isinstance(layer, Prefix):
-            layer.keys = layer.values = None
-        return found
+    def copy_out(self, stored: Sequence[Node]) -> None:
+        """Let nodes have copies of their own, layer by layer, whose arrays end with that."""
+        copies: list[list[Any]] = [[] for _ in stored]
+        for leaf in [leaf for leaf, count in segment_of(stored[0]).layers if count]:
+            for node, pieces in zip(stored, copies, strict=True):
+                arrays = self.arrays(leaf, node.start, node.stop)
+                pieces += [mx.contiguous(array) for array in arrays]
+            mx.eval(copies)
+            layer = self.layers.pop(leaf)
+            if not isinstance(layer, Prefix):
+                layer.keys = layer.values = None
+        for node, pieces in zip(stored, copies, strict=True):
+            pack = ArrayPack.loose(pieces)
+            node.segment = replace(segment_of(node), pack=pack, held=None, start=0, slack=0)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         every = leaves(cache)

@@ -25,15 +25,6 @@ from . import tree
 from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
 from .eviction import Sessions, evict, fit
-from .growth import (
-    attach,
-    copy_out,
-    cut_back,
-    grow,
-    prune,
-    refers,
-    shared_path,
-)
 from .segments import RowFiller, RowParts, Snapshot, row_parts, take_snapshot
 from .tree import ID_BYTES, CacheKey, Ids, Match, Node, as_ids, key_tokens, segment_of
 
@@ -251,7 +242,7 @@ class PrefixCache:
             return 0
         for at in sorted(inside, reverse=True):
             self._offer(leaf, at, inside[at], budget, wanted=at <= shared)
-        prune(leaf)
+        tree.prune(leaf)
         self.recount()
         if session is not None:
             each = row.stored(complete=row.complete).token_bytes + ID_BYTES
@@ -283,14 +274,14 @@ class PrefixCache:
         root, layout = self._roots.get(key) or tree.new_root(), row.layout
         complete = row.complete and found.complete
         row = row.stored(complete=complete)
-        stored = shared_path(found, len(ids), complete=complete)
+        stored = tree.shared_path(found, len(ids), complete=complete)
         each, (most, heads) = row.token_bytes + ID_BYTES, share
         stop, kept = fit(
             stored, len(ids), each, states, spare, prompted=prompted, complete=complete, budget=most
         )
-        if stop < len(ids) or not refers(own, row, stored, len(ids)):
+        if stop < len(ids) or not tree.refers(own, row, stored, len(ids)):
             own = None
-        path = cut_back(stored, stop, kept, len(ids))
+        path = tree.cut_back(stored, stop, kept, len(ids))
         held = {node.stop for node in path if node.snapshot is not None}
         new = {at: s for at, s in {**spare, **states}.items() if at in kept - held}
         grows = max(0, stop - found.shared) * each + sum(s.nbytes for s in new.values())
@@ -302,7 +293,7 @@ class PrefixCache:
         for node in path:
             if own is not None and node.start >= own.first:
                 node.segment = row.cut(node.start, node.stop, own)
-        leaf = grow(
+        leaf = tree.grow(
             path[-1] if path else root, ids[:stop], row, new, prompted=prompted, own=own,
             continued=2 * found.shared > len(ids),
         )  # fmt: skip
@@ -316,7 +307,7 @@ class PrefixCache:
         """Store a state inside a message. A guess that no row has `wanted` evicts nothing."""
         if not wanted and self.nbytes + state.nbytes > budget:
             return
-        node = attach(leaf, at, state, wanted=wanted)
+        node = tree.attach(leaf, at, state, wanted=wanted)
         if node is not None:
             self._clock += state.nbytes
             self.recount()
@@ -342,7 +333,7 @@ class PrefixCache:
             evict([*self.nodes()], *over, clock=self._clock, keep=frozenset(keep))
             for each, left in self._nodes_of_buffers().items():
                 if not each.needed and sum(map(_stored_bytes, left)) != each.stored:
-                    copy_out(each, left)
+                    each.copy_out(sorted(left, key=lambda node: node.start))
             self.recount()
         self._trim(nbytes)
         freed = before - self.nbytes
