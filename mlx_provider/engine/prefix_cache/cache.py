@@ -242,8 +242,9 @@ class PrefixCache:
             return 0
         for at in sorted(inside, reverse=True):
             self._offer(leaf, at, inside[at], budget, wanted=at <= shared)
-        tree.prune(leaf)
-        self.recount()
+        if tree.prune(leaf):
+            self.recount()
+        self.evict(buffers=self._max_buffers, keep=leaf.path())
         if session is not None:
             each = row.stored(complete=row.complete).token_bytes + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
@@ -299,8 +300,6 @@ class PrefixCache:
         )  # fmt: skip
         self._clock += grows
         self._touch(leaf)
-        self.recount()
-        self.evict(buffers=self._max_buffers, keep=leaf.path())
         return leaf
 
     def _offer(self, leaf: Node, at: int, state: Snapshot, budget: int, *, wanted: bool) -> None:
@@ -332,7 +331,9 @@ class PrefixCache:
             over = held - nbytes, self.buffers - buffers
             evict([*self.nodes()], *over, clock=self._clock, keep=frozenset(keep))
             for each, left in self._nodes_of_buffers().items():
-                if not each.needed and sum(map(_stored_bytes, left)) != each.stored:
+                parts = [segment_of(node) for node in left]
+                whole = each.stored == sum(part.nbytes - part.slack for part in parts)
+                if not whole and not each.needed:
                     each.copy_out(sorted(left, key=lambda node: node.start))
             self.recount()
         self._trim(nbytes)
@@ -393,9 +394,16 @@ class PrefixCache:
 
     def _sums(self) -> tuple[int, int, dict[RowBuffers, int]]:
         """Bytes, device buffers, and bytes in the buffers of each row."""
-        found = [*self.nodes()]
-        held = {x: sum(map(_stored_bytes, own)) for x, own in self._nodes_of_buffers().items()}
-        return sum(node.nbytes for node in found), sum(node.buffers for node in found), held
+        nbytes, buffers, held = 0, 0, dict[RowBuffers, int]()
+        for node in self.nodes():
+            nbytes, buffers, segment = (
+                nbytes + node.nbytes,
+                buffers + node.buffers,
+                segment_of(node),
+            )
+            if segment.held is not None:
+                held[segment.held] = held.get(segment.held, 0) + segment.nbytes - segment.slack
+        return nbytes, buffers, held
 
     def close(self) -> None:
         """Wait until the disk tier has written its queue."""
@@ -446,11 +454,6 @@ class PrefixCache:
         if str(reason) not in self._warned:
             self._warned.add(str(reason))
             log.warning("prefix cache: %s", reason)
-
-
-def _stored_bytes(node: Node) -> int:
-    """Without the capacity after it."""
-    return segment_of(node).nbytes - segment_of(node).slack
 
 
 def _outline(roots: Iterable[Node]) -> list[PrefixNode]:

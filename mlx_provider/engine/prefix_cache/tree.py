@@ -336,9 +336,10 @@ def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Nod
     return node
 
 
-def prune(leaf: Node) -> None:
+def prune(leaf: Node) -> bool:
     """Keep at most `1 + RECENT + INSIDE` snapshots of a path: the ends of the first and the
-    last messages; inside messages the most resumed, then the last ones."""
+    last messages; inside messages the most resumed, then the last ones. Returns whether it dropped
+    any."""
     holders = [node for node in leaf.path() if node.snapshot is not None]
     inside = [node for node in holders if node.snapshot is not None and node.snapshot.inside]
     ends: list[Node] = []
@@ -352,6 +353,7 @@ def prune(leaf: Node) -> None:
     for node in holders:
         if node not in kept:
             node.snapshot = None
+    return len(kept) < len(holders)
 
 
 def nodes(root: Node) -> Iterator[Node]:
