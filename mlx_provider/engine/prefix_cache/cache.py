@@ -331,9 +331,8 @@ class PrefixCache:
             over = held - nbytes, self.buffers - buffers
             evict([*self.nodes()], *over, clock=self._clock, keep=frozenset(keep))
             for each, left in self._nodes_of_buffers().items():
-                parts = [segment_of(node) for node in left]
-                whole = each.stored == sum(part.nbytes - part.slack for part in parts)
-                if not whole and not each.needed:
+                stored = sum(segment_of(node).stored for node in left)
+                if stored != each.stored and not each.needed:
                     each.copy_out(sorted(left, key=lambda node: node.start))
             self.recount()
         self._trim(nbytes)
@@ -396,13 +395,10 @@ class PrefixCache:
         """Bytes, device buffers, and bytes in the buffers of each row."""
         nbytes, buffers, held = 0, 0, dict[RowBuffers, int]()
         for node in self.nodes():
-            nbytes, buffers, segment = (
-                nbytes + node.nbytes,
-                buffers + node.buffers,
-                segment_of(node),
-            )
+            nbytes, buffers = nbytes + node.nbytes, buffers + node.buffers
+            segment = segment_of(node)
             if segment.held is not None:
-                held[segment.held] = held.get(segment.held, 0) + segment.nbytes - segment.slack
+                held[segment.held] = held.get(segment.held, 0) + segment.stored
         return nbytes, buffers, held
 
     def close(self) -> None:

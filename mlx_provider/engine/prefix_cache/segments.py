@@ -177,8 +177,12 @@ class Segment:
     """Bytes of capacity after it in `held`, if no row uses them."""
 
     @property
+    def stored(self) -> int:
+        return self.length * self.token_bytes
+
+    @property
     def nbytes(self) -> int:
-        return self.length * self.token_bytes + self.slack
+        return self.stored + self.slack
 
     @property
     def needed(self) -> bool:
