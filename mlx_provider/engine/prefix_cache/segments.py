@@ -106,8 +106,8 @@ class Snapshot:
 def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     """Windows and states of a row. `None` if every layer keeps every token.
 
-    `at`: their values after that many tokens, at the beginning of the last pass (of several tokens)
-    or within it; only windows still have the data for this. A window that has not wrapped is
+    `at`: their values after that many tokens, within the last pass of several tokens; only windows
+    still have the data for this. A window that has not wrapped is
     included, as it may wrap before the row is stored. Raises `Unstorable`, and `ValueError` if the
     data for `at` is gone.
     """
