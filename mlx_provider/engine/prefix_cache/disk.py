@@ -57,6 +57,8 @@ BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
 """Marks the folder as a cache for backup programs (bford.info/cachedir)."""
 Step = tuple[Header, int, int]
 """A file, its first token (a damaged header may name another), and where the prompt leaves it."""
+Filling = Generator[Header, Arrays, tuple[list[Any] | None, int]]
+"""Yields the files that it needs, and gets their arrays. Returns a row cache and its tokens."""
 Call = Callable[[Callable[[], Any]], Future[Any]]
 """Runs a function on the engine thread, between steps."""
 
@@ -125,9 +127,8 @@ class Index:
     def states_along(self, key: CacheKey, ids: Ids) -> list[Header]:
         """Longest first."""
         own, digest = key.digest().hex(), digests(key, ids)
-        states = [h for h in self.files.values() if not len(h.tokens) and h.key == own]
-        states = [h for h in states if h.start <= len(ids)]
-        states.sort(key=lambda state: state.start)
+        of_key = (h for h in self.files.values() if h.key == own and h.start <= len(ids))
+        states = sorted((h for h in of_key if not len(h.tokens)), key=lambda h: h.start)
         return [state for state in states if digest(state.start) == state.parent][::-1]
 
 
@@ -138,10 +139,7 @@ class Restore:
     between.
     """
 
-    def __init__(
-        self, disk: DiskTier, fill: Generator[Header, Arrays, tuple[list[Any] | None, int]]
-    ) -> None:
-        """`fill` yields the files that it needs, and gets their arrays."""
+    def __init__(self, disk: DiskTier, fill: Filling) -> None:
         self.ended = False
         """Any thread may read this."""
         self.cache: list[Any] | None = None
@@ -306,28 +304,17 @@ class DiskTier:
             length, needed = state.start, [(state, state.start, state.start)]
         return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
 
-    def restore(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        match: Callable[[], Match],
-        make_cache: Callable[[], list[Any]],
-        room: int,
-        grid: int = 1,
-    ) -> Restore:
-        """`match`: what memory has. `room`: tokens of the row, which resumes at a multiple of
-        `grid`."""
-        return Restore(self, self._fill(key, ids, match, make_cache, room, grid))
-
-    def _fill(
+    def fill(
         self,
         key: CacheKey,
         ids: Ids,
         matches: Callable[[], Match],
         make_cache: Callable[[], list[Any]],
         room: int,
-        grid: int,
-    ) -> Generator[Header, Arrays, tuple[list[Any] | None, int]]:
+        grid: int = 1,
+    ) -> Filling:
+        """`matches`: what memory has. `room`: tokens of the row, which resumes at a multiple of
+        `grid`."""
         match = matches()
         goal, steps = self.find(key, ids, match, grid)
         if not goal:

@@ -21,6 +21,7 @@ from ..row_cache import Kind
 from ..sizes import STEP_TOKENS, FixedShapes
 from .buffers import Lease, Leases, divisible, own_layers
 from .cache import PrefixCache
+from .disk import Restore
 from .tree import NEAR, RECENT, CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
@@ -152,7 +153,8 @@ class PrefixCachePolicy:
         match, key, disk = self._found(job), self._key(job.request), self._cache.disk
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
-            job.restore = disk.restore(key, job.ids, found, self._make_cache, room, self._grid)
+            fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
+            job.restore = Restore(disk, fill)
             return None
         job.match = job.rows[0].lease = None  # nothing else may have changed what it claims
         if self._leases.prepare(match):
