@@ -37,16 +37,14 @@ class RowBuffers:
     """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
 
     def __init__(
-        self,
-        layers: dict[int, Any],
-        first: int = 0,
-        base: RowBuffers | None = None,
+        self, layers: dict[int, Any], first: int = 0, base: RowBuffers | None = None
     ) -> None:
         """`base`: the common prefix, which holds tokens `[0, first)`."""
         self.layers = layers
         self.first = first
         self.base = base
         self.stored = 0
+        """Bytes that the prefix cache counts: they are not charged to the row."""
         self.intact = True
         """False after a device failure in its last row."""
         self._users: tuple[weakref.ref[Lease], ...] = ()
@@ -103,10 +101,6 @@ class RowBuffers:
 
     def used_by(self, row: Lease) -> None:
         self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
-
-    def count(self, length: int, token_bytes: int) -> None:
-        """The prefix cache counts the first `length` tokens: they are not charged to the row."""
-        self.stored = max(self.stored, (length - self.first) * token_bytes)
 
     def slack(self, length: int) -> int:
         arrays, own = self.own_arrays, length - self.first
@@ -166,8 +160,9 @@ class RowBuffers:
         prefix.above.add(self)
         for user in [ref() for ref in self._users]:
             if user is not None and user.own is self:
-                user.share(prefix, at)
+                user.base, user.shared, user.token_bytes = prefix, at, prefix.token_bytes
                 user.capacity = self.capacity
+                prefix.used_by(user)
         return prefix
 
 
@@ -195,10 +190,6 @@ class Lease:
             each.used_by(self)
         if self.own is not None:
             self.own.intact = False
-
-    def share(self, base: RowBuffers, tokens: int) -> None:
-        self.base, self.shared, self.token_bytes = base, tokens, base.token_bytes
-        base.used_by(self)
 
     def own_of(self, cache: Sequence[Any]) -> RowBuffers | None:
         """`None`: `cache` has other buffers, because the row was merged."""
@@ -304,8 +295,7 @@ class Leases:
             return self.lease(cache), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
-        whole = layers.keys() == base.layers.keys()
-        lease = Lease(RowBuffers(layers, length, base) if whole else None, base, length)
+        lease = Lease(RowBuffers(layers, length, base), base, length)
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
 

@@ -217,8 +217,8 @@ class PrefixCache:
                 ids = ids[: max(ends, default=0)]
             prompted = row.length if prompted is None else prompted
             if own is not None:  # what the cache counts is no longer the row's
-                own.count(len(ids), row.stored(complete=False).token_bytes)
-                self._held += (own,)
+                nbytes = (len(ids) - own.first) * row.stored(complete=False).token_bytes
+                own.stored, self._held = max(own.stored, nbytes), (*self._held, own)
             found = self.match(key, ids, len(ids))
             shared, complete = found.shared, row.complete and found.complete
             last = take_snapshot(cache) if exact and not complete else None
