@@ -85,7 +85,7 @@ def write(folder: Path, header: Header, arrays: Arrays, versions: str) -> Path:
     data = save({**arrays}, metadata | {"checksum": UNSIGNED})
     begin = 8 + int.from_bytes(data[:8], "little")
     signed = data[:begin].replace(UNSIGNED.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
-    replace_own(folder / header.name, signed + data[begin:])
+    replace_own(folder / header.name, b"".join((signed, memoryview(data)[begin:])))
     return folder / header.name
 
 
@@ -116,7 +116,7 @@ def host_arrays(pack: ArrayPack) -> Arrays:
     plain = [a.view(mx.uint16) if half else a for a, half in zip(arrays, halves, strict=True)]
     mx.eval(plain)
     return {
-        f"{i:05}{BFLOAT16 * half}": np.asarray(each)
+        f"{i:05}{BFLOAT16 * half}": np.asarray(each, order="C")
         for i, (each, half) in enumerate(zip(plain, halves, strict=True))
     }
 
