@@ -110,28 +110,17 @@ def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:
 
 
 def _without_newest(own: Mapping[str, Any], behind: int) -> dict[str, Any]:
-    """A window without its newest `behind` tokens, which its last pass has appended in order.
-
-    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the first of them sees,
-    except the oldest token of a full window. Zeros replace that token; the next update drops them
-    unseen. Raises `ValueError` if more is missing.
-    """
+    """A window without its newest `behind` tokens, which are not all that its last pass appended:
+    `RotatingKVCache._update_concat` (mlx-lm 0.32.2) keeps everything that the first one sees.
+    Raises `ValueError` if some of that is missing."""
     offset = own["offset"] - behind
     if own.keys() == CHUNKED:
         return {"offset": offset}
     index = own["_idx"] - behind
-    gone = min(offset, own["max_size"]) - index
-    if gone > 1:
+    if index < min(offset, own["max_size"]):
         raise ValueError(f"a window no longer holds its state after {offset} tokens")
     kept = {name: own[name][..., :index, :] for name in ("keys", "values")}
-    if gone == 1:
-        kept = {name: _blank_first(array, own["keep"]) for name, array in kept.items()}
     return {"offset": offset, "_idx": kept["keys"].shape[2]} | kept
-
-
-def _blank_first(array: Any, keep: int) -> Any:
-    blank = mx.zeros((*array.shape[:-2], 1, array.shape[-1]), dtype=array.dtype)
-    return mx.concatenate([array[..., :keep, :], blank, array[..., keep:, :]], axis=2)
 
 
 def _in_order(array: Any, own: Mapping[str, Any]) -> Any:
@@ -151,14 +140,9 @@ def _in_order(array: Any, own: Mapping[str, Any]) -> Any:
 
 def grow_by(cache: Sequence[Any], tokens: int) -> None:
     """Let layers that keep every token allocate capacity for `tokens` more at their next
-    allocation. A fresh cache gets its buffers in the shape and dtype of the first pass. Upstream
-    allocates whole steps of `step` tokens (mlx_lm/models/cache.py 0.32.2,
-    `KVCache.update_and_fetch`, `QuantizedKVCache.update_and_fetch`) and writes in place while the
-    capacity lasts. Windows and recurrent states do not grow."""
+    allocation. Upstream allocates whole steps of `step` tokens (mlx_lm/models/cache.py 0.32.2,
+    `KVCache.update_and_fetch`) and writes in place while the capacity lasts."""
     for layer in leaves(cache):
-        if hasattr(layer, "step") and hasattr(layer, "__dict__") and _keeps_all(layer):
+        open_layer = hasattr(layer, "step") and hasattr(layer, "__dict__")
+        if open_layer and (isinstance(layer, SparseKVCache) or kind(layer) is Kind.APPEND):
             layer.step = whole_steps(tokens)
-
-
-def _keeps_all(layer: Any) -> bool:
-    return isinstance(layer, SparseKVCache) or kind(layer) is Kind.APPEND

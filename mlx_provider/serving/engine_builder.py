@@ -167,8 +167,9 @@ class EngineBuilder:
         if fixed is not None:  # a stored prefix must be computed here, by this software and device
             key = f"{kind}, {kv.key}"
             return PrefixCachePolicy(
-                prefixes, weights.model, key, kv.make_cache, shapes=fixed.shapes
-            )
+                prefixes, weights.model, key, kv.make_cache, memory=found.memory,
+                shapes=fixed.shapes,
+            )  # fmt: skip
         in_place = options.sparse_prefill is None  # sparse prefill moves rows to other caches
         return PrefixCachePolicy(
             prefixes,

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from agent_traffic import LAYER_BYTES, TAIL, SimRequest, SyntheticModel, Traffic
+from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.policy import PrefixCachePolicy
 from mlx_provider.engine.prefix_cache.tree import as_ids
@@ -51,7 +52,9 @@ class Server:
             tokenizer=SimpleNamespace(decode=lambda ids, skip_special: str(ids)),
         )
         policy: Any = PrefixCachePolicy
-        self.policy = policy(cache, named, "", model.make_cache)
+        row = model.make_cache()
+        model.feed(row, as_ids(range(64)), 0, 64)
+        self.policy = policy(cache, named, "", model.make_cache, memory=profile(row))
 
     def serve(
         self,

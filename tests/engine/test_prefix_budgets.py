@@ -93,7 +93,6 @@ def test_each_turn_reuses_the_part_that_fits(
     model = SyntheticModel(layers, window=WINDOW, state_units=STATE)
     cache = Bounded(budget * model.unit)
     server = Compared(cache, model, chunk=chunk)
-    server.serve(SimRequest([1, 2, 3], (), [4]))  # the first pass measures the memory of a row
     history = traffic.tokens(first)
     stored = 0
     for growth in growths:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
-from mlx_provider.records import Prompt
+from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 
@@ -47,7 +48,11 @@ def test_tokens_are_those_of_a_cold_prompt(
     talk(new_engine(model, prefix_cache=whole, make_cache=make_cache, max_chunk=64), 1)
     limit = whole.nbytes * 2 // 3
     cache = PrefixCache(budget=lambda: limit)
-    engine = new_engine(model, prefix_cache=cache, make_cache=make_cache, max_chunk=64)
+    row = make_cache()
+    model.prefill(PrefillChunk(Prompt([*range(64)]), 0, 64, row))
+    engine = new_engine(
+        model, prefix_cache=cache, make_cache=make_cache, max_chunk=64, memory=profile(row)
+    )
     asked = talk(engine, 4)
     cold = talk(new_engine(model, make_cache=make_cache, max_chunk=64), 4)
     assert all(request.cached >= 64 for request in asked[1:])

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.disk import Restore
 from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
 from schedules import Calls
 
@@ -30,7 +31,7 @@ def restored(
     ids, make, disk = as_ids(tokens), model.make_cache, prefix_cache.disk
     find = partial(prefix_cache.match, key, ids, len(ids) - 1)
     if disk is not None:
-        restore = disk.restore(key, ids, find, make, room, grid)
+        restore = Restore(disk, disk.fill(key, ids, find, make, room, grid))
         while not restore.ended:
             calls.run()
         if restore.cache is not None:

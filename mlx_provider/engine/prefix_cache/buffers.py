@@ -24,6 +24,7 @@ from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..sizes import STEP_TOKENS, whole_steps
+from .segments import ArrayPack
 from .tree import Match, Node, segment_of, split
 
 if TYPE_CHECKING:
@@ -36,16 +37,14 @@ class RowBuffers:
     """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
 
     def __init__(
-        self,
-        layers: dict[int, Any],
-        first: int = 0,
-        base: RowBuffers | None = None,
+        self, layers: dict[int, Any], first: int = 0, base: RowBuffers | None = None
     ) -> None:
         """`base`: the common prefix, which holds tokens `[0, first)`."""
         self.layers = layers
         self.first = first
         self.base = base
         self.stored = 0
+        """Bytes that the prefix cache counts: they are not charged to the row."""
         self.intact = True
         """False after a device failure in its last row."""
         self._users: tuple[weakref.ref[Lease], ...] = ()
@@ -103,10 +102,6 @@ class RowBuffers:
     def used_by(self, row: Lease) -> None:
         self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
 
-    def count(self, length: int, token_bytes: int) -> None:
-        """The prefix cache counts the first `length` tokens: they are not charged to the row."""
-        self.stored = max(self.stored, (length - self.first) * token_bytes)
-
     def slack(self, length: int) -> int:
         arrays, own = self.own_arrays, length - self.first
         return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
@@ -117,14 +112,20 @@ class RowBuffers:
             mx.eval(cut)
             set_arrays(layer, cut)
 
-    def pieces(self, leaf: int, spans: Sequence[tuple[int, int]]) -> list[list[Any]]:
-        """Copies of parts of a leaf, whose own arrays end with that."""
-        found = [[mx.contiguous(a) for a in self.arrays(leaf, *span)] for span in spans]
-        mx.eval(found)
-        layer = self.layers.pop(leaf)
-        if not isinstance(layer, Prefix):
-            layer.keys = layer.values = None
-        return found
+    def copy_out(self, stored: Sequence[Node]) -> None:
+        """Let nodes have copies of their own, layer by layer, whose arrays end with that."""
+        copies: list[list[Any]] = [[] for _ in stored]
+        for leaf in [leaf for leaf, count in segment_of(stored[0]).layers if count]:
+            for node, pieces in zip(stored, copies, strict=True):
+                arrays = self.arrays(leaf, node.start, node.stop)
+                pieces += [mx.contiguous(array) for array in arrays]
+            mx.eval(copies)
+            layer = self.layers.pop(leaf)
+            if not isinstance(layer, Prefix):
+                layer.keys = layer.values = None
+        for node, pieces in zip(stored, copies, strict=True):
+            pack = ArrayPack.loose(pieces)
+            node.segment = replace(segment_of(node), pack=pack, held=None, start=0, slack=0)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         every = leaves(cache)
@@ -159,8 +160,9 @@ class RowBuffers:
         prefix.above.add(self)
         for user in [ref() for ref in self._users]:
             if user is not None and user.own is self:
-                user.share(prefix, at)
+                user.base, user.shared, user.token_bytes = prefix, at, prefix.token_bytes
                 user.capacity = self.capacity
+                prefix.used_by(user)
         return prefix
 
 
@@ -188,10 +190,6 @@ class Lease:
             each.used_by(self)
         if self.own is not None:
             self.own.intact = False
-
-    def share(self, base: RowBuffers, tokens: int) -> None:
-        self.base, self.shared, self.token_bytes = base, tokens, base.token_bytes
-        base.used_by(self)
 
     def own_of(self, cache: Sequence[Any]) -> RowBuffers | None:
         """`None`: `cache` has other buffers, because the row was merged."""
@@ -297,8 +295,7 @@ class Leases:
             return self.lease(cache), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
-        whole = layers.keys() == base.layers.keys()
-        lease = Lease(RowBuffers(layers, length, base) if whole else None, base, length)
+        lease = Lease(RowBuffers(layers, length, base), base, length)
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
 

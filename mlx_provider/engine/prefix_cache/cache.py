@@ -25,16 +25,6 @@ from . import tree
 from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
 from .eviction import Sessions, evict, fit
-from .growth import (
-    attach,
-    copy_out,
-    cut_back,
-    grow,
-    prune,
-    refers,
-    shared_path,
-    stored_in_buffers,
-)
 from .segments import RowFiller, RowParts, Snapshot, row_parts, take_snapshot
 from .tree import ID_BYTES, CacheKey, Ids, Match, Node, as_ids, key_tokens, segment_of
 
@@ -121,7 +111,7 @@ class PrefixCache:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = leases.begin(match, cache, room, spare)
         if match.length:
-            state = match.snapshot
+            state = match.stateful.snapshot if match.stateful else None
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
             for node in match.path:
                 stop = min(node.stop, match.length)
@@ -227,8 +217,8 @@ class PrefixCache:
                 ids = ids[: max(ends, default=0)]
             prompted = row.length if prompted is None else prompted
             if own is not None:  # what the cache counts is no longer the row's
-                own.count(len(ids), row.stored(complete=False).token_bytes)
-                self._held += (own,)
+                nbytes = (len(ids) - own.first) * row.stored(complete=False).token_bytes
+                own.stored, self._held = max(own.stored, nbytes), (*self._held, own)
             found = self.match(key, ids, len(ids))
             shared, complete = found.shared, row.complete and found.complete
             last = take_snapshot(cache) if exact and not complete else None
@@ -252,8 +242,9 @@ class PrefixCache:
             return 0
         for at in sorted(inside, reverse=True):
             self._offer(leaf, at, inside[at], budget, wanted=at <= shared)
-        prune(leaf)
-        self.recount()
+        if tree.prune(leaf):
+            self.recount()
+        self.evict(buffers=self._max_buffers, keep=leaf.path())
         if session is not None:
             each = row.stored(complete=row.complete).token_bytes + ID_BYTES
             self._sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
@@ -284,14 +275,14 @@ class PrefixCache:
         root, layout = self._roots.get(key) or tree.new_root(), row.layout
         complete = row.complete and found.complete
         row = row.stored(complete=complete)
-        stored = shared_path(found, len(ids), complete=complete)
+        stored = tree.shared_path(found, len(ids), complete=complete)
         each, (most, heads) = row.token_bytes + ID_BYTES, share
         stop, kept = fit(
             stored, len(ids), each, states, spare, prompted=prompted, complete=complete, budget=most
         )
-        if stop < len(ids) or not refers(own, row, stored, len(ids)):
+        if stop < len(ids) or not tree.refers(own, row, stored, len(ids)):
             own = None
-        path = cut_back(stored, stop, kept, len(ids))
+        path = tree.cut_back(stored, stop, kept, len(ids))
         held = {node.stop for node in path if node.snapshot is not None}
         new = {at: s for at, s in {**spare, **states}.items() if at in kept - held}
         grows = max(0, stop - found.shared) * each + sum(s.nbytes for s in new.values())
@@ -303,21 +294,19 @@ class PrefixCache:
         for node in path:
             if own is not None and node.start >= own.first:
                 node.segment = row.cut(node.start, node.stop, own)
-        leaf = grow(
+        leaf = tree.grow(
             path[-1] if path else root, ids[:stop], row, new, prompted=prompted, own=own,
             continued=2 * found.shared > len(ids),
         )  # fmt: skip
         self._clock += grows
         self._touch(leaf)
-        self.recount()
-        self.evict(buffers=self._max_buffers, keep=leaf.path())
         return leaf
 
     def _offer(self, leaf: Node, at: int, state: Snapshot, budget: int, *, wanted: bool) -> None:
         """Store a state inside a message. A guess that no row has `wanted` evicts nothing."""
         if not wanted and self.nbytes + state.nbytes > budget:
             return
-        node = attach(leaf, at, state, wanted=wanted)
+        node = tree.attach(leaf, at, state, wanted=wanted)
         if node is not None:
             self._clock += state.nbytes
             self.recount()
@@ -342,8 +331,9 @@ class PrefixCache:
             over = held - nbytes, self.buffers - buffers
             evict([*self.nodes()], *over, clock=self._clock, keep=frozenset(keep))
             for each, left in self._nodes_of_buffers().items():
-                if stored_in_buffers(left) != each.stored and not each.needed:
-                    copy_out(each, left)
+                stored = sum(segment_of(node).stored for node in left)
+                if stored != each.stored and not each.needed:
+                    each.copy_out(sorted(left, key=lambda node: node.start))
             self.recount()
         self._trim(nbytes)
         freed = before - self.nbytes
@@ -365,12 +355,12 @@ class PrefixCache:
     def _drop_lost(self) -> None:
         for each in [each for each in self._held if each.lost and each.stored]:
             for node in self.nodes_in(each)[:1]:
-                tree.remove_below(node)
+                tree.remove(node)
             self.recount()
 
     def clear(self) -> None:
         for node in [node for root in self._roots.values() for node in root.children.values()]:
-            tree.remove_below(node)  # or the memory waits for the collector, as nodes form cycles
+            tree.remove(node)  # or the memory waits for the collector, as nodes form cycles
         self.recount()
         self._sessions.clear()
         if self.disk is not None:
@@ -403,9 +393,13 @@ class PrefixCache:
 
     def _sums(self) -> tuple[int, int, dict[RowBuffers, int]]:
         """Bytes, device buffers, and bytes in the buffers of each row."""
-        found = [*self.nodes()]
-        held = {each: stored_in_buffers(own) for each, own in self._nodes_of_buffers().items()}
-        return sum(node.nbytes for node in found), sum(node.buffers for node in found), held
+        nbytes, buffers, held = 0, 0, dict[RowBuffers, int]()
+        for node in self.nodes():
+            nbytes, buffers = nbytes + node.nbytes, buffers + node.buffers
+            segment = segment_of(node)
+            if segment.held is not None:
+                held[segment.held] = held.get(segment.held, 0) + segment.stored
+        return nbytes, buffers, held
 
     def close(self) -> None:
         """Wait until the disk tier has written its queue."""

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +57,8 @@ BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
 """Marks the folder as a cache for backup programs (bford.info/cachedir)."""
 Step = tuple[Header, int, int]
 """A file, its first token (a damaged header may name another), and where the prompt leaves it."""
+Filling = Generator[Header, Arrays, tuple[list[Any] | None, int]]
+"""Yields the files that it needs, and gets their arrays. Returns a row cache and its tokens."""
 Call = Callable[[Callable[[], Any]], Future[Any]]
 """Runs a function on the engine thread, between steps."""
 
@@ -124,9 +127,8 @@ class Index:
     def states_along(self, key: CacheKey, ids: Ids) -> list[Header]:
         """Longest first."""
         own, digest = key.digest().hex(), digests(key, ids)
-        states = [h for h in self.files.values() if not len(h.tokens) and h.key == own]
-        states = [h for h in states if h.start <= len(ids)]
-        states.sort(key=lambda state: state.start)
+        of_key = (h for h in self.files.values() if h.key == own and h.start <= len(ids))
+        states = sorted((h for h in of_key if not len(h.tokens)), key=lambda h: h.start)
         return [state for state in states if digest(state.start) == state.parent][::-1]
 
 
@@ -137,10 +139,7 @@ class Restore:
     between.
     """
 
-    def __init__(
-        self, disk: DiskTier, fill: Generator[Header, Arrays, tuple[list[Any] | None, int]]
-    ) -> None:
-        """`fill` yields the files that it needs, and gets their arrays."""
+    def __init__(self, disk: DiskTier, fill: Filling) -> None:
         self.ended = False
         """Any thread may read this."""
         self.cache: list[Any] | None = None
@@ -240,15 +239,12 @@ class DiskTier:
         stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
         digest, own = digests(key, ids), key.digest().hex()
         for start, end in pairwise(_cuts(covered, stop, prompted)):
-            nbytes = (end - start) * row.token_bytes
-            size = _file_bytes(end - start, nbytes, len(row.shape))
-            if size > left or not self._takes(size):
-                break
             segment, tokens = row.cut(start, end), ids[start:end]
-            header = Header(own, digest(start), start, tokens, complete, segment.layers, size)
-            self._write(header, segment.pack)
+            header = Header(own, digest(start), start, tokens, complete, segment.layers)
+            if not self._write(header, segment.pack, left):
+                break
             path.append(header)
-            left -= size
+            left -= self._index.files[header.name].nbytes
         if not complete:
             self._save_states(key, ids, states)
         self._touch(path)
@@ -258,25 +254,28 @@ class DiskTier:
         digest, own = digests(key, ids), key.digest().hex()
         known = {state.start for state in self._index.states_along(key, ids)}
         for at, state in sorted(states.items()):
-            if at not in known and self._takes(state.nbytes):
-                size = _file_bytes(0, state.nbytes, len(state.layers))
+            if at not in known:
                 layers = list(state.layers.items())
-                self._write(Header(own, digest(at), at, ids[:0], False, layers, size), state.pack)
+                header = Header(own, digest(at), at, ids[:0], False, layers)
+                self._write(header, state.pack, self.limit)
         every = self._index.states_along(key, ids)
         for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
             self._forget(header.name)
 
-    def _takes(self, size: int) -> bool:
+    def _write(self, header: Header, pack: ArrayPack, left: int) -> bool:
+        """Queue a file, if it has at most `left` bytes and the disk is fast enough."""
+        tokens, layers = len(header.tokens), len(header.layers)
+        header = replace(header, nbytes=pack.nbytes + 12 * tokens + 2**11 + 2**8 * layers)
         queued = self._sent - self.writer.done
-        fits = not queued or queued + size <= MAX_QUEUED
-        self._skipped += not fits
-        return fits
-
-    def _write(self, header: Header, pack: ArrayPack) -> None:
+        slow = queued > 0 and queued + header.nbytes > MAX_QUEUED
+        self._skipped += slow
+        if slow or header.nbytes > left:
+            return False
         self._sent += pack.nbytes
         self._index.add(header)
         failed = partial(self._then_forget, header.name)
         self.writer.do(partial(self.writer.write, header, host_arrays(pack), failed))
+        return True
 
     def _then_forget(self, name: str) -> None:
         """Disk thread."""
@@ -305,28 +304,17 @@ class DiskTier:
             length, needed = state.start, [(state, state.start, state.start)]
         return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
 
-    def restore(
-        self,
-        key: CacheKey,
-        ids: Ids,
-        match: Callable[[], Match],
-        make_cache: Callable[[], list[Any]],
-        room: int,
-        grid: int = 1,
-    ) -> Restore:
-        """`match`: what memory has. `room`: tokens of the row, which resumes at a multiple of
-        `grid`."""
-        return Restore(self, self._fill(key, ids, match, make_cache, room, grid))
-
-    def _fill(
+    def fill(
         self,
         key: CacheKey,
         ids: Ids,
         matches: Callable[[], Match],
         make_cache: Callable[[], list[Any]],
         room: int,
-        grid: int,
-    ) -> Generator[Header, Arrays, tuple[list[Any] | None, int]]:
+        grid: int = 1,
+    ) -> Filling:
+        """`matches`: what memory has. `room`: tokens of the row, which resumes at a multiple of
+        `grid`."""
         match = matches()
         goal, steps = self.find(key, ids, match, grid)
         if not goal:
@@ -399,7 +387,7 @@ class DiskTier:
         found = sorted(list_files(self.folder), key=lambda each: each[1].st_mtime_ns)
         for path, of in found:
             try:
-                if path.suffix == files.TEMPORARY and time.time() - of.st_mtime > STALE:
+                if path.name.startswith("tmp") and time.time() - of.st_mtime > STALE:
                     path.unlink(missing_ok=True)
                 if path.suffix == files.SUFFIX:
                     if stat.S_IFMT(of.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
@@ -412,10 +400,6 @@ class DiskTier:
                 refused[str(reason.strerror)] += 1
         for text, count in refused.items():
             log.warning("prefix cache: %d files in %s ignored: %s", count, self.folder, text)
-
-
-def _file_bytes(tokens: int, nbytes: int, layers: int) -> int:
-    return nbytes + 12 * tokens + 2**11 + 2**8 * layers
 
 
 def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:

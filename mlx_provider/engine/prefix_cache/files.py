@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import queue
-import secrets
 import stat
 import threading
 import time
@@ -31,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ...config import installed_version
-from ...safe_open import open_own
+from ...safe_open import open_own, replace_own
 from .segments import ArrayPack
 from .tree import Ids
 
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 
 FORMAT = 5
 SUFFIX = ".safetensors"
-TEMPORARY = ".tmp"
 MAX_HEADER = 2**24
 BFLOAT16 = "bf16"
 UNSIGNED = "-" * 64
@@ -81,26 +79,14 @@ def versions() -> str:
 
 
 def write(folder: Path, header: Header, arrays: Arrays, versions: str) -> Path:
-    """Write a file atomically: after a crash it is complete or missing. Mode 0600. Raises
-    `OSError`."""
+    """Raises `OSError`."""
     about = [header.key, header.parent, header.start, header.tokens.tolist(), header.complete]
     metadata = {"versions": versions, "header": json.dumps([*about, header.layers])}
     data = save({**arrays}, metadata | {"checksum": UNSIGNED})
     begin = 8 + int.from_bytes(data[:8], "little")
     signed = data[:begin].replace(UNSIGNED.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
-    path = folder / header.name
-    temporary = folder / f".{header.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    try:
-        with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123
-            file.write(signed)
-            file.write(memoryview(data)[begin:])
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    replace_own(folder / header.name, b"".join((signed, memoryview(data)[begin:])))
+    return folder / header.name
 
 
 def read_header(path: Path, versions: str) -> Header:
@@ -130,7 +116,7 @@ def host_arrays(pack: ArrayPack) -> Arrays:
     plain = [a.view(mx.uint16) if half else a for a, half in zip(arrays, halves, strict=True)]
     mx.eval(plain)
     return {
-        f"{i:05}{BFLOAT16 * half}": np.asarray(each)
+        f"{i:05}{BFLOAT16 * half}": np.asarray(each, order="C")
         for i, (each, half) in enumerate(zip(plain, halves, strict=True))
     }
 

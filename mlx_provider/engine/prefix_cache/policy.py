@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from ...records import LoadedModel, Prompt
-from ..memory import MemoryProfile, profile
+from ..memory import MemoryProfile
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind
 from ..sizes import STEP_TOKENS, FixedShapes
 from .buffers import Lease, Leases, divisible, own_layers
 from .cache import PrefixCache
+from .disk import Restore
 from .tree import NEAR, RECENT, CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
@@ -61,7 +62,8 @@ class PrefixCachePolicy:
     ) -> None:
         """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
         share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
-        between all configurations that may compute different bits."""
+        between all configurations that may compute different bits. `memory`: of a row; `None`:
+        prompts are taken to fit the prefix cache."""
         self._leases = Leases(cache, in_place, least)
         forks = in_place and divisible(own_layers(make_cache()))
         self._least = least if least is not None and forks else inf
@@ -74,7 +76,6 @@ class PrefixCachePolicy:
         self._grid = 1 if shapes is None else shapes.tokens
         """A prefix is stored and used only up to a multiple of this."""
         self._memory = memory
-        """`None` before the first row."""
 
     def look_up(self, job: PrefillJob) -> None:
         if job.ids is None:
@@ -152,7 +153,8 @@ class PrefixCachePolicy:
         match, key, disk = self._found(job), self._key(job.request), self._cache.disk
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
-            job.restore = disk.restore(key, job.ids, found, self._make_cache, room, self._grid)
+            fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
+            job.restore = Restore(disk, fill)
             return None
         job.match = job.rows[0].lease = None  # nothing else may have changed what it claims
         if self._leases.prepare(match):
@@ -206,7 +208,9 @@ class PrefixCachePolicy:
 
     def _places(self, job: PrefillJob, start: int, branch: int) -> tuple[int, ...]:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""
-        prompt, fits = job.prompt, self._fits(job)
+        prompt, fits = job.prompt, None
+        if self._memory is not None:
+            fits = self._cache.fits(self._memory, job.request.session)
         grid = GRID if self._ends_passes else self._grid
         found = {*places(prompt, start, branch, grid=grid, fits=fits)}
         if fits is not None and fits < len(prompt.tokens) and self._cache.disk is not None:
@@ -220,15 +224,7 @@ class PrefixCachePolicy:
         """Where the next turn of a conversation, or the same prompt, resumes by whole passes."""
         return set() if self._shapes is None else {self._shapes.whole(len(prompt.tokens) - 1)}
 
-    def _fits(self, job: PrefillJob) -> int | None:
-        """Tokens of a row that the prefix cache can hold, once the memory of a row is known."""
-        if self._memory is None and job.cache is not None:
-            self._memory = profile(job.held())
-        return None if self._memory is None else self._cache.fits(self._memory, job.request.session)
-
     def passed(self, job: PrefillJob, start: int) -> None:
-        if self._memory is None and self._strictest is not Kind.APPEND:
-            self._plan_again(job)
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
             self._cache.save_head(self._key(job.request), ids, job.held(), start)
@@ -243,14 +239,6 @@ class PrefixCachePolicy:
     def _whole(self, done: int) -> int:
         """The part of `done` prefilled tokens that may be stored."""
         return done if self._shapes is None else self._shapes.whole(done)
-
-    def _plan_again(self, job: PrefillJob) -> None:
-        """Plan again after the first pass of all, which shows the memory of a row."""
-        fits = self._fits(job)
-        if fits is not None and fits < len(job.request.prompt.tokens):
-            taken = [at for at in job.keeps if at <= job.done]
-            self._plan_snapshots(job, job.done)
-            job.keeps = [*taken, *job.keeps]
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """If tokens were left out, the tokens after them differ from those of other prompts."""

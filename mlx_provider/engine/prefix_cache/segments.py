@@ -94,17 +94,6 @@ class Snapshot:
     inside: bool = False
     """Taken inside a message, for prompts that leave this one there."""
 
-    @classmethod
-    def of(cls, attributes: Mapping[int, Mapping[str, Any]]) -> Snapshot:
-        """Copy and evaluate. Raises `Unstorable` for values other than arrays and plain data."""
-        arrays: list[Any] = []
-        layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
-        return cls(layers, ArrayPack.of(arrays))
-
-    def attributes(self, leaf: int) -> dict[str, Any]:
-        decoded: dict[str, Any] = decode(self.layers[leaf], self.pack)
-        return decoded
-
     @property
     def nbytes(self) -> int:
         return self.pack.nbytes
@@ -117,8 +106,8 @@ class Snapshot:
 def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     """Windows and states of a row. `None` if every layer keeps every token.
 
-    `at`: their values after that many tokens, at the beginning of the last pass (of several tokens)
-    or within it; only windows still have the data for this. A window that has not wrapped is
+    `at`: their values after that many tokens, within the last pass of several tokens; only windows
+    still have the data for this. A window that has not wrapped is
     included, as it may wrap before the row is stored. Raises `Unstorable`, and `ValueError` if the
     data for `at` is gone.
     """
@@ -133,7 +122,9 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
             own = vars(layer)
             # `ArraysCache`: paddings and lengths belong to the batch, not to the row
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
-    return Snapshot.of(attributes) if attributes else None
+    arrays: list[Any] = []
+    layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
+    return Snapshot(layers, ArrayPack.of(arrays)) if layers else None
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
@@ -186,8 +177,12 @@ class Segment:
     """Bytes of capacity after it in `held`, if no row uses them."""
 
     @property
+    def stored(self) -> int:
+        return self.length * self.token_bytes
+
+    @property
     def nbytes(self) -> int:
-        return self.length * self.token_bytes + self.slack
+        return self.stored + self.slack
 
     @property
     def needed(self) -> bool:
@@ -323,7 +318,9 @@ class RowFiller:
             first = max(start, held)
             if not parts:
                 continue
-            _check_fits(layer, len(parts))
+            plain = layer is None or kind(layer) is Kind.STATE
+            if plain or len(parts) != (6 if hasattr(layer, "bits") else 2):
+                raise ValueError(f"{type(layer).__name__} differs from the stored layer")
             if first >= stop:
                 continue
             if leaf not in self._buffers:
@@ -351,23 +348,17 @@ class RowFiller:
             if vars(layer).keys() == ROTATING:
                 vars(layer)["_idx"] = length
         every, fresh = leaves(self._cache), list[Any]()
-        states = {} if snapshot is None else {i: snapshot.attributes(i) for i in snapshot.layers}
-        for leaf, attributes in states.items():
-            vars(every[leaf]).update(attributes)
-            fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
+        if snapshot is not None:
+            for leaf, state in snapshot.layers.items():
+                attributes = decode(state, snapshot.pack)
+                vars(every[leaf]).update(attributes)
+                fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         mx.eval(fresh, list(self._buffers.values()))
         return self._cache
 
 
 def copy_tokens(piece: Any, buffer: Any, at: int) -> None:
     buffer[..., at : at + piece.shape[-2], :] = piece
-
-
-def _check_fits(layer: Any, count: int) -> None:
-    """Raises `ValueError` unless so many arrays can be a layer's keys and values."""
-    plain = layer is None or kind(layer) is Kind.STATE
-    if plain or count != (6 if hasattr(layer, "bits") else 2):
-        raise ValueError(f"{type(layer).__name__} differs from the stored layer")
 
 
 def _slack(layer: Any, length: int, room: int) -> int:

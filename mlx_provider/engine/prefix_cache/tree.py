@@ -1,4 +1,4 @@
-"""A radix tree over token ids, in which content hashes replace images.
+"""A radix tree over token ids, in which content hashes replace images, and how its paths grow.
 
 Imports no mlx.
 """
@@ -6,8 +6,9 @@ Imports no mlx.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from ...records import Prompt
 
 if TYPE_CHECKING:
-    from .segments import Segment, Snapshot
+    from .buffers import RowBuffers
+    from .segments import RowParts, Segment, Snapshot
 
 Ids = NDArray[np.int64]
 ID_BYTES = 8
@@ -26,6 +28,8 @@ INSIDE = 2
 """Further snapshots kept per path: guesses, and branch points of prompts."""
 NEAR = 16
 """This many tokens are cheaper to compute again than to store with a state."""
+MAX_EDGE = 2048
+"""Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,6 @@ class Match:
     def complete(self) -> bool:
         return all(node.complete for node, _ in self.steps)
 
-    @property
-    def snapshot(self) -> Snapshot | None:
-        return None if self.stateful is None else self.stateful.snapshot
-
 
 def new_root() -> Node:
     return Node(np.empty(0, np.int64), 0, None, None, complete=True)
@@ -234,16 +234,15 @@ def common(a: Ids, b: Ids) -> int:
 
 
 def split(node: Node, at: int) -> Node:
-    """Split a node after `at` of its tokens. Returns the new upper part; `node` remains the lower
-    part, with snapshot and children."""
-    if node.parent is None or node.segment is None or not 0 < at < len(node.tokens):
-        raise ValueError(f"no cut at {at} of {len(node.tokens)} tokens")
+    """Split a node, which is no root, after `at` of its tokens. Returns the new upper part; `node`
+    remains the lower part, with snapshot and children."""
+    whole, first, parent = segment_of(node), int(node.tokens[0]), cast("Node", node.parent)
     upper = replace(
-        node, tokens=node.tokens[:at].copy(), segment=node.segment.slice(0, at), snapshot=None,
+        node, tokens=node.tokens[:at].copy(), segment=whole.slice(0, at), snapshot=None,
         children={}, resumed=0, sessions=dict(node.sessions),
     )  # fmt: skip
-    node.segment = node.segment.slice(at, len(node.tokens))
-    node.parent.children[int(upper.tokens[0])] = upper
+    parent.children[first] = upper
+    node.segment = whole.slice(at, len(node.tokens))
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
@@ -251,26 +250,110 @@ def split(node: Node, at: int) -> Node:
     return upper
 
 
-def add(parent: Node, tokens: Ids, segment: Segment, *, complete: bool) -> Node:
-    """`parent` must have no child with the same first token."""
-    if int(tokens[0]) in parent.children:
-        raise ValueError("a child with this first token exists")
-    node = Node(tokens.copy(), parent.stop, parent, segment, complete and parent.complete)
-    parent.children[int(tokens[0])] = node
+def remove(node: Node) -> None:
+    """With all below it. Also drops the payload, because a `Match` may still refer to the nodes."""
+    for each in (node, *nodes(node)):
+        each.segment = each.snapshot = None
+    cast("Node", node.parent).children.pop(int(node.tokens[0]))
+    node.children = {}
+
+
+def refers(own: RowBuffers | None, row: RowParts, path: Sequence[Node], length: int) -> bool:
+    """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
+    Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
+    if own is None or (row.complete and row.windows):
+        return False
+
+    def fits(node: Node) -> bool:
+        segment = segment_of(node)
+        if node.start < own.first:
+            return segment.held is own.base
+        return segment.held in (None, own) and segment.layers == row.shape
+
+    return all(node.stop <= length and fits(node) for node in path)
+
+
+def shared_path(found: Match, length: int, *, complete: bool) -> list[Node]:
+    """The stored nodes of the path. The last node is split where the path leaves it."""
+    path = [node for node, _ in found.steps]
+    agreed = found.steps[-1][1] if path else 0
+    if path and agreed < len(path[-1].tokens) and not (complete and found.shared == length):
+        path[-1] = split(path[-1], agreed)
+    return path
+
+
+def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
+    """The stored nodes of a head, with the snapshots that it keeps. `length`: tokens of the whole
+    path. A shorter head ends in a snapshot that is not a guess."""
+    nodes = [node for node in path if node.start < stop]
+    if nodes and stop < nodes[-1].stop and stop < length:
+        nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
+    for node in nodes:
+        if node.snapshot is not None and node.stop not in kept:
+            node.snapshot = None
+    if nodes and nodes[-1].guessed and stop < length:
+        nodes[-1].resumed = 1
+    return nodes
+
+
+def grow(
+    parent: Node,
+    ids: Ids,
+    row: RowParts,
+    states: Mapping[int, Snapshot],
+    *,
+    prompted: int,
+    own: RowBuffers | None,
+    continued: bool,
+) -> Node:
+    """Add tokens `[parent.stop, len(ids))` below `parent`, and states. Returns the last node."""
+    first, stop = parent.stop, len(ids)
+    edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
+    inner = {at for at in {prompted, *states, *edges} if first < at < stop}
+    for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
+        complete, tokens = row.complete and parent.complete, ids[start:end].copy()
+        child = Node(tokens, start, parent, row.cut(start, end, own), complete)
+        # a conversation that continues may continue again
+        child.hits, child.generated = int(continued), start >= prompted
+        parent.children[int(tokens[0])] = child
+        parent = child
+    for at, state in states.items():
+        attach(parent, at, replace(state, inside=False))
+    return parent
+
+
+def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
+    """Attach a state at token `at` of the path. Returns its node, if that had no state. `wanted`: a
+    row would have resumed there."""
+    node = next((node for node in leaf.path() if node.start < at <= node.stop), None)
+    if node is None or node.complete:
+        return None
+    if at < node.stop:
+        node = split(node, at - node.start)
+    if node.snapshot is not None:
+        return None
+    node.snapshot, node.resumed = state, int(wanted)
     return node
 
 
-def remove(leaf: Node) -> None:
-    """Also drops the payload, because a `Match` may still refer to the node."""
-    if leaf.parent is None or leaf.children:
-        raise ValueError("only a leaf can be removed")
-    del leaf.parent.children[int(leaf.tokens[0])]
-    leaf.segment = leaf.snapshot = None
-
-
-def remove_below(node: Node) -> None:
-    for each in [node, *nodes(node)][::-1]:
-        remove(each)
+def prune(leaf: Node) -> bool:
+    """Keep at most `1 + RECENT + INSIDE` snapshots of a path: the ends of the first and the
+    last messages; inside messages the most resumed, then the last ones. Returns whether it dropped
+    any."""
+    holders = [node for node in leaf.path() if node.snapshot is not None]
+    inside = [node for node in holders if node.snapshot is not None and node.snapshot.inside]
+    ends: list[Node] = []
+    for node in [node for node in holders if node not in inside]:
+        # the end of a prompt saves almost nothing after that of its last message, once the path
+        # continues
+        if not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]:
+            ends.append(node)
+    inside.sort(key=lambda node: (node.resumed, node.stop))
+    kept = {*ends[:1], *ends[1:][-RECENT:], *inside[-INSIDE:]}
+    for node in holders:
+        if node not in kept:
+            node.snapshot = None
+    return len(kept) < len(holders)
 
 
 def nodes(root: Node) -> Iterator[Node]:
@@ -284,17 +367,16 @@ def nodes(root: Node) -> Iterator[Node]:
 def check(root: Node) -> None:
     """Raises `AssertionError` if an invariant of `Node` is broken."""
     for node in nodes(root):
-        parent, length = node.parent or node, len(node.tokens)
-        faults = [
-            ("parent and child disagree", parent.children.get(int(node.tokens[0])) is not node),
-            ("does not start where its parent ends", node.start != parent.stop or not length),
-            ("payload of another length", node.segment is None or node.segment.length != length),
-            ("complete below an incomplete parent", node.complete and not parent.complete),
-        ]
-        if parent.parent is not None:
-            pinned = node.sessions.keys() <= parent.sessions.keys()
-            faults += [("pinned below an unpinned parent", not pinned)]
-            faults += [("used later than its parent", node.used > parent.used)]
-        for fault, found in faults:
-            if found:
-                raise AssertionError(f"{node.start}: {fault}")
+        parent, length = cast("Node", node.parent), len(node.tokens)
+        top, pinned = parent.parent is None, node.sessions.keys() <= parent.sessions.keys()
+        rules = {
+            "parent and child agree": parent.children.get(int(node.tokens[0])) is node,
+            "it starts where its parent ends": node.start == parent.stop and length,
+            "its payload has its length": node.segment and node.segment.length == length,
+            "a complete node has a complete parent": parent.complete or not node.complete,
+            "a pinned node has a pinned parent": top or pinned,
+            "its parent was used as late": top or node.used <= parent.used,
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise AssertionError(f"{node.start}: not true that {rule}")
