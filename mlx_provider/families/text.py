@@ -21,7 +21,7 @@ from .tokenizer import HFTokenizer
 
 
 @dataclass(frozen=True)
-class TextModel:
+class TextModel(logits.FromHidden):
     """See `mlx_provider.LoadedModel`. Positions are those of plain text."""
 
     model: Any
@@ -50,24 +50,6 @@ class TextModel:
 
     def make_cache(self) -> list[Any]:
         return text_cache(self.model)
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        narrowed = logits.narrowed(self.model, self.backbone, logits.last_token)
-        return narrowed(_tokens(chunk), cache=chunk.cache)[0, -1]
-
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> mx.array:
-        if logits_at is None:
-            found: mx.array = self.model(tokens[:, None], cache=cache)
-        else:
-            keep = logits.rows_at(logits_at)
-            found = logits.narrowed(self.model, self.backbone, keep)(tokens[:, None], cache=cache)
-        return found[:, -1]
 
     @property
     def shows_hidden(self) -> bool:

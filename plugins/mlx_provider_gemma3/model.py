@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from mlx_provider import (
     BadRequest,
-    Features,
     LoadOptions,
     MediaItem,
     MediaSpan,
@@ -41,7 +40,6 @@ from mlx_provider.families.vision.model import (
     Placed,
     VisionFeatures,
     VisionModel,
-    embedded,
     head,
     media_rows,
     no_media,
@@ -218,11 +216,6 @@ def _scaled_embeddings(text_model: Any, chunk: PrefillChunk, end: int) -> mx.arr
 
 class GemmaModel(VisionModel):
     """Positions come from the caches' offsets; `decode` needs none."""
-
-    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
-
-    def embed(self, span: MediaSpan) -> Features:
-        return embedded(self, span)
 
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
         for span in spans:
