@@ -40,10 +40,7 @@ class TextModel(logits.FromHidden):
     ) -> Prompt:
         if media:
             raise BadRequest("this model takes text only: remove the image", param="messages")
-        rendered = self.tokenizer.render(messages, tools, variables)
-        return Prompt(
-            tokens=rendered.tokens, text=rendered.text, snapshot_points=rendered.snapshot_points
-        )
+        return self.tokenizer.render(messages, tools, variables)
 
     def embed(self, span: MediaSpan) -> Features:
         raise BadRequest("this model takes text only", param="messages")

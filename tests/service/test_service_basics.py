@@ -28,7 +28,7 @@ from mlx_provider.protocol.events import ErrorBody, Failed
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.figures import Active, Entry
 from mlx_provider.serving.residents import Lease
-from mlx_provider.serving.weights import ModelView, Weights
+from mlx_provider.serving.weights import ModelView
 from waiting import wait_until
 
 QUIET = dict.fromkeys(range(8), -100.0)
@@ -271,7 +271,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
     held = model.start(max_tokens=30_000, sampling=warm(1))
     held.get(60)
 
-    def entered(entry: Entry, request: Request, view: ModelView, lease: Lease[Weights]) -> Active:
+    def entered(entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
         active = Active(request, view.name, lease, view.instance)
         dies(model, held)
         active.instance.arriving.append(request.account)
