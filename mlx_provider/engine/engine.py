@@ -109,7 +109,7 @@ class Engine:
             if prefixes is None or not prefixes.pays_ahead(job):
                 self.requests.abandon(request)
             return
-        self.recorder.request_queued()
+        self.recorder.count("requests_received")
 
     def prefill_ahead(self, request: Request) -> None:
         """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
@@ -234,4 +234,7 @@ class Engine:
             self.recent.steps.append(
                 Step(ended, seconds, len(plan.rows), decoded, chunk, plan.mixed)
             )
-            self.recorder.step(seconds, chunk, mixed=plan.mixed)
+            runs = "mixed" if plan.mixed else "chunk" if chunk else "decode"
+            self.recorder.observe("step_seconds", seconds, runs)
+            if chunk:
+                self.recorder.observe("chunk_tokens", chunk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -26,21 +26,10 @@ LOOKUPS = 32
 
 class Recorder:
     """Counts and times of requests. Every method is cheap and safe from any thread. It keeps
-    nothing; see `serving.metrics.EngineMetrics`."""
+    nothing; see `serving.metrics.EngineMetrics`, which has the names."""
 
-    def request_queued(self) -> None: ...
-    def request_started(self) -> None: ...
-    def request_finished(self, reason: str) -> None: ...
-    def request_failed(self, code: str) -> None: ...
-    def tokens(self, prefilled: int, cached: int, decoded: int) -> None: ...
-    def first_token(self, seconds: float) -> None: ...
-    def inter_token(self, seconds: float) -> None: ...
-    def drafts(self, drafted: int, accepted: int) -> None: ...
-    def skipped(self, tokens: int) -> None: ...
-    def ahead(self, tokens: int) -> None: ...
-    def evicted(self, n: int) -> None: ...
-    def step(self, seconds: float, chunk: int, *, mixed: bool) -> None: ...
-    def looked_up(self, tokens: Mapping[str, int]) -> None: ...
+    def count(self, name: str, n: int = 1, label: str = "") -> None: ...
+    def observe(self, name: str, value: float, label: str = "") -> None: ...
 
 
 def timings_of(request: Request, now: float) -> Timings:
@@ -109,7 +98,7 @@ class StepOutput:
 
     def take(self) -> list[Post]:
         if self.decoded:
-            self.recorder.tokens(prefilled=0, cached=0, decoded=self.decoded)
+            self.recorder.count("tokens_decoded", self.decoded)
             self.decoded = 0
         events, self._events = self._events, {}
         return list(events.items())
@@ -117,14 +106,14 @@ class StepOutput:
     def start(self, request: Request) -> None:
         if request.started is None and not request.ahead:
             request.started = self.clock()
-            self.recorder.request_started()
+            self.recorder.count("requests_started")
 
     def add_token(self, request: Request, now: float) -> None:
         if request.first_token is None:
             request.first_token = now
-            self.recorder.first_token(now - request.arrived)
+            self.recorder.observe("first_token_seconds", now - request.arrived)
         elif request.last_token is not None:
-            self.recorder.inter_token(now - request.last_token)
+            self.recorder.observe("inter_token_seconds", now - request.last_token)
         request.last_token = now
         self.decoded += 1
 
@@ -141,12 +130,12 @@ class StepOutput:
             accepted_tokens=request.accepted,
         )
         self.post(request, [Done(usage=usage, timings=timings_of(request, now))])
-        self.recorder.request_finished(reason)
+        self.recorder.count("requests_finished", label=reason)
         log.info(log_line(request, reason, now))
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
         self.post(request, [Failed.of(error)])
-        self.recorder.request_failed(error.code)
+        self.recorder.count("requests_failed", label=error.code)
         log.warning("request %s failed: %s", request.id, error.message)
 
 

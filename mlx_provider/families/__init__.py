@@ -15,8 +15,7 @@ modules have the parts that families share:
 | `layers` | `route_attention`: rows of any length in one call; `patch`; weights in another dtype |
 | `vision.loading` | `load_model`, `replaced`, `in_slices`; mlx-vlm's models by their public calls |
 | `vision.model` | the base `VisionModel`; `vision_info`, `build_prompt`, `MediaMarks`, `head` |
-| `vision.patches` | images and frames as patches (`PatchTexts`), their sizes and M-RoPE positions |
-| `vision.patch_model` | `load_patch_model`: a whole model over patches and such positions |
+| `vision.patches` | the sizes of images, and M-RoPE positions |
 
 A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaMarks` and a class
 derived from `VisionModel`. Methods that get or return arrays run on the engine's one thread;

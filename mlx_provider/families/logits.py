@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..isolation import Isolation
+from ..records import PrefillChunk, ShowsHidden
 
 
 def failure(trial: Callable[[], str]) -> str:
@@ -55,6 +56,22 @@ class Shown:
     def __call__(self, hidden: mx.array) -> mx.array:
         self.hidden = self._show(hidden)
         return self._keep(hidden)
+
+
+class FromHidden:
+    """The device methods of a `LoadedModel` by those of `ShowsHidden`."""
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        return cast("ShowsHidden", self).prefill_hidden(chunk, 1)[0]
+
+    def decode(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        positions: mx.array,
+        logits_at: mx.array | None = None,
+    ) -> mx.array:
+        return cast("ShowsHidden", self).decode_hidden(tokens, cache, positions, logits_at)[0]
 
 
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:

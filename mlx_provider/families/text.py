@@ -21,7 +21,7 @@ from .tokenizer import HFTokenizer
 
 
 @dataclass(frozen=True)
-class TextModel:
+class TextModel(logits.FromHidden):
     """See `mlx_provider.LoadedModel`. Positions are those of plain text."""
 
     model: Any
@@ -40,34 +40,13 @@ class TextModel:
     ) -> Prompt:
         if media:
             raise BadRequest("this model takes text only: remove the image", param="messages")
-        rendered = self.tokenizer.render(messages, tools, variables)
-        return Prompt(
-            tokens=rendered.tokens, text=rendered.text, snapshot_points=rendered.snapshot_points
-        )
+        return self.tokenizer.render(messages, tools, variables)
 
     def embed(self, span: MediaSpan) -> Features:
         raise BadRequest("this model takes text only", param="messages")
 
     def make_cache(self) -> list[Any]:
         return text_cache(self.model)
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        narrowed = logits.narrowed(self.model, self.backbone, logits.last_token)
-        return narrowed(_tokens(chunk), cache=chunk.cache)[0, -1]
-
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> mx.array:
-        if logits_at is None:
-            found: mx.array = self.model(tokens[:, None], cache=cache)
-        else:
-            keep = logits.rows_at(logits_at)
-            found = logits.narrowed(self.model, self.backbone, keep)(tokens[:, None], cache=cache)
-        return found[:, -1]
 
     @property
     def shows_hidden(self) -> bool:

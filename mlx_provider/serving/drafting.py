@@ -27,13 +27,6 @@ OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
 
 
-def draft_kind(options: ModelOptions) -> str:
-    """The drafter's part of the engine's key: other options need another engine."""
-    if options.drafter in UNNAMED and not options.draft_model:
-        return "" if options.drafter == AUTO else OFF
-    return f"{options.drafter} {options.draft_model or ''}"
-
-
 def check_drafts(options: ModelOptions) -> None:
     """Raises `BadRequest`."""
     if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
@@ -161,12 +154,6 @@ def _folder(name: str) -> Path:
 NAME = "sparse_prefill"
 LONG = 8192
 """Prompts of fewer tokens are prefilled whole."""
-
-
-def sparse_kind(options: ModelOptions) -> str:
-    if options.sparse_prefill is None:
-        return ""
-    return f"{options.sparse_prefill} of long prompts"
 
 
 def check_sparse_prefill(options: ModelOptions) -> None:

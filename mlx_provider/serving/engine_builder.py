@@ -30,7 +30,7 @@ from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
 from ..upstream import mlx_lm
-from .drafting import Drafts, drafts_of, sparse_prefill_of
+from .drafting import AUTO, Drafts, drafts_of, sparse_prefill_of
 from .loader import LoadProgress, load_error
 from .measurements import (
     Measured,
@@ -269,9 +269,18 @@ def kv_kind(options: ModelOptions) -> str:
 
 
 def engine_kind(options: ModelOptions) -> str:
-    """Requests of one kind share an engine and the prefix cache's keys."""
-    kinds = (kv_kind(options), "reproducible" if options.reproducible else "")
-    return ", ".join(filter(None, kinds))
+    """Requests of one kind share an engine. Empty: the usual one."""
+    drafter = "" if options.drafter == AUTO else options.drafter
+    if options.draft_model:
+        drafter = f"{options.drafter} {options.draft_model}"
+    sparse = options.sparse_prefill
+    kinds = (
+        kv_kind(options),
+        "reproducible" if options.reproducible else "",
+        drafter,
+        "" if sparse is None else f"{sparse} of long prompts",
+    )
+    return " ".join(filter(None, kinds))
 
 
 def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:

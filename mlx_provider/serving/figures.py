@@ -42,7 +42,7 @@ from .weights import EngineInstance, ModelView, Weights
 class Active:
     request: Request
     model: str
-    lease: Lease[Weights]
+    lease: Lease
     instance: EngineInstance
 
 
@@ -85,9 +85,7 @@ class InFlight:
             if self._entries.setdefault(entry.id, entry) is not entry:
                 raise BadRequest("another request with this id is being served", param="id")
 
-    def enter(
-        self, entry: Entry, request: Request, view: ModelView, lease: Lease[Weights]
-    ) -> Active:
+    def enter(self, entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
         """Admit a request. Raises the errors of the scheduler's `check`, and `RequestFailed` if
         nothing waits for it."""
         instance = view.instance

@@ -19,7 +19,6 @@ from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Generic, TypeVar
 
 from ..errors import (
     EngineDied,
@@ -29,7 +28,8 @@ from ..errors import (
     RequestTimedOut,
     for_another,
 )
-from .residents import HoldsMemory, Lease, MemoryLedger, Resident
+from .residents import Lease, MemoryLedger, Resident
+from .weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -38,28 +38,29 @@ TURN = 3.0
 REST = 10.0
 """Seconds without use after which an idle model leaves so that more rows of others run at once."""
 
-T = TypeVar("T", bound=HoldsMemory)
+
+Unload = Callable[[Weights], None]
 
 
 @dataclass(frozen=True)
-class LoadPlan(Generic[T]):
+class LoadPlan:
     name: str
     nbytes: int
-    load: Callable[[], T]
+    load: Callable[[], Weights]
     """Blocks; raises errors of `mlx_provider.errors`."""
 
 
 @dataclass(eq=False)
-class _Waiter(Generic[T]):
+class _Waiter:
     who: str
     key: Hashable
-    plan: LoadPlan[T]
+    plan: LoadPlan
     rows: int
     keep_alive: float | None
     since: float
     until: float
     deadline: float
-    lease: Lease[T] | None = None
+    lease: Lease | None = None
     error: MLXProviderError | None = None
     reserved: frozenset[Hashable] = frozenset()
     """Models that accept no new requests until they become idle and leave."""
@@ -70,13 +71,13 @@ class _Waiter(Generic[T]):
         return None if soonest == inf else soonest - now
 
 
-class LoadQueue(Generic[T]):
+class LoadQueue:
     """Safe from any thread. The ledger's lock covers everything; it is not held during a load."""
 
     def __init__(
         self,
-        ledger: MemoryLedger[T],
-        unload: Callable[[T], None],
+        ledger: MemoryLedger,
+        unload: Unload,
         *,
         patience: float,
         turn: float = TURN,
@@ -87,7 +88,7 @@ class LoadQueue(Generic[T]):
         self._patience = patience
         self._turn = turn
         self._changed = threading.Condition(ledger.lock)
-        self._line: list[_Waiter[T]] = []
+        self._line: list[_Waiter] = []
         """Oldest first."""
         self._reserved: frozenset[Hashable] = frozenset()
         self._starved: set[Hashable] = set()
@@ -102,14 +103,14 @@ class LoadQueue(Generic[T]):
     def acquire(
         self,
         key: Hashable,
-        plan: Callable[[], LoadPlan[T]],
+        plan: Callable[[], LoadPlan],
         *,
         who: str = "",
         rows: int = 0,
         keep_alive: float | None = None,
         since: float | None = None,
         deadline: float = inf,
-    ) -> Lease[T]:
+    ) -> Lease:
         """The model, loaded if necessary, and `rows` bytes beside all weights (blocks).
 
         `keep_alive`: see `Resident.extend`. `since`: arrival, which sets its place in the queue.
@@ -146,7 +147,13 @@ class LoadQueue(Generic[T]):
             self._serve()
 
     def make_way(
-        self, key: Hashable, rows: int, others: int, unload: Callable[[T], None], *, stuck: bool
+        self,
+        key: Hashable,
+        rows: int,
+        others: int,
+        unload: Unload,
+        *,
+        stuck: bool,
     ) -> None:
         """Unload idle models here, so that rows of `key` have `rows` bytes and others `others`.
 
@@ -171,7 +178,7 @@ class LoadQueue(Generic[T]):
 
     def _to_unload(
         self, key: Hashable, rows: int, others: int, *, stuck: bool
-    ) -> list[Resident[T]] | None:
+    ) -> list[Resident] | None:
         free = self._ledger.free
         never = stuck and rows > free  # unless a model leaves
         before = inf if never else time.monotonic() - REST
@@ -189,10 +196,10 @@ class LoadQueue(Generic[T]):
             going = (resident.key for resident in self._ledger if resident.leases)
             return any(other != key and other not in self._starved for other in going)
 
-    def models(self) -> list[T]:
+    def models(self) -> list[Weights]:
         return [model for resident in self._ledger if (model := resident.usable) is not None]
 
-    def forget(self) -> list[T]:
+    def forget(self) -> list[Weights]:
         """Remove all models after the death of the engine thread. Returns those that could be
         used."""
         with self._changed:
@@ -214,7 +221,7 @@ class LoadQueue(Generic[T]):
 
     # -- the queue (under the lock)
 
-    def _lease(self, key: Hashable, rows: int, keep_alive: float | None) -> Lease[T] | None:
+    def _lease(self, key: Hashable, rows: int, keep_alive: float | None) -> Lease | None:
         resident = self._ledger.get(key)
         if resident is None or (model := resident.usable) is None or rows > self._ledger.free:
             return None
@@ -226,7 +233,7 @@ class LoadQueue(Generic[T]):
         resident.used = time.monotonic()
         return lease
 
-    def _release(self, lease: Lease[T]) -> None:
+    def _release(self, lease: Lease) -> None:
         with self._changed:
             resident = self._ledger.get(lease.key)
             if resident is None or lease not in resident.leases:
@@ -241,7 +248,7 @@ class LoadQueue(Generic[T]):
     def _others_starve(self, key: Hashable) -> bool:
         return bool(self._starved) and key not in self._starved
 
-    def _wait(self, waiter: _Waiter[T]) -> Lease[T]:
+    def _wait(self, waiter: _Waiter) -> Lease:
         while waiter.lease is None:
             if waiter.error is not None:
                 raise for_another(waiter.error)
@@ -257,7 +264,7 @@ class LoadQueue(Generic[T]):
 
     def _serve(self) -> None:
         """Serve the requests that can be served, and free memory for the first other one."""
-        first: _Waiter[T] | None = None
+        first: _Waiter | None = None
         self._reserved = frozenset()
         if self._closed is not None:
             self._refuse(self._closed, self._line)
@@ -272,13 +279,13 @@ class LoadQueue(Generic[T]):
         if first is not None and self._loading is None:
             self._make_room(first)
 
-    def _refuse(self, error: MLXProviderError, waiters: Iterable[_Waiter[T]]) -> None:
+    def _refuse(self, error: MLXProviderError, waiters: Iterable[_Waiter]) -> None:
         for waiter in tuple(waiters):
             waiter.error = error
             self._line.remove(waiter)
         self._changed.notify_all()
 
-    def _to_reserve(self, waiter: _Waiter[T]) -> frozenset[Hashable]:
+    def _to_reserve(self, waiter: _Waiter) -> frozenset[Hashable]:
         """The models of its earlier choice first."""
         if time.monotonic() < waiter.since + self._turn:
             return frozenset()
@@ -288,7 +295,7 @@ class LoadQueue(Generic[T]):
         chosen = _enough(others, self._lack(waiter))
         return frozenset(resident.key for resident in (others if chosen is None else chosen))
 
-    def _lack(self, waiter: _Waiter[T]) -> int:
+    def _lack(self, waiter: _Waiter) -> int:
         if self._ledger.get(waiter.key) is not None:
             return waiter.rows - self._ledger.free
         return waiter.plan.nbytes + max(waiter.rows, self._row_bytes()) - self._ledger.free
@@ -297,14 +304,14 @@ class LoadQueue(Generic[T]):
         leases = (lease.rows for resident in self._ledger for lease in resident.leases)
         return max(self._ledger.live(), *leases, 0)
 
-    def _idle(self, need: int, key: Hashable, before: float = inf) -> list[Resident[T]] | None:
+    def _idle(self, need: int, key: Hashable, before: float = inf) -> list[Resident] | None:
         """Idle models other than `key` with `need` bytes in total, least recently used first.
         `None`: they hold too little. `before`: only those not used since."""
         idle = [r for r in self._ledger if r.idle and not r.pinned and r.used <= before]
         idle.sort(key=lambda resident: resident.used)
         return _enough([resident for resident in idle if resident.key != key], need)
 
-    def _make_room(self, waiter: _Waiter[T]) -> None:
+    def _make_room(self, waiter: _Waiter) -> None:
         key, resident = waiter.key, self._ledger.get(waiter.key)
         leaves = resident is not None and resident.usable is None
         if leaves or self._others_starve(key):
@@ -323,9 +330,9 @@ class LoadQueue(Generic[T]):
 
     def _work(
         self,
-        leaving: Sequence[Resident[T]],
-        resident: Resident[T],
-        plan: LoadPlan[T] | None,
+        leaving: Sequence[Resident],
+        resident: Resident,
+        plan: LoadPlan | None,
         generation: int,
     ) -> None:
         """`plan`: `None` if the model is in memory and its rows need more."""
@@ -339,7 +346,7 @@ class LoadQueue(Generic[T]):
                 self._serve()
                 self._changed.notify_all()
 
-    def _leave(self, leaving: Sequence[Resident[T]], unload: Callable[[T], None]) -> None:
+    def _leave(self, leaving: Sequence[Resident], unload: Unload) -> None:
         for resident in leaving:
             try:
                 if resident.model is not None:
@@ -351,12 +358,10 @@ class LoadQueue(Generic[T]):
                     self._ledger.release(resident)
                     self._serve()
 
-    def _load(
-        self, resident: Resident[T], plan: LoadPlan[T], generation: int
-    ) -> Sequence[Resident[T]]:
+    def _load(self, resident: Resident, plan: LoadPlan, generation: int) -> Sequence[Resident]:
         """Returns models that must leave because this one took more than expected."""
         error: MLXProviderError = LoadFailed(f"{plan.name} could not be loaded")
-        model: T | None = None
+        model: Weights | None = None
         try:
             model = plan.load()
         except MLXProviderError as failure:
@@ -368,12 +373,12 @@ class LoadQueue(Generic[T]):
 
     def _settle(
         self,
-        resident: Resident[T],
+        resident: Resident,
         name: str,
-        model: T | None,
+        model: Weights | None,
         error: MLXProviderError,
         generation: int,
-    ) -> Sequence[Resident[T]]:
+    ) -> Sequence[Resident]:
         ledger, waiters = self._ledger, [w for w in self._line if w.key == resident.key]
         if model is None:
             ledger.release(resident)
@@ -413,8 +418,8 @@ class LoadQueue(Generic[T]):
         self._leave(leaving, self._unload)
 
 
-def _enough(candidates: Iterable[Resident[T]], need: int) -> list[Resident[T]] | None:
-    chosen: list[Resident[T]] = []
+def _enough(candidates: Iterable[Resident], need: int) -> list[Resident] | None:
+    chosen: list[Resident] = []
     for resident in candidates:
         if need <= 0:
             break
@@ -423,7 +428,7 @@ def _enough(candidates: Iterable[Resident[T]], need: int) -> list[Resident[T]] |
     return chosen if need <= 0 else None
 
 
-def _detach(residents: Sequence[Resident[T]]) -> Sequence[Resident[T]]:
+def _detach(residents: Sequence[Resident]) -> Sequence[Resident]:
     for resident in residents:
         resident.leaving = True
     return residents

@@ -45,7 +45,7 @@ from ..records import (
 from ..registry import Plugin, PluginRegistry
 from ..upstream.patching import namespaces, patch, unpatch
 from .load_queue import LoadPlan
-from .weight_files import WiredWeights, check_folder, weights_dtype, weights_estimate
+from .weight_files import check_folder, weights_dtype, weights_estimate, wire
 from .weights import Weights, WeightsKey
 
 ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
@@ -159,7 +159,6 @@ class Loader:
         grammar_pool: Executor,
         shrink_prefix_cache: Callable[[], None],
         limit: Callable[[], int],
-        wired: WiredWeights,
         progress: LoadProgress,
     ) -> None:
         """`limit`: bytes for all models and rows. `shrink_prefix_cache` (engine thread): frees the
@@ -170,11 +169,12 @@ class Loader:
         self._pools = mask_pool, grammar_pool
         self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
-        self._wired = wired
         self._progress = progress
         self._loads = 0
+        self._wired: dict[int, int] = {}
+        """Bytes of weights by the number of their load."""
 
-    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan[Weights]:
+    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan:
         """Expected memory of a load. `name`: the model's name in logs and metrics, because a
         folder's own name says little (`model`, a revision). Raises `BadRequest` for a folder that
         no family serves."""
@@ -206,7 +206,8 @@ class Loader:
         """Release a model and check that its bytes are freed (engine thread)."""
         before = mx.get_active_memory()
         self._stop(weights)
-        self._wired.remove(weights.number)
+        if self._wired.pop(weights.number, None) is not None:
+            wire(sum(self._wired.values()))
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
@@ -216,6 +217,10 @@ class Loader:
                 "%s took %d bytes, of which %d came back: family %r keeps the rest",
                 weights.name, weights.taken, back, weights.family,
             )  # fmt: skip
+
+    def forget(self) -> None:
+        """Called after the death of the engine thread."""
+        self._wired.clear()
 
     def _stop(self, weights: Weights) -> None:
         """Apart from `unload_here`, whose frame must not refer to an engine when memory is read."""
@@ -247,7 +252,8 @@ class Loader:
             raise made
         equip(made, self._registry)
         key, taken = job.key, mx.get_active_memory() - before
-        self._wired.add(self._loads, taken)
+        self._wired[self._loads] = taken
+        wire(sum(self._wired.values()))
         return Weights(
             key=key,
             folder=key.folder,

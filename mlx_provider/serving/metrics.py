@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client import Counter as PrometheusCounter
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from ..engine.step_output import Recorder
 from ..protocol.health import Figures, MemoryFigures
 
+NAME = "mlx_provider"
 Sample = tuple[tuple[str, ...], float]
 
 
@@ -96,7 +97,7 @@ def _of_memory(memory: MemoryFigures) -> Iterator[Metric]:
 def _gauge(
     name: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]
 ) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"mlx_provider_{name}", text, labels=labels)
+    family = GaugeMetricFamily(f"{NAME}_{name}", text, labels=labels)
     for values, number in samples:
         family.add_metric(values, number)
     return family
@@ -112,105 +113,69 @@ OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
 stored path."""
 
 
+COUNTERS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
+    "requests_received": ("Requests that were queued.", (), ()),
+    "requests_started": ("Requests whose prefill began.", (), ()),
+    "requests_finished": ("Choices that ended, by finish reason.", ("reason",), ()),
+    "requests_failed": ("Requests that ended in an error, by its code.", ("code",), ()),
+    "prompt_tokens_prefilled": ("Prompt tokens computed.", (), ()),
+    "prompt_tokens_cached": ("Prompt tokens from the prefix cache.", (), ()),
+    "prompt_tokens_ahead": (
+        "Prompt tokens computed while the tools of their session ran, before their request.",
+        (),
+        (),
+    ),
+    "tokens_decoded": ("Tokens generated.", (), ()),
+    "tokens_skipped": ("Prompt tokens that sparse prefill left out.", (), ()),
+    "tokens_drafted": ("Draft tokens.", (), ()),
+    "tokens_accepted": ("Accepted draft tokens.", (), ()),
+    "prefix_cache_evictions": ("Entries the prefix cache dropped.", (), ()),
+    "prefix_lookup_tokens": (
+        "Prompt tokens by outcome of the prefix cache look-up.",
+        ("outcome",),
+        OUTCOMES,
+    ),
+}
+"""(help, name of the label, its values that are always shown)."""
+HISTOGRAMS: Mapping[str, tuple[str, Sequence[str], Sequence[str], Sequence[float]]] = {
+    "first_token_seconds": ("From acceptance to the first token.", (), (), FIRST_TOKEN_BUCKETS),
+    "inter_token_seconds": ("Between two tokens of one row.", (), (), INTER_TOKEN_BUCKETS),
+    "step_seconds": (
+        "Steps of an engine: rows that decode, a chunk of a prompt, or both.",
+        ("runs",),
+        ("decode", "chunk", "mixed"),
+        INTER_TOKEN_BUCKETS,
+    ),
+    "chunk_tokens": ("Tokens of a prefill chunk.", (), (), CHUNK_BUCKETS),
+}
+
+
 class EngineMetrics(Recorder):
     def __init__(self, figures: Callable[[], Figures | None] = lambda: None) -> None:
-        self._registry = CollectorRegistry(auto_describe=True)
-        self._registry.register(Gauges(figures))
-        self._received = self._counter("requests_received", "Requests that were queued.")
-        self._started = self._counter("requests_started", "Requests whose prefill began.")
-        self._finished = self._counter(
-            "requests_finished", "Choices that ended, by finish reason.", "reason"
-        )
-        self._failed = self._counter(
-            "requests_failed", "Requests that ended in an error, by its code.", "code"
-        )
-        self._prefilled = self._counter("prompt_tokens_prefilled", "Prompt tokens computed.")
-        self._cached = self._counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
-        self._decoded = self._counter("tokens_decoded", "Tokens generated.")
-        self._skipped = self._counter(
-            "tokens_skipped", "Prompt tokens that sparse prefill left out."
-        )
-        self._ahead = self._counter(
-            "prompt_tokens_ahead",
-            "Prompt tokens computed while the tools of their session ran, before their request.",
-        )
-        self._drafted = self._counter("tokens_drafted", "Draft tokens.")
-        self._accepted = self._counter("tokens_accepted", "Accepted draft tokens.")
-        self._evicted = self._counter("prefix_cache_evictions", "Entries the prefix cache dropped.")
-        self._first_token = self._histogram(
-            "first_token_seconds", "From acceptance to the first token.", FIRST_TOKEN_BUCKETS
-        )
-        self._inter_token = self._histogram(
-            "inter_token_seconds", "Between two tokens of one row.", INTER_TOKEN_BUCKETS
-        )
-        steps = self._histogram(
-            "step_seconds",
-            "Steps of an engine: rows that decode, a chunk of a prompt, or both.",
-            INTER_TOKEN_BUCKETS,
-            "runs",
-        )
-        self._steps = {runs: steps.labels(runs) for runs in ("decode", "chunk", "mixed")}
-        self._chunks = self._histogram("chunk_tokens", "Tokens of a prefill chunk.", CHUNK_BUCKETS)
-        looked_up = self._counter(
-            "prefix_lookup_tokens",
-            "Prompt tokens by outcome of the prefix cache look-up.",
-            "outcome",
-        )
-        self._outcomes = {outcome: looked_up.labels(outcome) for outcome in OUTCOMES}
+        self._registry = registry = CollectorRegistry(auto_describe=True)
+        registry.register(Gauges(figures))
+        self._counters = {
+            name: PrometheusCounter(name, text, labels, namespace=NAME, registry=registry)
+            for name, (text, labels, _) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(name, text, labels, NAME, buckets=buckets, registry=registry)
+            for name, (text, labels, _, buckets) in HISTOGRAMS.items()
+        }
+        for name, (_, _, values) in COUNTERS.items():
+            for value in values:
+                self._counters[name].labels(value)
+        for name, (_, _, values, _) in HISTOGRAMS.items():
+            for value in values:
+                self._histograms[name].labels(value)
 
-    def request_queued(self) -> None:
-        self._received.inc()
+    def count(self, name: str, n: int = 1, label: str = "") -> None:
+        counter = self._counters[name]
+        (counter.labels(label) if label else counter).inc(n)
 
-    def request_started(self) -> None:
-        self._started.inc()
-
-    def request_finished(self, reason: str) -> None:
-        self._finished.labels(reason).inc()
-
-    def request_failed(self, code: str) -> None:
-        self._failed.labels(code).inc()
-
-    def tokens(self, prefilled: int, cached: int, decoded: int) -> None:
-        self._prefilled.inc(prefilled)
-        self._cached.inc(cached)
-        self._decoded.inc(decoded)
-
-    def first_token(self, seconds: float) -> None:
-        self._first_token.observe(seconds)
-
-    def inter_token(self, seconds: float) -> None:
-        self._inter_token.observe(seconds)
-
-    def evicted(self, n: int) -> None:
-        self._evicted.inc(n)
-
-    def skipped(self, tokens: int) -> None:
-        self._skipped.inc(tokens)
-
-    def ahead(self, tokens: int) -> None:
-        self._ahead.inc(tokens)
-
-    def step(self, seconds: float, chunk: int, *, mixed: bool) -> None:
-        self._steps["mixed" if mixed else "chunk" if chunk else "decode"].observe(seconds)
-        if chunk:
-            self._chunks.observe(chunk)
-
-    def looked_up(self, tokens: Mapping[str, int]) -> None:
-        for outcome, count in tokens.items():
-            self._outcomes[outcome].inc(count)
-
-    def drafts(self, drafted: int, accepted: int) -> None:
-        self._drafted.inc(drafted)
-        self._accepted.inc(accepted)
+    def observe(self, name: str, value: float, label: str = "") -> None:
+        histogram = self._histograms[name]
+        (histogram.labels(label) if label else histogram).observe(value)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
-
-    def _counter(self, name: str, text: str, *labels: str) -> PrometheusCounter:
-        return PrometheusCounter(f"mlx_provider_{name}", text, labels, registry=self._registry)
-
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        name = f"mlx_provider_{name}"
-        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)

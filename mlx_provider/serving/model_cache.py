@@ -25,14 +25,13 @@ from ..families.tokenizer.template_fit import fit_messages
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
-from .drafting import UNNAMED, check_drafts, check_sparse_prefill, draft_kind, sparse_kind
+from .drafting import UNNAMED, check_drafts, check_sparse_prefill
 from .engine_builder import EngineBuilder, engine_kind
 from .hub import folder_of
 from .load_queue import LoadQueue
 from .loader import Loader, LoadProgress
 from .prefixes import Prefixes, RowBudgets
 from .residents import Lease, MemoryLedger
-from .weight_files import WiredWeights
 from .weights import EngineInstance, ModelView, Weights, WeightsKey
 
 VIEWS_PER_MODEL = 64
@@ -59,12 +58,11 @@ class ModelCache:
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
         self._own_context: dict[Path, int] = {}
-        self.ledger: MemoryLedger[Weights] = MemoryLedger(
+        self.ledger: MemoryLedger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
         )
         disk = settings.disk_cache, settings.disk_cache_bytes
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)
-        self._wired = WiredWeights()
         self.progress = LoadProgress()
         self.loader = Loader(
             registry,
@@ -74,7 +72,6 @@ class ModelCache:
             grammar_pool=self._grammar_pool,
             shrink_prefix_cache=self.prefixes.shrink,
             limit=lambda: self.ledger.limit,
-            wired=self._wired,
             progress=self.progress,
         )
         self.queue = LoadQueue(self.ledger, self.loader.unload, patience=settings.model_wait)
@@ -93,7 +90,7 @@ class ModelCache:
         repository: bool = False,
         may_lengthen: bool = True,
         listed: bool = True,
-    ) -> tuple[ModelView, Lease[Weights]]:
+    ) -> tuple[ModelView, Lease]:
         """The model, loaded if necessary, with `rows` bytes beside all weights (blocks), see
         `LoadQueue.acquire`.
 
@@ -123,7 +120,7 @@ class ModelCache:
             lease.release()
         with ExitStack() as undo:
             undo.callback(lease.release)
-            kind = _kind(options)
+            kind = engine_kind(options)
             if kind not in lease.model.engines:
                 self._worker.call(partial(self.builder.start, lease.model, kind, options)).result()
             view = self._view(lease.model, name, options, listed=listed)
@@ -158,7 +155,7 @@ class ModelCache:
             return replace(view, info=replace(view.info, context_length=length))
         chosen = (
             name,
-            _kind(options),
+            engine_kind(options),
             options.context_length,
             options.tool_parser,
             options.reasoning_parser,
@@ -190,7 +187,7 @@ class ModelCache:
     def forget(self) -> None:
         """Remove all models after the death of the engine thread."""
         self.prefixes.forget()
-        self._wired.forget()
+        self.loader.forget()
         for weights in self.queue.forget():
             weights.drop()
 
@@ -207,10 +204,6 @@ def _check(registry: PluginRegistry, options: ModelOptions) -> None:
         raise wrong_option(error.param or "", error.message) from None
     check_drafts(options)
     check_sparse_prefill(options)
-
-
-def _kind(options: ModelOptions) -> str:
-    return " ".join(filter(None, (engine_kind(options), draft_kind(options), sparse_kind(options))))
 
 
 def _view_of(
@@ -230,7 +223,7 @@ def _view_of(
     return ModelView(
         name=name,
         weights=weights,
-        kind=_kind(options),
+        kind=engine_kind(options),
         info=replace(
             info,
             context_length=options.context_length or info.context_length,

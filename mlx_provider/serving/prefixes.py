@@ -38,7 +38,7 @@ class Prefixes:
 
     def __init__(
         self,
-        ledger: MemoryLedger[Weights],
+        ledger: MemoryLedger,
         worker: EngineWorker,
         recorder: Recorder,
         folder: Path | None,
@@ -125,7 +125,7 @@ class Prefixes:
     def evict_to(self, nbytes: int) -> None:
         """Engine thread."""
         if self._cache is not None and self._cache.evict(nbytes):
-            self._recorder.evicted(1)
+            self._recorder.count("prefix_cache_evictions")
 
     def _shrink_here(self, share: float) -> None:
         self.evict_to(int(share * self.nbytes))
@@ -137,8 +137,8 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class RowBudgets:
-    ledger: MemoryLedger[Weights]
-    queue: LoadQueue[Weights]
+    ledger: MemoryLedger
+    queue: LoadQueue
     prefixes: Prefixes
     unload: Callable[[Weights], None]
     """Called on the engine thread."""

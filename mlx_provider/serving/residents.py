@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, Protocol, TypeVar
 
 from ..errors import LoadFailed, MemoryInUse
+from .weights import Weights
 
 OTHERS_SHARE = 1 / 3
 """Share of the memory beside weights that the prefix cache leaves to the next requests and to other
@@ -22,40 +22,27 @@ PINNED = -1.0
 """`keep_alive` of a model that never leaves."""
 
 
-class HoldsMemory(Protocol):
-    @property
-    def nbytes(self) -> int:
-        """Measured bytes of the weights."""
-
-    @property
-    def live_bytes(self) -> int:
-        """Reserved bytes of its rows."""
-
-
-T = TypeVar("T", bound=HoldsMemory)
-
-
 @dataclass(eq=False)
-class Resident(Generic[T]):
+class Resident:
     """A model from before its load until its weights are freed."""
 
     key: Hashable
     nbytes: int
     """Expected bytes until it is loaded."""
-    model: T | None = None
+    model: Weights | None = None
     """`None` while it loads."""
     leaving: bool = False
     """Its bytes count until they are freed."""
     measuring: int = 0
     """Bytes reserved for measurements."""
     used: float = field(default_factory=time.monotonic)
-    leases: set[Lease[T]] = field(default_factory=set)
+    leases: set[Lease] = field(default_factory=set)
     keep_alive: float | None = None
     """The longest time of the config entries that have used it, in seconds after its last use.
     `None`: until another model needs its memory; `inf`: pinned."""
 
     @property
-    def usable(self) -> T | None:
+    def usable(self) -> Weights | None:
         return None if self.leaving else self.model
 
     @property
@@ -79,15 +66,15 @@ class Resident(Generic[T]):
 
 
 @dataclass(eq=False)
-class Lease(AbstractContextManager["Lease[T]"], Generic[T]):
+class Lease(AbstractContextManager["Lease"]):
     """Keeps a model in memory until `release`. Safe from any thread."""
 
-    model: T
+    model: Weights
     key: Hashable
     rows: int
     """Bytes that weights must leave for its rows."""
-    _ledger: MemoryLedger[T] = field(repr=False)
-    _ended: Callable[[Lease[T]], None] = field(repr=False)
+    _ledger: MemoryLedger = field(repr=False)
+    _ended: Callable[[Lease], None] = field(repr=False)
 
     def covers(self, rows: int) -> bool:
         """Whether so many bytes for rows fit beside all weights. If so, they are reserved."""
@@ -105,7 +92,7 @@ class Lease(AbstractContextManager["Lease[T]"], Generic[T]):
         self.release()
 
 
-class MemoryLedger(Generic[T]):
+class MemoryLedger:
     """Weights come first, then live rows, then the prefix cache. Safe from any thread."""
 
     def __init__(
@@ -122,25 +109,25 @@ class MemoryLedger(Generic[T]):
         self._prefix_bytes = prefix_bytes
         self.in_use: Callable[[], int] = lambda: 0
         """Bytes of the prefix cache that rows use. Set by the prefix cache."""
-        self._residents: dict[Hashable, Resident[T]] = {}
+        self._residents: dict[Hashable, Resident] = {}
         self.lock = threading.RLock()
 
-    def __iter__(self) -> Iterator[Resident[T]]:
+    def __iter__(self) -> Iterator[Resident]:
         with self.lock:
             return iter(list(self._residents.values()))
 
-    def get(self, key: Hashable) -> Resident[T] | None:
+    def get(self, key: Hashable) -> Resident | None:
         return self._residents.get(key)
 
-    def reserve(self, key: Hashable, nbytes: int) -> Resident[T]:
+    def reserve(self, key: Hashable, nbytes: int) -> Resident:
         """Raises `ValueError` for a second model of that key."""
         with self.lock:
             if key in self._residents:
                 raise ValueError(f"{key} is in memory already")
-            self._residents[key] = resident = Resident[T](key, nbytes)
+            self._residents[key] = resident = Resident(key, nbytes)
             return resident
 
-    def release(self, resident: Resident[T]) -> None:
+    def release(self, resident: Resident) -> None:
         """Idempotent, also if another resident of its key exists."""
         with self.lock:
             if self._residents.get(resident.key) is resident:

@@ -36,7 +36,6 @@ from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Figures, Health, PluginStatus
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
-from ..records import Prompt
 from ..registry import PluginRegistry
 from ..upstream import blas
 from .figures import Active, Entry, InFlight, take
@@ -47,7 +46,7 @@ from .permissions import Permissions, account, names_repository, read_permission
 from .prepared import prepare_embedding, prepare_generation, within_vocabulary
 from .prompt import Turn, prepare, prompt_text
 from .residents import Lease
-from .weights import ModelView, Weights
+from .weights import ModelView
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +104,12 @@ class ChatService:
     def count(self, request: GenerateRequest) -> int:
         """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
         Blocks and raises like `submit`, as `tokenize` does."""
-        with Isolation() as trying:
-            return self._count(request)
-        raise for_another(_refusal(request, trying.fault))
+        try:
+            return len(self.tokenize(request).tokens)
+        except ContextTooLong as error:
+            if not error.tokens:
+                raise
+            return error.tokens
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
         with Isolation() as trying:
@@ -127,28 +129,14 @@ class ChatService:
             active = entry.active
             self._call(partial(active.instance.engine.cancel, active.request))
 
-    def _count(self, wire: GenerateRequest) -> int:
-        with self._rendering(wire) as (view, rendered):
-            try:
-                return len(rendered().tokens)
-            except ContextTooLong as error:
-                return max(error.tokens, view.info.context_length)
-
     def _tokenize(self, wire: GenerateRequest) -> PromptTokens:
-        with self._rendering(wire) as (view, rendered):
-            prompt = rendered()
+        request = self._permissions.apply(wire)
+        view, lease = self._finder(request, time.monotonic())()
+        with lease, closing(self._media.claim(wire.id, account(wire))) as media:
+            prompt = prepare(view, request, media, partial(self._turn, wire)).prompt
             within_vocabulary(prompt.tokens, view.info.vocab_size, "prompt")
             text = prompt_text(view, prompt)
             return PromptTokens(prompt.tokens, text, view.info.context_length)
-
-    @contextmanager
-    def _rendering(self, wire: GenerateRequest) -> Iterator[tuple[ModelView, Callable[[], Prompt]]]:
-        request = self._permissions.apply(wire)
-        find = self._finder(request, time.monotonic())
-        view, lease = find()
-        with lease, closing(self._media.claim(wire.id, account(wire))) as media:
-            turn = partial(self._turn, wire)
-            yield view, lambda: prepare(view, request, media, turn).prompt
 
     @contextmanager
     def _turn(
@@ -174,7 +162,7 @@ class ChatService:
 
     def _prepare(
         self, wire: ModelRequest, entry: Entry, until_entered: ExitStack
-    ) -> tuple[ModelView, Lease[Weights], Request, Accepted]:
+    ) -> tuple[ModelView, Lease, Request, Accepted]:
         """The request and its lease, with bytes reserved for its rows.
 
         Their size is known only after the prompt is rendered, which needs the model. If other
@@ -193,9 +181,7 @@ class ChatService:
                 prepared, accepted = _prepare_kind(wire, view, entry, turn)
         return view, lease, prepared, accepted
 
-    def _finder(
-        self, wire: ModelRequest, arrived: float
-    ) -> Callable[..., tuple[ModelView, Lease[Weights]]]:
+    def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., tuple[ModelView, Lease]]:
         """Finds the model; waits at most until the request's deadline."""
         return partial(
             self._models.use, wire.model, wire.options,
@@ -253,7 +239,7 @@ class ChatService:
         failed = Failed.of(error)
         for entry in gone:
             entry.let_go()
-            self._recorder.request_failed(error.code)
+            self._recorder.count("requests_failed", label=error.code)
             self._deliver(partial(entry.queue.put, [failed]))
 
     def close(self) -> None:

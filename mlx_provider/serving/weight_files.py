@@ -10,7 +10,7 @@ temporary buffers have caused panics of Macs (mlx #3186).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -29,14 +29,8 @@ INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 2**28
 LARGEST_HEADER = 100_000_000
 """Bytes: the format's own limit (safetensors 0.6, `MAX_HEADER_SIZE`)."""
-VALUE_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E8M0"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
-    # eight-bit floats become 16-bit weights (mlx-vlm 0.7.10, `fp8.py`)
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2"), 2),
-}
+WIDENED = ("F8_E4M3", "F8_E5M2")
+"""Eight-bit floats become 16-bit weights (mlx-vlm 0.7.10, `fp8.py`)."""
 USUAL_GROUP = 64
 """Values per scale if config.json does not say (mlx-lm's default)."""
 PACKED, PER_BYTE = ("U8", "I32", "U32"), 2
@@ -62,8 +56,12 @@ def weights_estimate(
     and a file that is not safetensors with its size."""
     own = _tensors(_weight_files(folder))
     added = {} if adapter is None else _tensors(sorted(adapter.glob("*.safetensors")))
-    groups = None if expanded is None else _group_sizes(folder)
-    return sum(_bytes(tensors, expanded, groups) for tensors in (own, added))
+    if expanded is None:
+        return sum(tensor.nbytes for tensor in (*own.values(), *added.values()))
+    config = read_json(folder / "config.json")
+    sizes = config.get("quantization") or config.get("quantization_config") or {}
+    sizes = sizes if isinstance(sizes, dict) else {}
+    return sum(_expanded(tensors, expanded, sizes) for tensors in (own, added))
 
 
 def stored_tensors(folder: Path) -> dict[str, int]:
@@ -99,39 +97,22 @@ def broken_files(folder: Path) -> list[str]:
     return found
 
 
-def _bytes(
-    tensors: Mapping[str, _Tensor], expanded: int | None, groups: Callable[[str], int] | None
-) -> int:
-    if expanded is None or groups is None:
-        return sum(tensor.nbytes for tensor in tensors.values())
+def _expanded(tensors: Mapping[str, _Tensor], width: int, sizes: Mapping[str, Any]) -> int:
+    """Bytes with `width` bytes per value. `sizes`: of groups with one scale, by layer or for all
+    (mlx-lm 0.32.2: `quantization` of config.json)."""
     found = 0
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
         scales = tensors.get(f"{layer}.scales") if f"{layer}.weight" in tensors else None
-        if scales is None:
-            values = tensor.unpacked
-        elif part == "weight":
-            values = scales.values * groups(layer)
-        else:
-            values = 0 if part in ("scales", "biases") else tensor.unpacked
-        found += tensor.nbytes if values is None else values * expanded
+        values = tensor.unpacked
+        if scales is not None and part == "weight":
+            own = sizes.get(layer)
+            group = {**sizes, **(own if isinstance(own, dict) else {})}.get("group_size")
+            values = scales.values * (group if isinstance(group, int) else USUAL_GROUP)
+        elif scales is not None and part in ("scales", "biases"):
+            values = 0
+        found += tensor.nbytes if values is None else values * width
     return found
-
-
-def _group_sizes(folder: Path) -> Callable[[str], int]:
-    """Values per scale, by layer (mlx-lm 0.32.2: `quantization` of config.json)."""
-    config = read_json(folder / "config.json")
-    chosen = config.get("quantization") or config.get("quantization_config")
-    sizes: Mapping[str, Any] = chosen if isinstance(chosen, dict) else {}
-
-    def of(layer: str) -> int:
-        own = sizes.get(layer)
-        for known in (own if isinstance(own, dict) else {}, sizes):
-            if isinstance(known.get("group_size"), int):
-                return int(known["group_size"])
-        return USUAL_GROUP
-
-    return of
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -182,8 +163,9 @@ def _header(path: Path) -> dict[str, Mapping[str, Any]]:
 
 def _tensor(entry: Mapping[str, Any]) -> _Tensor:
     shape, dtype = [int(side) for side in entry["shape"]], str(entry["dtype"])
+    begin, end = entry["data_offsets"]
+    nbytes = (int(end) - int(begin)) * (2 if dtype in WIDENED else 1)
     values = prod(shape)
-    nbytes = values * VALUE_BYTES[dtype]
     packed = len(shape) > 1 and dtype in PACKED
     weights = values if "F" in dtype else nbytes * PER_BYTE if packed else None
     return _Tensor(values, nbytes, weights)
@@ -222,39 +204,15 @@ LEFT = 8 * 2**30
 """Bytes."""
 
 
-class WiredWeights:
-    """Every method belongs to the engine thread. No effect without Metal."""
-
-    def __init__(self, *, on: bool = True) -> None:
-        self._most = _most() if on and mx.metal.is_available() else 0
-        self._bytes: dict[int, int] = {}
-        """Bytes by number of the model."""
-
-    def add(self, number: int, nbytes: int) -> None:
-        """Called after the weights were evaluated."""
-        if self._most:
-            mx.clear_cache()  # free buffers of the load would count
-            self._bytes[number] = nbytes
-            self._set()
-
-    def remove(self, number: int) -> None:
-        """Idempotent."""
-        if self._bytes.pop(number, None) is not None:
-            self._set()
-
-    def forget(self) -> None:
-        """Called after the death of the engine thread. Safe from any thread."""
-        self._bytes.clear()
-
-    def _set(self) -> None:
-        limit = min(sum(self._bytes.values()), self._most)
-        mx.set_wired_limit(limit)
-        log.info("%d bytes of weights are wired", limit)
-
-
-def _most() -> int:
+def wire(nbytes: int) -> None:
+    """Keep so many bytes of evaluated weights resident (engine thread). No effect without Metal."""
+    if not mx.metal.is_available():
+        return
+    mx.clear_cache()  # free buffers of the load would count
     info = mx.device_info()
     memory, recommended = (
         int(info.get(name, 0)) for name in ("memory_size", "max_recommended_working_set_size")
     )
-    return max(0, min(int(SHARE * memory), memory - LEFT, recommended))
+    limit = max(0, min(nbytes, int(SHARE * memory), memory - LEFT, recommended))
+    mx.set_wired_limit(limit)
+    log.info("%d bytes of weights are wired", limit)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from mlx_provider import (
     BadRequest,
-    Features,
     LoadOptions,
     MediaItem,
     MediaSpan,
@@ -41,9 +40,8 @@ from mlx_provider.families.vision.model import (
     Placed,
     VisionFeatures,
     VisionModel,
-    embedded,
+    embeddings,
     head,
-    media_rows,
     no_media,
     pieces,
     vision_info,
@@ -57,24 +55,17 @@ DEFAULT_CONTEXT = 131072
 """Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
 
 
-@dataclass(frozen=True)
-class Window:
-    tokens: int | None
-
-    @property
-    def variant(self) -> str:
-        """Distinguishes its KV from that of another window."""
-        return "" if self.tokens is None else f":window={self.tokens}"
-
-
-def chosen_window(environ: Mapping[str, str] = os.environ) -> Window:
+def chosen_window(environ: Mapping[str, str] = os.environ) -> int | None:
     """Raises `BadRequest` for a value that is not a number of tokens."""
     text = environ.get(WINDOW_VARIABLE, "")
-    if not text:
-        return Window(None)
-    if not text.isdigit():
+    if text and not text.isdigit():
         raise BadRequest(f"{WINDOW_VARIABLE}={text!r} is not a number of tokens")
-    return Window(int(text))
+    return int(text) if text else None
+
+
+def _variant(window: int | None) -> str:
+    """Distinguishes the KV of a model with another window."""
+    return "" if window is None else f":window={window}"
 
 
 def load_gemma3(folder: Any, options: LoadOptions) -> Any:
@@ -152,15 +143,10 @@ class Ahead:
         return tuple(mx.concatenate([a, b], axis=2) for a, b in zip(cached, more, strict=True))
 
 
-@dataclass(frozen=True)
-class Masks:
-    """(queries, keys) bool."""
-
-    full: mx.array
-    sliding: mx.array
-
-
-def image_masks(spans: Sequence[MediaSpan], start: int, end: int, window: int | None) -> Masks:
+def image_masks(
+    spans: Sequence[MediaSpan], start: int, end: int, window: int | None
+) -> tuple[mx.array, mx.array]:
+    """(queries, keys) bool, of layers that see all and of sliding ones."""
     block = np.full(end, -1, np.int32)
     for index, span in enumerate(spans):
         block[span.start : span.end] = index
@@ -173,56 +159,39 @@ def image_masks(spans: Sequence[MediaSpan], start: int, end: int, window: int | 
 
     full = mask(0)
     if not window:
-        return Masks(full, full)
+        return full, full
     first = max(0, start - (window - 1))  # what the ring keeps before a chunk is appended
     queries, keys = mx.arange(start, end)[:, None], mx.arange(first, end)[None]
-    return Masks(full, mask(first) & (keys > queries - window))
+    return full, mask(first) & (keys > queries - window)
 
 
 def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
     """Append a chunk; logits (vocab,) after its last token."""
     language = model.language_model
-    if not _touches_image(chunk):
+    if not any(s.start < chunk.stop and s.end > chunk.start for s in chunk.prompt.spans):
         tokens = np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32)
         hidden = language.model(mx.array(tokens)[None], cache=chunk.cache)
         return head(language, hidden[:, -1:])[0, 0]
     cut = [s.end for s in chunk.prompt.spans if s.start < chunk.stop < s.end]
     end, count = max([chunk.stop, *cut]), chunk.stop - chunk.start
-    masks = image_masks(chunk.prompt.spans, chunk.start, end, language.model.window_size)
-    hidden = _scaled_embeddings(language.model, chunk, end)
+    full, sliding = image_masks(chunk.prompt.spans, chunk.start, end, language.model.window_size)
+
+    def scaled(tokens: mx.array) -> mx.array:
+        """Upstream scales text alone."""
+        text: mx.array = language.model.embed_tokens(tokens)
+        scale = mx.array(language.model.config.hidden_size**0.5, mx.bfloat16)
+        return text * scale.astype(text.dtype)
+
+    hidden = embeddings(chunk, pieces(chunk, end), scaled).astype(language.model.norm.weight.dtype)
     for layer, entry in zip(language.layers, chunk.cache, strict=True):
-        mask = masks.sliding if layer.self_attn.is_sliding else masks.full
+        mask = sliding if layer.self_attn.is_sliding else full
         hidden = layer(hidden, mask, Ahead(entry, count))
     hidden = language.model.norm(hidden[:, count - 1 : count])
     return head(language, hidden)[0, 0]
 
 
-def _touches_image(chunk: PrefillChunk) -> bool:
-    return any(s.start < chunk.stop and s.end > chunk.start for s in chunk.prompt.spans)
-
-
-def _scaled_embeddings(text_model: Any, chunk: PrefillChunk, end: int) -> mx.array:
-    """Text embeddings times sqrt(hidden size); image tokens are not scaled."""
-    rows = []
-    for part in pieces(chunk, end):
-        if part.features is not None:
-            rows.append(media_rows(part, part.features.rows))
-            continue
-        ids = np.asarray(chunk.prompt.tokens[part.start : part.stop], np.int32)
-        text = text_model.embed_tokens(mx.array(ids))
-        scale = mx.array(text_model.config.hidden_size**0.5, mx.bfloat16)
-        rows.append(text * scale.astype(text.dtype))
-    dtype = text_model.norm.weight.dtype
-    return mx.concatenate([r.astype(dtype) for r in rows])[None]
-
-
 class GemmaModel(VisionModel):
     """Positions come from the caches' offsets; `decode` needs none."""
-
-    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
-
-    def embed(self, span: MediaSpan) -> Features:
-        return embedded(self, span)
 
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
         for span in spans:
@@ -290,8 +259,8 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
     window = chosen_window()
     tokenizer = load_tokenizer(folder, options)
     model = load_gemma3(folder, options)
-    if window.tokens is not None:
-        set_window(model.language_model, window.tokens)
+    if window is not None:
+        set_window(model.language_model, window)
     images = None if model.vision_tower is None else _images(folder)
     info = vision_info(
         folder,
@@ -302,7 +271,7 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         pixels=(0, 0) if images is None else (images.pixels, images.pixels),
         image="<start_of_image>",
         default_context=DEFAULT_CONTEXT,
-        variant=window.variant,
+        variant=_variant(window),
     )
     route_attention(model.language_model)
     return GemmaModel(model, info, tokenizer, _marks(folder, images))
@@ -333,10 +302,10 @@ def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
     window = chosen_window()
 
     def change(model: Any) -> None:
-        if window.tokens is not None:
-            set_text_window(model, window.tokens)
+        if window is not None:
+            set_text_window(model, window)
 
-    return load_text(folder, options, change=change, variant=window.variant)
+    return load_text(folder, options, change=change, variant=_variant(window))
 
 
 def set_text_window(model: Any, window: int) -> None:

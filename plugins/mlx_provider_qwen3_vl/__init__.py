@@ -20,20 +20,9 @@ def matches(config: Mapping[str, Any]) -> int:
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """Also for other models whose images and frames are cut into such patches."""
-    from mlx_provider.families.vision.patch_model import load_patch_model
-    from mlx_provider.families.vision.patches import PatchTexts
+    from .model import load_patch_model
 
-    from . import processors
-
-    texts = PatchTexts(
-        image="<|image_pad|>",
-        frames="<|video_pad|>",
-        start="<|vision_start|>",
-        end="<|vision_end|>",
-        time="<{seconds:.1f} seconds>",
-    )
-    return load_patch_model(folder, options, texts, processors)
+    return load_patch_model(folder, options)
 
 
 @hookimpl

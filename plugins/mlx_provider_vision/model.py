@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from mlx_provider import (
-    BadRequest,
     Features,
     MediaError,
     MediaItem,
@@ -22,13 +21,19 @@ from mlx_provider import (
     OnDemand,
     PrefillChunk,
     Prompt,
-    Tokenizer,
 )
 from mlx_provider.families.caches import row_cache
 from mlx_provider.families.logits import Path, find_backbone, last_token, narrowed, rows_at
-from mlx_provider.families.tokenizer import HFTokenizer, Hidden
+from mlx_provider.families.tokenizer import HFTokenizer
 from mlx_provider.families.vision.loading import language_logits, model_inputs, prompt_features
-from mlx_provider.families.vision.model import embedded, message_ends, name_item
+from mlx_provider.families.vision.model import (
+    MediaMarks,
+    Placed,
+    VisionModel,
+    message_ends,
+    name_item,
+    with_places,
+)
 from mlx_provider.families.vision.patches import as_image, image_size
 
 from . import passes
@@ -46,24 +51,26 @@ class PromptFeatures:
         return sum(int(a.nbytes) for a in self.arrays.values() if isinstance(a, mx.array))
 
 
-class AnyVisionModel:
+class AnyVisionModel(VisionModel):
     """The media of a prompt are one span, whose features are valid only for this prompt. The
     engine's probe finds out whether rows can decode together."""
-
-    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
 
     def __init__(
         self, model: Any, processor: Any, info: ModelInfo, chat: HFTokenizer, token: int | None
     ) -> None:
-        self.model = model
-        self.backbone = _backbone(model)
-        self._prefill_model = narrowed(model, self.backbone, last_token) if self.backbone else model
-        self.processor = processor
-        self.info = info
         self.image_token = token
         self.image_text = image_text(processor, chat, token)
-        self.hf_tokenizer = chat.reserving((self.image_text,)).within(info.context_length)
-        self.tokenizer: Tokenizer = self.hf_tokenizer
+        placeholder = chat.fast.token_to_id(self.image_text)
+        marks = MediaMarks(
+            placeholders={"image": self.image_text},
+            tokens=frozenset() if placeholder is None else frozenset({placeholder}),
+            reserved=(self.image_text,),
+            place=self.place,
+        )
+        super().__init__(model, info, chat, marks)
+        self.processor = processor
+        self.backbone = _backbone(model)
+        self._prefill_model = narrowed(model, self.backbone, last_token) if self.backbone else model
 
     def prepare(
         self,
@@ -76,18 +83,16 @@ class AnyVisionModel:
         """Renders messages and, where there are images, runs the model's own processor. The
         processor also tokenises, so control tokens typed by a user are escaped. Raises `BadRequest`
         (template, processor) and `MediaError` (video)."""
+        if not media:
+            return super().prepare(messages, tools=tools, media=media, variables=variables)
         for item in media:
             image_size(item)
-        escaped = None if media else ()
-        hidden, text = self.hf_tokenizer.rendered(messages, tools, variables, escaped=escaped)
-        if not media:
-            tokens = self.hf_tokenizer.tokens(text, hidden)
-            ends = message_ends(tokens, self.info.stop_tokens)
-            return Prompt(tokens=tokens, text=hidden.reveal(text), spans=[], snapshot_points=ends)
-        text = self.with_places(hidden, text, len(media))
+        tokenizer, places = self.hf_tokenizer, self.marks.placeholders
+        hidden, text = tokenizer.rendered(messages, tools, variables, escaped=None)
+        text = with_places(tokenizer, places, hidden, text, media)
         if len(text) > self.info.context_length:
             # raises at the limit; the processor would tokenise the whole text first
-            self.hf_tokenizer.encode(text, special=False)
+            tokenizer.encode(text, special=False)
         inputs = OnDemand(lambda: self.process(text, media))
         ids = inputs()["input_ids"][0]
         tokens = [max(0, int(token)) for token in ids]
@@ -105,8 +110,8 @@ class AnyVisionModel:
             refusal = MediaError(f"the model's processor refused the request: {error}")
             raise (name_item(refusal, media[0]) if len(media) == 1 else refusal) from error
 
-    def embed(self, span: MediaSpan) -> Features:
-        return embedded(self, span)
+    def place(self, item: MediaItem) -> Placed:
+        raise NotImplementedError
 
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
         for span in spans:
@@ -134,20 +139,6 @@ class AnyVisionModel:
     ) -> mx.array:
         return rows_at(logits_at)(passes.decode(self.model, tokens, cache, positions))
 
-    def with_places(self, hidden: Hidden, text: str, images: int) -> str:
-        """The rendered prompt with one image token per image. If the template drops image parts,
-        it renders again with the token in the text. Raises `BadRequest` if that fails, too."""
-        if text.count(self.image_text) == images:
-            return text
-        flat = [_flatten(message, self.image_text) for message in hidden.messages]
-        text = self.hf_tokenizer.apply_template(flat, hidden.tools, hidden.variables)
-        if text.count(self.image_text) != images:
-            raise BadRequest(
-                f"the chat template placed {text.count(self.image_text)} of {images} images",
-                param="messages",
-            )
-        return text
-
 
 def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
     for name in ("boi_token", "image_token"):
@@ -155,14 +146,6 @@ def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
         if isinstance(text, str) and text:
             return text
     return str((None if token is None else chat.fast.id_to_token(token)) or "<image>")
-
-
-def _flatten(message: Mapping[str, Any], image: str) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    texts = [part["text"] if part["type"] == "text" else image for part in content]
-    return {**message, "content": "".join(texts)}
 
 
 def _backbone(model: Any) -> Path | None:

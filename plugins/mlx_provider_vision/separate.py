@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_provider import (
-    BadRequest,
-    Features,
-    MediaItem,
-    MediaSpan,
-    OnDemand,
-    PrefillChunk,
-    Prompt,
-    UnsupportedModel,
-)
-from mlx_provider.families.caches import row_cache
+from mlx_provider import Features, MediaItem, MediaSpan, OnDemand, PrefillChunk, UnsupportedModel
 from mlx_provider.families.logits import Shown, last_token, narrowed, rows_at
 from mlx_provider.families.vision.loading import has_mrope
-from mlx_provider.families.vision.model import VisionFeatures, message_ends
-from mlx_provider.families.vision.patches import rotary_positions
+from mlx_provider.families.vision.model import Block, Placed, VisionFeatures, VisionModel
+from mlx_provider.families.vision.patches import image_size
 
 from . import passes
 from .model import AnyVisionModel
 
-Inputs = Mapping[str, np.ndarray]
 KNOWN = 1024
 """Images whose tokens are remembered."""
 EMBEDDED = {"inputs_embeds", "position_ids", "rope_deltas"}
 """Possible parts of a prompt's embeddings: rows of its tokens, and positions."""
-
-
-@dataclass(frozen=True)
-class Block:
-    tokens: np.ndarray
-    grid: tuple[int, ...]
-    """Patches in time, height and width; empty: unknown."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +29,7 @@ class Alone:
 
     inputs: OnDemand[dict[str, np.ndarray]]
     grid: tuple[int, ...]
+    """Patches in time, height and width; empty: unknown."""
     merge: int
 
 
@@ -55,32 +37,27 @@ class SeparateVisionModel(AnyVisionModel):
     """Every image is a separate span, identified by its content. Only for models in which
     `loading.problem_of` finds none."""
 
+    prepare = VisionModel.prepare
+    make_cache = VisionModel.make_cache
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._blocks: dict[str, Block] = {}
-        """By content hash."""
-        self._placeholder = self.hf_tokenizer.fast.token_to_id(self.image_text)
+        self.rotary = has_mrope(self.model)
+        self._known: dict[str, tuple[list[int], tuple[int, ...]]] = {}
+        """Tokens and grid, by content hash."""
         vision = getattr(self.model.config, "vision_config", None)
         self._merge = int(getattr(vision, "spatial_merge_size", None) or 1)
 
-    def prepare(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        media: Sequence[MediaItem],
-        variables: Mapping[str, Any],
-    ) -> Prompt:
-        """Replaces each placeholder by the tokens of its image. Raises `BadRequest` (template,
-        processor) and `MediaError` (video)."""
-        hidden, text = self.hf_tokenizer.rendered(messages, tools, variables)
-        text = self.with_places(hidden, text, len(media))
-        tokens, spans = self._fill(self.hf_tokenizer.tokens(text, hidden), media)
-        positions, delta = (None, 0)
-        if has_mrope(self.model):
-            positions, delta = rotary_positions(len(tokens), spans)
-        ends = message_ends(tokens, self.info.stop_tokens)
-        return Prompt(tokens, hidden.reveal(text), spans, positions, delta, ends)
+    def place(self, item: MediaItem) -> Placed:
+        image_size(item)
+        inputs = OnDemand(lambda: self.process(self.image_text, [item]))
+        known = self._known.get(item.content_hash) or _tokens_and_grid(inputs())
+        tokens, grid = self._known[item.content_hash] = known
+        while len(self._known) > KNOWN:
+            self._known.pop(next(iter(self._known)), None)
+        key = f"{item.content_hash}:{len(tokens)}:{grid}"
+        alone = Alone(inputs, grid, self._merge)
+        return Placed(self.image_text, (Block(len(tokens), key, alone, inputs, tokens),))
 
     def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
         return dict(span.inputs.inputs())
@@ -89,9 +66,6 @@ class SeparateVisionModel(AnyVisionModel):
         if more := made.keys() - EMBEDDED:
             raise UnsupportedModel(f"its images are more than embeddings: {', '.join(more)}")
         return VisionFeatures(made["inputs_embeds"][0])
-
-    def make_cache(self) -> list[Any]:
-        return row_cache(self.model.language_model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         return passes.prefill_separately(self._prefill_model, chunk)
@@ -126,35 +100,8 @@ class SeparateVisionModel(AnyVisionModel):
         logits = passes.decode_separately(model, tokens, cache, positions)
         return logits, shown.hidden[:, -1]
 
-    def _fill(
-        self, short: Sequence[int], media: Sequence[MediaItem]
-    ) -> tuple[list[int], list[MediaSpan]]:
-        tokens: list[int] = []
-        spans: list[MediaSpan] = []
-        waiting = iter(media)
-        for token in short:
-            item = next(waiting, None) if token == self._placeholder else None
-            if item is None:
-                tokens.append(token)
-                continue
-            spans.append(self._span(item, len(tokens), tokens))
-        if len(spans) != len(media):
-            raise BadRequest(f"the tokenizer does not keep {self.image_text!r} whole")
-        return tokens, spans
 
-    def _span(self, item: MediaItem, start: int, tokens: list[int]) -> MediaSpan:
-        inputs = OnDemand(lambda: self.process(self.image_text, [item]))
-        block = self._blocks.get(item.content_hash) or _block(inputs())
-        self._blocks[item.content_hash] = block
-        while len(self._blocks) > KNOWN:
-            self._blocks.pop(next(iter(self._blocks)), None)
-        tokens += block.tokens.tolist()
-        key = f"{item.content_hash}:{len(block.tokens)}:{block.grid}"
-        alone = Alone(inputs, block.grid, self._merge)
-        return MediaSpan(start, len(tokens), key, alone, inputs)
-
-
-def _block(inputs: Inputs) -> Block:
+def _tokens_and_grid(inputs: dict[str, np.ndarray]) -> tuple[list[int], tuple[int, ...]]:
     grids = inputs.get("image_grid_thw")
     grid = () if grids is None else tuple(int(side) for side in grids[0])
-    return Block(inputs["input_ids"][0].astype(np.int32), grid)
+    return inputs["input_ids"][0].astype(np.int32).tolist(), grid

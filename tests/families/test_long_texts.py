@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.families.tokenizer import long_text
-from mlx_provider.families.tokenizer.hf_tokenizer import FairLock, HFTokenizer
+from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
 from mlx_provider.families.tokenizer.spelling import Hidden
 
 LLAMA = (
@@ -141,28 +140,3 @@ def test_a_text_beyond_the_context_is_refused_before_all_of_it_is_encoded(
 def test_a_text_without_a_place_to_cut_is_refused() -> None:
     with pytest.raises(BadRequest, match="cannot be divided"):
         wrapped(byte_level(LLAMA)).encode("a" * (long_text.UNDIVIDED + 1), special=False)
-
-
-def test_threads_take_turns() -> None:
-    turns, order = FairLock(), []
-    begun = threading.Event()
-
-    def long() -> None:
-        for _ in range(50):
-            with turns:
-                begun.set()
-                order.append("long")
-                while len(turns._line) < 1 and "short" not in order:
-                    pass
-
-    def short() -> None:
-        begun.wait()
-        with turns:
-            order.append("short")
-
-    threads = [threading.Thread(target=each) for each in (long, short)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert order[:2] == ["long", "short"]

@@ -220,7 +220,7 @@ LOADED = (
     "mlx_provider_gemma3.model",
     "mlx_provider.families.caches",
     "mlx_provider.families.text",
-    "mlx_provider.families.vision.patch_model",
+    "mlx_provider_qwen3_vl.model",
 )
 
 

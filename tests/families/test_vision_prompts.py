@@ -12,7 +12,7 @@ import pytest
 
 from greedy import features_of, greedy
 from mlx_provider import BadRequest, MediaError, MediaItem
-from mlx_provider.families.vision import patches
+from mlx_provider_qwen3_vl import patches
 from tiny.models import tiny_image, tiny_video
 
 QWEN = ["qwen3_vl", "qwen3_5"]

@@ -20,9 +20,9 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.vision import loading as slices
-from mlx_provider.families.vision import patch_model
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider_qwen3_vl import model as patch_model
 from tiny import build
 
 LAYERS = 8

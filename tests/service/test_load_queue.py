@@ -52,13 +52,13 @@ class Shelf:
     def __post_init__(self) -> None:
         self.gate.set()
         self.held: dict[str, int] = {}
-        self.ledger: MemoryLedger[Model] = MemoryLedger(lambda: self.limit)
-        self.queue: LoadQueue[Model] = LoadQueue(
+        self.ledger: MemoryLedger = MemoryLedger(lambda: self.limit)
+        self.queue: LoadQueue = LoadQueue(
             self.ledger, self.unload, patience=self.patience, turn=self.turn
         )
         self.threads = ThreadPoolExecutor(32)
 
-    def plan(self, name: str, expected: int = 10) -> LoadPlan[Model]:
+    def plan(self, name: str, expected: int = 10) -> LoadPlan:
         return LoadPlan(name, expected, lambda: self.load(name))
 
     def load(self, name: str) -> Model:
@@ -75,10 +75,10 @@ class Shelf:
         self.gone.append(model.name)
         del self.held[model.name]
 
-    def get(self, name: str, **more: Any) -> Lease[Model]:
+    def get(self, name: str, **more: Any) -> Lease:
         return self.queue.acquire(name, lambda: self.plan(name), **more)
 
-    def ask(self, name: str, **more: Any) -> Future[Lease[Model]]:
+    def ask(self, name: str, **more: Any) -> Future[Lease]:
         return self.threads.submit(self.get, name, **more)
 
     def use(self, name: str) -> None:
@@ -115,7 +115,7 @@ def shelf() -> Iterator[MakeShelf]:
 
 
 def test_the_ledger_reserves_corrects_and_releases() -> None:
-    ledger: MemoryLedger[Model] = MemoryLedger(lambda: 100)
+    ledger: MemoryLedger = MemoryLedger(lambda: 100)
     first = ledger.reserve("a", 30)
     ledger.reserve("b", 40)
     assert (ledger.free, ledger.of("a")) == (30, 30)

@@ -36,29 +36,6 @@ def test_a_stop_string_is_found_in_any_tokenization(qwen: Any) -> None:
         assert choice.reason == "stop"
 
 
-def test_each_row_of_a_batch_has_its_own_sampler(qwen: Any) -> None:
-    """mlx-vlm takes the first request's sampler for the whole batch."""
-    greedy = qwen.ask("one").only.content
-    seeded = qwen.ask("two", sampling=WARM).only.content
-    running = [
-        qwen.start("one"),
-        qwen.start("two", sampling=WARM),
-        qwen.start("two", sampling=Sampling(temperature=1.5, seed=4)),
-    ]
-    together = [qwen.read(each).only.content for each in running]
-    assert together[:2] == [greedy, seeded]
-    assert together[2] != seeded
-
-
-def test_a_seed_does_not_wait_for_an_empty_batch(qwen: Any) -> None:
-    """mlx-lm serves a seeded request alone, after all others."""
-    long = qwen.start("a long one", max_tokens=3000, stop_token_ids=[])
-    seeded = qwen.ask("two", sampling=WARM)
-    assert seeded.error is None
-    assert qwen.client.health().running >= 1
-    long.close()
-
-
 def test_an_unknown_model_leaves_the_running_one_alone(qwen: Any) -> None:
     """mlx-vlm unloads its model when a request names a model that does not exist."""
     before = qwen.ask("one").only.content
@@ -77,13 +54,6 @@ def test_an_invalid_request_fails_by_itself(qwen: Any) -> None:
         qwen.ask(prompt=[10**9])
     answers = [qwen.read(each).only.content for each in running]
     assert answers == [qwen.ask(f"question {i}", max_tokens=60).only.content for i in range(3)]
-
-
-def test_stop_n_and_max_tokens_are_obeyed(qwen: Any) -> None:
-    """mlx-vlm ignores all three."""
-    answer = qwen.ask(n=2, max_tokens=3)
-    assert [choice.reason for choice in answer.choices] == ["length", "length"]
-    assert answer.usage.completion_tokens == 6
 
 
 def test_a_template_that_writes_bos_gets_no_second_one(tiny: Any) -> None:

@@ -54,7 +54,7 @@ class Busy:
 
 
 def test_the_prefix_cache_can_use_the_memory_that_rows_leave() -> None:
-    ledger: MemoryLedger[Busy] = MemoryLedger(lambda: 36 * GIGA)
+    ledger: MemoryLedger = MemoryLedger(lambda: 36 * GIGA)
     resident = ledger.reserve("model", 6 * GIGA)
     for live, left in ((0, 20), (9, 20), (10, 20), (16, 14), (30, 0), (31, 0)):
         resident.model = Busy(live * GIGA)
@@ -76,7 +76,7 @@ def test_the_prefix_cache_gives_back_a_share(make_service: Any, tiny_class: Any,
 
 def test_measurements_use_the_memory_that_weights_rows_and_images_leave() -> None:
     """The prefix cache and other models free memory for them."""
-    ledger: MemoryLedger[Busy] = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
+    ledger: MemoryLedger = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
     for name, live in (("model", 0), ("other", 9)):
         ledger.reserve(name, 6 * GIGA).model = Busy(live * GIGA)
     assert not ledger.measure("model", 15 * GIGA)

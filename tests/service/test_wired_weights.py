@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.serving import weight_files as wired_weights
-from mlx_provider.serving.weight_files import WiredWeights
+from mlx_provider.serving import weight_files
 
 GB = 2**30
 
@@ -40,37 +39,20 @@ class FakeMetal:
 
 def fake(monkeypatch: pytest.MonkeyPatch, memory: int) -> FakeMetal:
     metal = FakeMetal(memory)
-    monkeypatch.setattr(wired_weights, "mx", metal)
+    monkeypatch.setattr(weight_files, "mx", metal)
     return metal
 
 
-def test_the_limit_is_the_weights_of_the_models_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    metal = fake(monkeypatch, 64 * GB)
-    wired = WiredWeights()
-    wired.add(1, 5 * GB)
-    wired.add(2, 18 * GB)
-    wired.remove(1)
-    wired.remove(1)
-    wired.remove(2)
-    assert metal.calls == ["clear", 5 * GB, "clear", 23 * GB, 18 * GB, 0]
-
-
-@pytest.mark.parametrize(("memory", "most"), [(64, int(0.65 * 64 * GB)), (16, 8 * GB), (8, None)])
+@pytest.mark.parametrize(
+    ("memory", "calls"),
+    [(64, ["clear", int(0.65 * 64 * GB)]), (16, ["clear", 8 * GB]), (8, ["clear", 0]), (0, [])],
+)
 def test_some_memory_is_never_wired(
-    memory: int, most: int | None, monkeypatch: pytest.MonkeyPatch
+    memory: int, calls: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metal = fake(monkeypatch, memory * GB)
-    WiredWeights().add(1, 100 * GB)
-    assert metal.calls == ([] if most is None else ["clear", most])
-
-
-@pytest.mark.parametrize(("memory", "on"), [(0, True), (64, False)])
-def test_nothing_is_wired_without_metal_or_when_turned_off(
-    memory: int, on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    metal = fake(monkeypatch, memory * GB)
-    WiredWeights(on=on).add(1, GB)
-    assert metal.calls == []
+    weight_files.wire(100 * GB)
+    assert metal.calls == calls, "none without Metal"
 
 
 def test_a_model_is_wired_from_its_load_until_it_is_unloaded(
@@ -83,5 +65,5 @@ def test_a_model_is_wired_from_its_load_until_it_is_unloaded(
     for folder in folders:
         tiny_class(client, service, str(folder)).ask(max_tokens=1)
     first, second = (call for call in metal.calls if isinstance(call, int) and call)
-    assert metal.calls == ["clear", first, 0, "clear", second]
+    assert metal.calls == ["clear", first, "clear", 0, "clear", second]
     assert 0.9 * size < first  # the file also has a header

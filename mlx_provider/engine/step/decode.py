@@ -164,7 +164,8 @@ class Decode:
         if result.drafts:
             held = len(result.reads) - 1
             engine.drafting.held(row, result.drafts, held)
-            engine.recorder.drafts(result.drafts, held)
+            engine.recorder.count("tokens_drafted", result.drafts)
+            engine.recorder.count("tokens_accepted", held)
             engine.recent.drafted += result.drafts
             engine.recent.accepted += held
         for stay, read in enumerate(result.reads, 1):

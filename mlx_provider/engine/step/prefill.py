@@ -95,7 +95,7 @@ class Prefill:
                 engine.sparse_prefill.advance(job, seconds)
                 if job.scoring is None:
                     grow_by(job.held(), engine.scheduler.admission.kv_capacity(job))
-                    engine.recorder.skipped(job.request.skipped)
+                    engine.recorder.count("tokens_skipped", job.request.skipped)
         engine.timer.forget()  # this time is not that of a pass
         engine.pending_chunk_seconds = []
         return None if tried.fault is None else Prefilled(job, None, tried.fault)
@@ -204,10 +204,10 @@ class Prefill:
         job.done = chunk.stop
         job.request.prefilled += chunk.size
         self._engine.scheduler.charge_chunk(chunk)
-        self._engine.recorder.tokens(prefilled=chunk.size, cached=0, decoded=0)
+        self._engine.recorder.count("prompt_tokens_prefilled", chunk.size)
         if job.request.ahead:
             self._engine.recent.ahead += chunk.size
-            self._engine.recorder.ahead(chunk.size)
+            self._engine.recorder.count("prompt_tokens_ahead", chunk.size)
         if self._engine.prefix_cache is not None and job.uses_prefix_cache:
             self._engine.prefix_cache.passed(job, chunk.start)
 

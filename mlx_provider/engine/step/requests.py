@@ -67,7 +67,7 @@ class Requests:
         if job.places is not None:
             job.cache = sparse(job.cache)
         if not job.request.ahead:
-            engine.recorder.tokens(prefilled=0, cached=job.done, decoded=0)
+            engine.recorder.count("prompt_tokens_cached", job.done)
 
     def _record_lookup(self, request: Request, found: Match | None) -> None:
         if found is None or request.ahead:
@@ -77,7 +77,8 @@ class Requests:
             self._engine.clock(), request.id, found.asked, found.shared, found.length, diverged
         )
         self._engine.recent.lookups.append(seen)
-        self._engine.recorder.looked_up(seen.lost)
+        for outcome, tokens in seen.lost.items():
+            self._engine.recorder.count("prefix_lookup_tokens", tokens, outcome)
 
     # -- requests
 

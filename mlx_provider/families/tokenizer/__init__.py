@@ -4,7 +4,7 @@ Clients' text stays text: what looks like a control token is spelled in letters.
 public for authors of families; the modules of this package are not.
 """
 
-from .hf_tokenizer import HFTokenizer, Rendered, common_length, load_tokenizer
+from .hf_tokenizer import HFTokenizer, common_length, load_tokenizer
 from .spelling import Hidden
 
-__all__ = ["HFTokenizer", "Hidden", "Rendered", "common_length", "load_tokenizer"]
+__all__ = ["HFTokenizer", "Hidden", "common_length", "load_tokenizer"]

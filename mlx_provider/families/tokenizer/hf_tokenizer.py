@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import threading
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from ...byte_gate import ByteGate
 from ...errors import BadRequest, ContextTooLong, UnsupportedModel
-from ...records import LoadOptions, TemplateForm
+from ...records import LoadOptions, Prompt, TemplateForm
 from ..checkpoint import read_json
 from .control_tokens import ControlTokens
 from .long_text import PIECE, LongText
@@ -37,42 +36,6 @@ def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-@dataclass(frozen=True)
-class Rendered:
-    """`snapshot_points`: token counts at message ends."""
-
-    text: str
-    tokens: list[int]
-    snapshot_points: tuple[int, ...]
-
-
-class FairLock:
-    """First come, first served; `threading.Lock` usually goes to the thread that has just released
-    it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken = False
-        self._line: deque[threading.Lock] = deque()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._taken:
-                self._taken = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._line.append(mine)
-        mine.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if self._line:
-                self._line.popleft().release()
-            else:
-                self._taken = False
-
-
 class HFTokenizer:
     """Encode, decode and render. Safe from any thread. No text of a client becomes a control token:
     `rendered` hides it, and `tokens` spells it in letters.
@@ -88,7 +51,7 @@ class HFTokenizer:
         self._renderer = renderer
         self._reserved = tuple(reserved)
         # two threads must not use a fast tokenizer at once: "Already borrowed"
-        self.lock = FairLock()
+        self.turns = ByteGate(1)
         self.context: int | None = None
 
     def within(self, context_length: int) -> HFTokenizer:
@@ -98,9 +61,9 @@ class HFTokenizer:
         return bounded
 
     def reserving(self, texts: Sequence[str]) -> HFTokenizer:
-        """The same tokenizer (and lock) with further reserved texts."""
+        """The same tokenizer (and turns) with further reserved texts."""
         other = HFTokenizer(self._backend, self._renderer, (*self._reserved, *texts))
-        other.lock, other.context = self.lock, self.context
+        other.turns, other.context = self.turns, self.context
         return other
 
     @property
@@ -175,7 +138,7 @@ class HFTokenizer:
         return None
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        with self.lock:
+        with self.turns.ask(1):
             return list(self._backend.encode(text, add_special_tokens=special))
 
     def _check(self, at_least: int) -> None:
@@ -198,7 +161,7 @@ class HFTokenizer:
         return [*self._around[0], *tokens, *self._around[1]]
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        with self.lock:
+        with self.turns.ask(1):
             return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
@@ -218,7 +181,7 @@ class HFTokenizer:
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
         for begin, piece in self._long.pieces(text):
-            with self.lock:
+            with self.turns.ask(1):
                 encoding = self._backend(
                     piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
                 )
@@ -297,14 +260,14 @@ class HFTokenizer:
             text = self._text(hidden)
         return hidden, text
 
-    def render(self, messages: Messages, tools: Messages, variables: Variables) -> Rendered:
+    def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
         hidden, text = self.rendered(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
         ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))
         counts = {bisect_left(encoded.starts, end) for end in ends}
         points = sorted(c for c in counts if 0 < c < len(encoded.ids))
-        return Rendered(hidden.reveal(text), encoded.ids, tuple(points))
+        return Prompt(encoded.ids, hidden.reveal(text), snapshot_points=tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
         """The part of a prompt's text that it shares with another user's; "" without a system part.

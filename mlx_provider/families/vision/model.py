@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import BadRequest, MediaError
 from ...records import (
     EmbedsInSlices,
+    Features,
     LoadOptions,
     MediaItem,
     MediaSpan,
@@ -27,10 +28,12 @@ from ...records import (
     Prompt,
     Tokenizer,
 )
+from ..caches import row_cache
 from ..checkpoint import DEFAULT_CONTEXT, context_length, read_json
 from ..info import describe, precision
-from ..tokenizer import HFTokenizer, common_length
+from ..tokenizer import HFTokenizer, Hidden, common_length
 from ..tokenizer.template_probe import refuses_late_system, shows_tool_media
+from .patches import rotary_positions
 
 
 def head(language_model: Any, hidden: mx.array) -> mx.array:
@@ -85,12 +88,14 @@ def vision_info(
 
 @dataclass(frozen=True)
 class Block:
-    """A run of equal media tokens: one image, or one group of video frames."""
+    """One image, or one group of video frames."""
 
     count: int
     content_hash: str
     inputs: Any
     ready: OnDemand[Any] | None = None
+    tokens: Sequence[int] = ()
+    """Empty: its media token, `count` times."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ def build_prompt(
 ) -> Prompt:
     """Raises `BadRequest` (template, or media that it did not place)."""
     hidden, text = tokenizer.rendered(messages, tools, variables)
+    text = with_places(tokenizer, marks.placeholders, hidden, text, media)
     filled, blocks = _fill(text, marks, media)
     # a template writes its own BOS, so the tokenizer must not add another
     short = tokenizer.tokens(filled, hidden)
@@ -154,17 +160,45 @@ def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[in
     return tuple(sorted({*ends[:2], *ends[-1:]}))
 
 
-def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
-    kinds = {placeholder: kind for kind, placeholder in marks.placeholders.items()}
-    pattern = "|".join(map(re.escape, sorted(kinds, key=len, reverse=True)))
-    found = list(re.finditer(pattern, text)) if pattern else []
-    wanted = [item.kind for item in media]
-    if [kinds[match[0]] for match in found] != wanted:
+def with_places(
+    tokenizer: HFTokenizer,
+    placeholders: Mapping[str, str],
+    hidden: Hidden,
+    text: str,
+    media: Sequence[MediaItem],
+) -> str:
+    """The rendered prompt with one placeholder per item. If the template drops such parts, it
+    renders again with the placeholders in the texts. Raises `BadRequest` if that fails, too."""
+    wanted = [placeholders.get(item.kind) for item in media]
+    places = _places(placeholders)
+    if places.findall(text) == wanted:
+        return text
+    flat = [_flatten(message, placeholders) for message in hidden.messages]
+    text = hidden.mend(tokenizer.apply_template(flat, hidden.tools, hidden.variables))
+    if (found := places.findall(text)) != wanted:
         raise BadRequest(
             f"the chat template placed {len(found)} of {len(wanted)} images or videos; "
             "this model does not take them in these messages",
             param="messages",
         )
+    return text
+
+
+def _places(placeholders: Mapping[str, str]) -> re.Pattern[str]:
+    texts = sorted(placeholders.values(), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+
+
+def _flatten(message: Mapping[str, Any], placeholders: Mapping[str, str]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    texts = [part.get("text") or placeholders.get(part["type"], "") for part in content]
+    return {**message, "content": "".join(texts)}
+
+
+def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
+    found = _places(marks.placeholders).finditer(text)
     pieces: list[str] = []
     blocks: list[Block] = []
     end = 0
@@ -209,7 +243,7 @@ def _expand(
             tokens.append(token)
             continue
         start = len(tokens)
-        tokens += [token] * block.count
+        tokens += block.tokens or [token] * block.count
         spans.append(MediaSpan(start, len(tokens), block.content_hash, block.inputs, block.ready))
     if len(spans) != len(blocks):
         raise BadRequest("the tokenizer split a media token; this checkpoint is broken")
@@ -276,7 +310,9 @@ def media_rows(part: Piece, rows: mx.array) -> mx.array:
 class VisionModel:
     """The common part of a `LoadedModel` over mlx-vlm. Families add the device methods."""
 
-    kv_layouts: Sequence[str] = ("merged", "solo")
+    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
+    rotary = False
+    """Whether its positions have three axes (M-RoPE)."""
 
     def __init__(
         self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, marks: MediaMarks
@@ -295,7 +331,7 @@ class VisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        return build_prompt(
+        prompt = build_prompt(
             self.hf_tokenizer,
             self.marks,
             self.info.stop_tokens,
@@ -304,8 +340,16 @@ class VisionModel:
             media=media,
             variables=variables,
         )
+        if not self.rotary:
+            return prompt
+        positions, delta = rotary_positions(len(prompt.tokens), prompt.spans)
+        return replace(prompt, positions=positions, rope_delta=delta)
 
+    def embed(self, span: MediaSpan) -> Features:
+        """For families with `EmbedsInSlices`; others have their own."""
+        slices = cast("EmbedsInSlices", self).embed_in_slices([span])
+        (features,) = [each for made in slices for each in made]
+        return features
 
-def embedded(model: EmbedsInSlices, span: MediaSpan) -> Any:
-    (features,) = [each for made in model.embed_in_slices([span]) for each in made]
-    return features
+    def make_cache(self) -> list[Any]:
+        return row_cache(self.model.language_model)

@@ -151,8 +151,7 @@ class ScriptedModel:
     ) -> Prompt:
         if media:
             raise BadRequest("a scripted model takes text only", param="messages")
-        rendered = self.tokenizer.render(messages, tools, variables)
-        return Prompt(rendered.tokens, rendered.text, snapshot_points=rendered.snapshot_points)
+        return self.tokenizer.render(messages, tools, variables)
 
     def embed(self, span: MediaSpan) -> Features:
         raise BadRequest("a scripted model takes text only", param="messages")

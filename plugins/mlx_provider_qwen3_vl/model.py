@@ -6,8 +6,7 @@ exactly the media tokens of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -17,19 +16,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...records import Features, LoadOptions, MediaItem, MediaSpan, PrefillChunk, Prompt
-from .. import caches
-from ..caches import row_cache
-from ..checkpoint import read_json
-from ..layers import route_attention
-from ..logits import rows_at
-from ..tokenizer import load_tokenizer
-from .loading import in_slices, load_model
-from .model import (
+from mlx_provider import LoadOptions, MediaSpan, PrefillChunk
+from mlx_provider.families.caches import route
+from mlx_provider.families.checkpoint import read_json
+from mlx_provider.families.layers import route_attention
+from mlx_provider.families.logits import FromHidden, rows_at
+from mlx_provider.families.tokenizer import load_tokenizer
+from mlx_provider.families.vision.loading import in_slices, load_model
+from mlx_provider.families.vision.model import (
     MediaMarks,
     VisionFeatures,
     VisionModel,
-    embedded,
     embeddings,
     head,
     media_rows,
@@ -37,37 +34,17 @@ from .model import (
     pieces,
     vision_info,
 )
-from .patches import (
-    PatchMedia,
-    PatchProcessors,
-    PatchTexts,
-    chunk_positions,
-    rotary_positions,
-    step_positions,
-)
+from mlx_provider.families.vision.patches import chunk_positions, step_positions
+
+from .patches import END, FRAMES, GROUP, IMAGE, START, PatchMedia
 
 PATCHES = 4096
 """Patches of several items in one tower pass. They attend within their own image, so more keep no
 device busier and only take more memory."""
 
 
-class PatchVisionModel(VisionModel):
-    kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
-
-    def prepare(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        media: Sequence[MediaItem],
-        variables: Mapping[str, Any],
-    ) -> Prompt:
-        prompt = super().prepare(messages, tools=tools, media=media, variables=variables)
-        positions, delta = rotary_positions(len(prompt.tokens), prompt.spans)
-        return replace(prompt, positions=positions, rope_delta=delta)
-
-    def embed(self, span: MediaSpan) -> Features:
-        return embedded(self, span)
+class PatchVisionModel(FromHidden, VisionModel):
+    rotary = True
 
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
         tower = self.model.vision_tower
@@ -77,12 +54,6 @@ class PatchVisionModel(VisionModel):
             grids = mx.array([span.inputs.grid for span in some], dtype=mx.int32)
             rows, deepstack = yield from in_slices([tower], partial(tower, pixels, grids))
             yield _split(some, rows, deepstack)
-
-    def make_cache(self) -> list[Any]:
-        return row_cache(self.model.language_model)
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return self.prefill_hidden(chunk, 1)[0]
 
     @property
     def shows_hidden(self) -> bool:
@@ -94,15 +65,6 @@ class PatchVisionModel(VisionModel):
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
         return head(self.model.language_model, _states(self.model.language_model.model, chunk))[0]
-
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> mx.array:
-        return self.decode_hidden(tokens, cache, positions, logits_at)[0]
 
     def decode_hidden(
         self,
@@ -179,14 +141,13 @@ def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def load_patch_model(
-    folder: Path, options: LoadOptions, texts: PatchTexts, processors: PatchProcessors
-) -> PatchVisionModel:
-    """Raises `UnsupportedModel` and `BadRequest`."""
+def load_patch_model(folder: Path, options: LoadOptions) -> PatchVisionModel:
+    """Also for other models whose images and frames are cut into such patches. Raises
+    `UnsupportedModel` and `BadRequest`."""
     tokenizer = load_tokenizer(folder, options)
     model = load_model(folder, options)
     config = read_json(folder / "config.json")
-    media = PatchMedia(folder, texts, processors)
+    media = PatchMedia(folder)
     sees = model.vision_tower is not None
     info = vision_info(
         folder,
@@ -195,16 +156,16 @@ def load_patch_model(
         tokenizer,
         media=("image", "video") if sees else (),
         pixels=(media.images.min_pixels, media.images.max_pixels),
-        image=texts.image,
+        image=IMAGE,
     )
     marks = MediaMarks(
-        placeholders={"image": texts.image, "video": texts.group} if sees else {},
+        placeholders={"image": IMAGE, "video": GROUP} if sees else {},
         tokens=frozenset({int(config["image_token_id"]), int(config["video_token_id"])}),
-        reserved=texts.all,
+        reserved=(IMAGE, FRAMES, START, END),
         place=media.place if sees else no_media,
     )
     route_attention(model.language_model)
     found = PatchVisionModel(model, info, tokenizer, marks)
     one = mx.array([1])
-    caches.route(lambda cache: found.decode(one, cache, one), found.make_cache())
+    route(lambda cache: found.decode(one, cache, one), found.make_cache())
     return found
