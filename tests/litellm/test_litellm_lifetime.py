@@ -180,10 +180,10 @@ async def test_what_was_said_before_a_failure_is_heard():
 
 
 async def test_a_late_failure_names_the_clients_parameter(engine):
-    late = BadRequest("max_tokens: too large", param="max_tokens")
+    late = BadRequest("template: too large", param="template")
     engine.script = lambda request: [[Failed.of(late)]]
-    with pytest.raises(BadRequestError, match="max_completion_tokens: too large"):
-        await litellm.acompletion(model="mlx/m", messages=HI, max_completion_tokens=9)
+    with pytest.raises(BadRequestError, match="chat_template_kwargs: too large"):
+        await litellm.acompletion(model="mlx/m", messages=HI, chat_template_kwargs={"a": 1})
 
 
 async def test_a_cancellation_that_meets_an_event_is_not_lost():

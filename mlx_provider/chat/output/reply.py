@@ -322,10 +322,7 @@ class Reply:
 
     def _delta(self, part: _Part) -> Delta:
         return Delta(
-            index=self._index,
-            content=part.content,
-            reasoning=part.reasoning,
-            tool_calls=part.calls,
+            index=self._index, content=part.content, reasoning=part.reasoning, tool_calls=part.calls
         )
 
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:
