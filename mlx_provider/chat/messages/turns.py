@@ -94,13 +94,10 @@ class _Slot:
 
 
 class _Calls:
-    """The calls of a conversation, by turn, with their results.
-
-    Calls with only assistant turns between them are a group. A result belongs to the call with its
-    id in the last group, or to the last earlier call with this id and no result: some clients count
-    ids from 0 in every turn. A result with an unknown id goes to a call of the last group without a
-    result: of the function that it names, else the first.
-    """
+    """Calls with only assistant turns between them are a group. A result belongs to the call with
+    its id in the last group, or to the last earlier call with this id and no result: some clients
+    count ids from 0 in every turn. A result with an unknown id goes to a call of the last group
+    without a result: of the function that it names, else the first."""
 
     def __init__(self) -> None:
         self.slots: dict[int, list[_Slot]] = {}

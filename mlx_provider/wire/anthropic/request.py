@@ -1,6 +1,5 @@
 """Requests of the Messages API as those of chat. What no model can see is refused in the system
-prompt and in a message that a user has just typed; in an earlier turn it becomes text
-(`chat.messages.foreign`)."""
+prompt and in a message that a user has just typed; in an earlier turn it becomes text."""
 
 from __future__ import annotations
 
