@@ -1,6 +1,5 @@
-"""The LiteLLM provider: `custom_handler: mlx_provider.litellm.handler`. The import registers it, so
-in a script `import mlx_provider.litellm` and `litellm.completion(model="mlx/demo", ...)` are
-enough."""
+"""The LiteLLM provider: `custom_handler: mlx_provider.litellm.handler`. In a script, the import
+registers it."""
 
 from .patches import register
 from .provider import Provider

@@ -1,10 +1,6 @@
 """Our errors as LiteLLM's classes, which decide status, retries, fallbacks and cooldowns. Other
-exceptions reach streaming clients as a Python traceback (1.106.2,
-`proxy_server.async_data_generator`), so the handler raises only LiteLLM's.
-
-Calls that mlx models do not serve are refused with an error of one line. LiteLLM would answer with
-a traceback (`'mlx' is not a valid LlmProviders`), or send the text to another server, whose 404
-would disable the chat model for seconds (1.106.2, `amoderation`)."""
+exceptions reach streaming clients as a Python traceback (1.106.2), and calls that mlx models do not
+serve as a traceback, or the 404 of another server."""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ def _check_message(message: Mapping[str, Any], at: str) -> None:
 
 
 def fit_responses(kwargs: dict[str, Any]) -> Warnings:
-    responses.check_input(kwargs, responses.ABSENT)
+    responses.check_parameters(kwargs, responses.ABSENT)
+    responses.messages_of(kwargs.get("input"))
     if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
         kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
     items, warnings = kwargs.get("input"), Warnings()
@@ -183,7 +184,7 @@ def _runs_in_gateway(tool: Any) -> bool:
 
 
 def fit_messages(kwargs: dict[str, Any]) -> Warnings:
-    anthropic.check_messages(kwargs)
+    anthropic.chat_messages(kwargs.get("system"), kwargs.get("messages"))
     warnings = Warnings()
     kwargs["messages"] = [
         _with_blocks(message, anthropic.BLOCKS[message["role"]], f"messages[{at}]", warnings)

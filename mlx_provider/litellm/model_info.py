@@ -65,9 +65,8 @@ TIERS = {"flex": 0.25, "priority": 4.0}
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller, as the gateway names it. LiteLLM writes into `metadata` or `litellm_metadata`,
-    depending on the route; the other one is the client's (1.106.2, proxy/litellm_pre_call_utils.py
-    `add_litellm_data_to_request`, which removes `user_api_key_*` from both)."""
+    """As the gateway names it, in `metadata` or `litellm_metadata`; the other one is the client's,
+    without `user_api_key_*` (1.106.2, `add_litellm_data_to_request`)."""
 
     key: str | None
     user: str | None

@@ -9,18 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from litellm.types.utils import (
-    ChoiceLogprobs,
-    Choices,
-    Embedding,
-    Message,
-    ModelResponseStream,
-    StreamingChoices,
-    TextChoices,
-    TextCompletionResponse,
-)
-from litellm.types.utils import Delta as LiteLLMDelta
-from litellm.types.utils import Usage as LiteLLMUsage
+from litellm.types import utils as types
 
 from ..protocol.events import Done, Event, Failed
 from ..wire.api import HEADER, header_text
@@ -31,19 +20,19 @@ TEXT_LISTS = "text_lists"
 """Attribute by which `patches` knows `TextLogprobs`: this module may be imported twice."""
 
 
-class TextLogprobs(ChoiceLogprobs):
+class TextLogprobs(types.ChoiceLogprobs):
     """Of a text completion; `patches` copies them past LiteLLM's conversion from chat."""
 
     text_lists: dict[str, Any]
 
 
-class OurLogprobs(ChoiceLogprobs):
+class OurLogprobs(types.ChoiceLogprobs):
     """Marks log-probabilities made here, so that `patches` copies only these."""
 
     ours: ClassVar[bool] = True
 
 
-class TextFinish(ModelResponseStream):
+class TextFinish(types.ModelResponseStream):
     """The finish of a choice beside an empty choice 0. LiteLLM's text stream reads the first choice
     by item, its chat stream by attribute, where a finish would end the stream (1.109.1)."""
 
@@ -65,7 +54,7 @@ class ChunkStream:
         self._finish: dict[str, Any] | None = None
         self.ended = False
 
-    def feed(self, events: Iterable[Event]) -> Iterator[ModelResponseStream]:
+    def feed(self, events: Iterable[Event]) -> Iterator[types.ModelResponseStream]:
         """Raises the error of a `Failed` event."""
         for event in events:
             for choice in self._choices.of(event):
@@ -73,34 +62,34 @@ class ChunkStream:
             if isinstance(event, Done):
                 self.ended = True
                 finish = self._finish or self._choices.choice(reason="stop")
-                usage = LiteLLMUsage(**usage_of(event, timings=self._form.timings))
+                usage = types.Usage(**usage_of(event, timings=self._form.timings))
                 yield self._chunk(_streaming(finish), usage=usage)
-                end = StreamingChoices(index=0, finish_reason=finish["finish_reason"])
+                end = types.StreamingChoices(index=0, finish_reason=finish["finish_reason"])
                 yield self._chunk(end)
             elif isinstance(event, Failed):
                 self.ended = True
                 raise event.error.exception()
 
-    def empty(self) -> ModelResponseStream:
+    def empty(self) -> types.ModelResponseStream:
         return self._chunk(_streaming(self._choices.choice(0, {"content": ""})))
 
-    def _chunks(self, choice: dict[str, Any]) -> Iterator[ModelResponseStream]:
+    def _chunks(self, choice: dict[str, Any]) -> Iterator[types.ModelResponseStream]:
         reason, index = choice["finish_reason"], choice["index"]
         if reason is None:
             yield self._chunk(_streaming(choice))
         elif index == 0:
             self._finish = choice
         else:
-            kind = TextFinish if self._form.text else ModelResponseStream
-            first, delta = StreamingChoices(index=0), LiteLLMDelta(content="")
-            other = StreamingChoices(index=index, finish_reason=reason, delta=delta)
+            kind = TextFinish if self._form.text else types.ModelResponseStream
+            first, delta = types.StreamingChoices(index=0), types.Delta(content="")
+            other = types.StreamingChoices(index=index, finish_reason=reason, delta=delta)
             yield kind(choices=[first, other], **self._head)
 
-    def _chunk(self, choice: StreamingChoices, **more: Any) -> ModelResponseStream:
-        return ModelResponseStream(choices=[choice], **self._head, **more)
+    def _chunk(self, choice: types.StreamingChoices, **more: Any) -> types.ModelResponseStream:
+        return types.ModelResponseStream(choices=[choice], **self._head, **more)
 
 
-def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
+def _streaming(choice: Mapping[str, Any]) -> types.StreamingChoices:
     logprobs: Any = choice["logprobs"]
     if "delta" in choice:
         delta = choice["delta"]
@@ -108,7 +97,9 @@ def _streaming(choice: Mapping[str, Any]) -> StreamingChoices:
     else:
         delta = {"content": choice["text"] if choice["finish_reason"] is None else None}
         logprobs = logprobs and TextLogprobs(text_lists=logprobs)
-    return StreamingChoices(index=choice["index"], delta=LiteLLMDelta(**delta), logprobs=logprobs)
+    return types.StreamingChoices(
+        index=choice["index"], delta=types.Delta(**delta), logprobs=logprobs
+    )
 
 
 def fill(
@@ -116,9 +107,9 @@ def fill(
 ) -> Any:
     """LiteLLM's conversion of chat to text drops log-probabilities (1.106.2,
     `convert_chat_to_text_completion`), but does not change a text completion."""
-    usage, timings = LiteLLMUsage(**body["usage"]), done.timings.model_dump()
+    usage, timings = types.Usage(**body["usage"]), done.timings.model_dump()
     if body["object"] == "list":
-        response.data = [Embedding(**each) for each in body["data"]]
+        response.data = [types.Embedding(**each) for each in body["data"]]
         response.model, response.usage = model, usage
         _add_headers(response, warnings, {})
         return response
@@ -129,19 +120,21 @@ def fill(
         response.choices = [_choice(choice) for choice in body["choices"]]
         response.model, response.usage, response.timings = model, usage, timings
         return response
-    choices = [TextChoices(**choice) for choice in body["choices"]]
+    choices = [types.TextChoices(**choice) for choice in body["choices"]]
     head = {"id": response.id, "created": response.created, "model": model}
-    text = TextCompletionResponse(**head, choices=choices, usage=usage)
+    text = types.TextCompletionResponse(**head, choices=choices, usage=usage)
     text._hidden_params = hidden  # noqa: SLF001  (where LiteLLM takes headers from)
     return text
 
 
-def _choice(choice: Mapping[str, Any]) -> Choices:
+def _choice(choice: Mapping[str, Any]) -> types.Choices:
     message, logprobs = choice["message"], choice["logprobs"]
-    return Choices(
+    return types.Choices(
         index=choice["index"],
         finish_reason=choice["finish_reason"],
-        message=Message(**{name: message[name] for name in message if name not in ALWAYS_EMPTY}),
+        message=types.Message(
+            **{name: message[name] for name in message if name not in ALWAYS_EMPTY}
+        ),
         logprobs=logprobs and OurLogprobs(**logprobs),
     )
 

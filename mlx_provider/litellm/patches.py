@@ -1,6 +1,5 @@
-"""Wrappers of LiteLLM's functions that would lose data and have no hook, and the registration of
-provider, hook and models. For 1.106.2 and 1.109.1. `docs/upstream.md` lists them with their
-tests."""
+"""Wrappers of LiteLLM's functions that would lose data and have no hook (1.106.2 and 1.109.1;
+`docs/upstream.md` lists them), and the registration of provider, hook and models."""
 
 from __future__ import annotations
 

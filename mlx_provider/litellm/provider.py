@@ -1,7 +1,6 @@
 """The handler that LiteLLM calls for `mlx/<model>`. Every entry point is a plain function, which
-LiteLLM calls in an executor thread, and returns after the engine has accepted the request:
-rendering and loading do not block the event loop, and errors come before a stream starts, so that
-retries and fallbacks apply."""
+LiteLLM calls in an executor thread, and returns after the engine has accepted the request: errors
+come before a stream starts, so that retries and fallbacks apply."""
 
 from __future__ import annotations
 

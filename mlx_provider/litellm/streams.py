@@ -1,10 +1,8 @@
 """Readers of one accepted request: whole or as a stream, blocking or in an event loop. Streams are
-classes, because a generator that was never started would not run its `finally`. Dropping one frees
-its request.
+classes, because a generator that was never started would not run its `finally`.
 
-Heartbeats have the form of each route. Chat: an empty delta, which the stream makes itself. The
-bridges of the other routes drop it (1.106.2 and 1.109.1), so there heartbeats are added after
-them."""
+The heartbeat of chat is an empty delta. The bridges of the other routes drop it (1.106.2 and
+1.109.1), so there heartbeats are added after them."""
 
 from __future__ import annotations
 

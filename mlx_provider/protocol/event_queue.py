@@ -95,11 +95,8 @@ TAKEN = 2**20
 
 
 class EventQueue:
-    """A bounded queue whose writer never waits. Any thread may `put`; one reader uses `get` or
-    `aget`.
-
-    Waiting deltas of one choice are joined, so a slow reader needs no more memory than its unread
-    text. Log-probabilities cannot be joined: a reader with more than `UNREAD_LIMIT` unread bytes
+    """A bounded queue whose writer, any thread, never waits. One reader uses `get` or `aget`.
+    Waiting deltas of one choice are joined. A reader with more than `UNREAD_LIMIT` unread bytes
     loses them and gets `Failed`."""
 
     def __init__(self) -> None:

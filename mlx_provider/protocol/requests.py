@@ -11,20 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from ..bounds import (
-    MAX_WARM,
-    Ignored,
-    Inputs,
-    JsonObject,
-    Label,
-    Messages,
-    Name,
-    StopStrings,
-    TokenBias,
-    TokenIds,
-    Tokens,
-    Tools,
-)
+from .. import bounds
 from .events import MOST_SECONDS, MOST_TOKENS, Asked
 
 
@@ -41,7 +28,7 @@ class Sampling(Asked):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: TokenBias = Field(default_factory=dict)
+    logit_bias: bounds.TokenBias = Field(default_factory=dict)
 
 
 OWNERS_ALONE = frozenset(
@@ -54,8 +41,8 @@ NAMED_KEYS = frozenset({"context_length"})
 
 
 class WarmPrompt(Asked):
-    messages: Messages
-    tools: Tools = Field(default_factory=list)
+    messages: bounds.Messages
+    tools: bounds.Tools = Field(default_factory=list)
 
 
 class ModelOptions(Asked):
@@ -86,7 +73,7 @@ class ModelOptions(Asked):
     """Needed if the checkpoint does not say how states become a vector."""
     allow_media: list[Literal["private", "file"]] = Field(default_factory=list)
     """Beside public addresses: `private` addresses, and files of the engine's machine (`file`)."""
-    warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=MAX_WARM)
+    warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=bounds.MAX_WARM)
     """Prefilled before a tenant's first request. A text is a system prompt."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Passed unchanged to a third-party family's `load`."""
@@ -111,20 +98,20 @@ RENDERER_ARGUMENTS = frozenset(
 class ModelRequest(Asked):
     path: ClassVar[str]
 
-    id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
-    model: Name
+    id: bounds.Name = Field(default_factory=lambda: uuid.uuid4().hex)
+    model: bounds.Name
     origin: Literal["owner", "client", "remote", "named"] = "owner"
     """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
     another machine, with the engine's key or a named one (set by the engine's TCP server)."""
-    tenant: Label | None = None
+    tenant: bounds.Label | None = None
     """Namespace of the prefix cache. Other machines have separate ones."""
-    account: Label | None = None
+    account: bounds.Label | None = None
     """Accounts share the device. `None`: the tenant."""
     share: float = Field(1.0, ge=1 / 64, le=64)
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
     """Seconds from acceptance."""
-    ignored: Ignored = Field(default_factory=list)
+    ignored: bounds.Ignored = Field(default_factory=list)
     """Parameters without effect. Each gives a warning."""
 
     @property
@@ -143,34 +130,34 @@ class EmbedRequest(ModelRequest):
 
     path: ClassVar[str] = "/v1/embed"
 
-    input: Inputs
+    input: bounds.Inputs
     dimensions: int | None = Field(None, ge=1)
     """First dimensions to return, normalised again."""
-    prompt_name: Label | None = None
+    prompt_name: bounds.Label | None = None
     """One of the model's prompts to put before each text; `None`: its default."""
 
 
 class GenerateRequest(ModelRequest):
     path: ClassVar[str] = "/v1/generate"
 
-    messages: Messages | None = None
+    messages: bounds.Messages | None = None
     continues: bool = True
     """A last message of the assistant is the beginning of the reply, not a complete turn."""
-    prompt: str | Tokens | None = None
+    prompt: str | bounds.Tokens | None = None
     """Control tokens in its text are interpreted."""
     echo: bool = False
     """Return the prompt's text in `Accepted`. With `logprobs`, each choice begins with those of the
     prompt's tokens, without content."""
-    tools: Tools = Field(default_factory=list)
-    tool_grammars: JsonObject = Field(default_factory=dict)
+    tools: bounds.Tools = Field(default_factory=list)
+    tool_grammars: bounds.JsonObject = Field(default_factory=dict)
     """By name of a tool with one text parameter: its `grammar`, as below, enforced with any
     `tool_choice`."""
-    tool_choice: Literal["none", "auto", "required"] | JsonObject = "auto"
+    tool_choice: Literal["none", "auto", "required"] | bounds.JsonObject = "auto"
     parallel_tool_calls: bool = True
-    response_format: JsonObject | None = None
-    grammar: JsonObject | None = None
+    response_format: bounds.JsonObject | None = None
+    grammar: bounds.JsonObject | None = None
     """`{"type": "regex" | "lark", "value": str}`, beside `response_format`."""
-    template: JsonObject = Field(default_factory=dict)
+    template: bounds.JsonObject = Field(default_factory=dict)
     thinking_budget: int | None = Field(None, ge=0)
     sampling: Sampling = Sampling()
     n: int = Field(1, ge=1, le=128)
@@ -179,11 +166,11 @@ class GenerateRequest(ModelRequest):
     drafts: bool = True
     sparse_prefill: bool = True
     """Has an effect only if the operator has enabled it."""
-    stop: StopStrings = Field(default_factory=list)
-    stop_token_ids: TokenIds = Field(default_factory=list)
+    stop: bounds.StopStrings = Field(default_factory=list)
+    stop_token_ids: bounds.TokenIds = Field(default_factory=list)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    session: Label | None = None
+    session: bounds.Label | None = None
     """Requests of one session belong together; the prefix cache keeps their prefix longer."""
     retain: bool = False
     """The session's next request comes after a long pause."""

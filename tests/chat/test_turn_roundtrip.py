@@ -311,7 +311,7 @@ FORMATS = {
 }
 DROPS_THOUGHTS = {
     # earlier thoughts are left out once the user speaks again, which the family was trained on
-    *("qwen3", "qwen3 whose prompt opens the thought", "glm", "minimax_m2"),
+    *("qwen3", "qwen3 whose prompt opens the thought", "glm", "minimax_m2")
 }
 
 ENVIRONMENT = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

@@ -186,11 +186,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"response_format": {"type": "text"}}, "response_format", None),
         ({"response_format": {"type": "json_object"}}, "response_format", {"type": "json_object"}),
         ({"grammar": "start: x"}, "grammar", {"type": "lark", "value": "start: x"}),
-        (
-            {"grammar": {"type": "regex", "value": "b"}},
-            "grammar",
-            {"type": "regex", "value": "b"},
-        ),
+        ({"grammar": {"type": "regex", "value": "b"}}, "grammar", {"type": "regex", "value": "b"}),
     ],
 )
 def test_constraints(params, field, value):

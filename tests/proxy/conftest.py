@@ -99,9 +99,7 @@ def embedding_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def proxy(
-    scripted_engine: ScriptedEngine,
-    embedding_model: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    scripted_engine: ScriptedEngine, embedding_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
     """A proxy with the model `scripted`; the others are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")

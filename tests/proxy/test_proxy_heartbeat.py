@@ -39,12 +39,6 @@ def test_responses_are_in_progress(engine, client):
     assert events[-1].response.output_text == "silent"
 
 
-def test_the_client_s_own_accumulator_follows(engine, client):
-    with client.responses.stream(model="scripted", input="silent") as stream:
-        engine.heard(stream, lambda event: event.type == "response.in_progress")
-        assert stream.get_final_response().output_text == "silent"
-
-
 def test_messages_have_pings(engine, claude, raw):
     body = {"model": "scripted", "max_tokens": 9, "messages": said("silent"), "stream": True}
     with raw.stream("POST", "/v1/messages", json=body) as reply:

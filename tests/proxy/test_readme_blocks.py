@@ -41,7 +41,7 @@ NOT_RUN = {
     "uv run ": "needs uv, installs packages",
 }
 SMALL = {
-    "mlx/mlx-community/Qwen3-VL-8B-Instruct-4bit": "mlx/demo",  # nothing is downloaded
+    "mlx/mlx-community/Qwen3-VL-8B-Instruct-4bit": "mlx/demo"  # nothing is downloaded
 }
 
 

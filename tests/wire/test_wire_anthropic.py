@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -320,44 +318,6 @@ def test_blocks_follow_the_order_of_the_events() -> None:
     reply = Whole(ACCEPTED, 5).feed([*deltas, Finish(reason="length"), DONE])
     blocks = Message.model_validate_json(reply, strict=True)
     assert said_by(blocks) == ["a", "b", "cd", {"value": '{"a": '}]
-
-
-STOCK = """
-import json, sys, litellm
-asked, long = json.load(sys.stdin)
-for streamed in (False, True):
-    reply = litellm.completion(**asked, stream=streamed)
-    reply = litellm.stream_chunk_builder(list(reply)) if streamed else reply
-    message = reply.choices[0].message
-    calls = [call.function.arguments for call in message.tool_calls]
-    print(json.dumps([message.content, message.reasoning_content, *calls]))
-try:
-    litellm.completion(**{**asked, "messages": long})
-except litellm.ContextWindowExceededError:
-    print(json.dumps("too long"))
-"""
-
-
-def test_litellms_own_provider(engine: Any) -> None:
-    function = {"name": TOOL["name"], "parameters": TOOL["input_schema"]}
-    fields = {
-        "model": f"anthropic/{engine.scripted}",
-        "api_base": engine.url,
-        "api_key": "the-key",
-        "max_tokens": 200,
-        "messages": [{"role": "user", "content": script(ALL)}],
-        "tools": [{"type": "function", "function": function}],
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", STOCK],
-        input=json.dumps([fields, [{"role": "user", "content": "ab " * 4000}]]),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(("[", '"'))]
-    reply = ["Here it is.", "Hm.", '{"at": "a"}', "{}"]
-    assert said == [reply, reply, "too long"], ran.stderr
 
 
 @pytest.mark.parametrize("place", ["system", "tools", "message", None])

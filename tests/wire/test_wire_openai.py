@@ -323,11 +323,7 @@ def test_a_prompt_is_cached_for_the_next_request(engine: Any, client: openai.Ope
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"prompt": ["one", [40, 41]], "n": 2, "logprobs": 2},
-        {"prompt": "one", "echo": True},
-    ],
+    "more", [{"prompt": ["one", [40, 41]], "n": 2, "logprobs": 2}, {"prompt": "one", "echo": True}]
 )
 def test_text_completions(engine: Any, more: dict[str, Any]) -> None:
     asked = {"model": engine.vectors, "temperature": 0, "max_tokens": 3, **more}

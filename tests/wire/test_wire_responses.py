@@ -240,10 +240,7 @@ def test_a_history_is_the_chat_that_it_was(engine: Any) -> None:
         {"role": "assistant", "content": "I saw."},
         {"role": "user", "content": "go on"},
     ]
-    calls = [
-        ("c1", "look", '{"at": "a"}'),
-        ("c2", "patch", json.dumps({"content": TEXT})),
-    ]
+    calls = [("c1", "look", '{"at": "a"}'), ("c2", "patch", json.dumps({"content": TEXT}))]
     messages = [
         {"role": "system", "content": "Obey."},
         {"role": "system", "content": "Be brief."},

@@ -145,11 +145,7 @@ def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def test_the_written_entries_answer(proxy: Proxy) -> None:
     with proxy.http as http:
-        for model, path in (
-            ("demo", CHAT),
-            ("gpt-x", CHAT),
-            ("claude-x", MESSAGES),
-        ):
+        for model, path in (("demo", CHAT), ("gpt-x", CHAT), ("claude-x", MESSAGES)):
             messages = [{"role": "user", "content": "x"}]
             body = {"model": model, "max_tokens": 1, "messages": messages}
             answer = http.post(path, json=body)

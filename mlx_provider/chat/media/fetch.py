@@ -151,8 +151,6 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
         return await self._send(request, host, addresses[-1])
 
     async def _checked(self, host: str, port: int) -> Sequence[str]:
-        if not self._policy.allow_private and is_disguised(host):
-            raise HostRefused(f"{host} is an encoded address; write it in plain form")
         loop = asyncio.get_running_loop()
         addresses = await loop.run_in_executor(self._resolvers, self._resolve, host, port)
         if not addresses:
@@ -178,20 +176,7 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-_NUMBER = r"(?:0[xX][0-9a-fA-F]*|[0-9]+)"
-_NUMERIC_HOST = re.compile(rf"{_NUMBER}(?:\.{_NUMBER}){{0,3}}\.?\Z")
 _NAT64 = IPv6Network("64:ff9b::/96")
-
-
-def is_disguised(host: str) -> bool:
-    """A number that resolvers read as an address: `2130706433`, `0177.1`."""
-    if not _NUMERIC_HOST.match(host):
-        return False
-    try:
-        ip_address(host)
-    except ValueError:
-        return True
-    return False
 
 
 def is_public(address: str) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from ...errors import wrong_part
@@ -184,19 +185,15 @@ def _place_system(turns: list[Turn], hoist: bool) -> list[Turn]:
         rest = [turn for turn in rest if turn.role != "system"]
     else:
         rest = [replace(t, role="user") if t.role == "system" else t for t in rest]
-    system = head[:1]
-    for turn in head[1:]:
-        system = [join(system[0], turn)]
-    return system + rest
+    return ([reduce(join, head)] if head else []) + rest
 
 
 def _without_system(turns: list[Turn]) -> list[Turn]:
     if turns[0].role != "system":
         return turns
     head, *rest = replace(turns[0], role="user"), *turns[1:]
-    if rest and rest[0].role == "user":
-        return [join(head, rest[0]), *rest[1:]]
-    return [head, *rest]
+    together = bool(rest) and rest[0].role == "user"
+    return [join(head, rest[0]), *rest[1:]] if together else [head, *rest]
 
 
 def _user_first(turns: list[Turn]) -> list[Turn]:

@@ -50,13 +50,10 @@ def join(first: Turn, second: Turn) -> Turn:
 def _joined_parts(first: Turn, second: Turn) -> tuple[Part, ...]:
     if second.null:
         return first.parts
-    if first.plain and second.plain and first.parts and second.parts:
-        joint = BLANK_LINE.join((str(first.parts[-1]), str(second.parts[0])))
-        return (*first.parts[:-1], joint, *second.parts[1:])
     if first.plain and second.plain:
-        return (BLANK_LINE.join((first.text, second.text)),)
-    head = tuple(part for part in first.parts if part != "")
-    tail = tuple(part for part in second.parts if part != "")
+        head, tail = first.parts or ("",), second.parts or ("",)
+    else:
+        head, tail = (tuple(part for part in turn.parts if part != "") for turn in (first, second))
     if head and tail and isinstance(head[-1], str) and isinstance(tail[0], str):
         return (*head[:-1], BLANK_LINE.join((head[-1], tail[0])), *tail[1:])
     return head + tail
@@ -97,13 +94,10 @@ class _Slot:
 
 
 class _Calls:
-    """The calls of a conversation, by turn, with their results.
-
-    Calls with only assistant turns between them are a group. A result belongs to the call with its
-    id in the last group, or to the last earlier call with this id and no result: some clients count
-    ids from 0 in every turn. A result with an unknown id goes to a call of the last group without a
-    result: of the function that it names, else the first.
-    """
+    """Calls with only assistant turns between them are a group. A result belongs to the call with
+    its id in the last group, or to the last earlier call with this id and no result: some clients
+    count ids from 0 in every turn. A result with an unknown id goes to a call of the last group
+    without a result: of the function that it names, else the first."""
 
     def __init__(self) -> None:
         self.slots: dict[int, list[_Slot]] = {}

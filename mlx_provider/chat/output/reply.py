@@ -201,22 +201,19 @@ class Reply:
         if not self._ended:
             self._ended = True
             if not self.stopped:
-                self._finish_text()
+                if self._detokenizer is not None:
+                    self._feed(self._detokenizer.finish())
+                self._reader.close()
+                self._advance()
+                if self._edge is not None:
+                    self._show_content(self._edge.finish())
+                self._flush()
             if self.stopped and reason == "length":
                 reason = "stop"
         deltas = self._deltas(last=True)
         if reason == "stop" and self.calls:
             return deltas, "tool_calls"
         return deltas, reason
-
-    def _finish_text(self) -> None:
-        if self._detokenizer is not None:
-            self._feed(self._detokenizer.finish())
-        self._reader.close()
-        self._advance()
-        if self._edge is not None:
-            self._show_content(self._edge.finish())
-        self._flush()
 
     def _feed(self, text: str) -> None:
         if text:
@@ -231,26 +228,24 @@ class Reply:
                 self._take(event)
 
     def _take(self, event: TextEvent) -> None:
-        if event.kind == "content" or event.kind == "reasoning":
-            self._take_text(event.kind, event.text)
-            return
-        if event.kind == "reason" or event.kind == "answer":
-            self.in_reasoning = event.kind == "reason"
-            return
-        self.in_reasoning = False
-        if event.kind == "call" and self._edge is not None:
-            self._show_content(self._edge.call())
-        self._flush()
-        if not self.stopped:
-            self._take_call(event)
-
-    def _take_text(self, channel: str, text: str) -> None:
-        if channel == "content":
-            self._show_content(text if self._edge is None else self._edge.push(text))
-            return
-        self._flush()
-        if text:
-            self._part(channel).reasoning += text
+        match event.kind:
+            case "content":
+                self._show_content(
+                    event.text if self._edge is None else self._edge.push(event.text)
+                )
+            case "reasoning":
+                self._flush()
+                if event.text:
+                    self._part("reasoning").reasoning += event.text
+            case "reason" | "answer":
+                self.in_reasoning = event.kind == "reason"
+            case _:
+                self.in_reasoning = False
+                if event.kind == "call" and self._edge is not None:
+                    self._show_content(self._edge.call())
+                self._flush()
+                if not self.stopped:
+                    self._take_call(event)
 
     def _take_call(self, event: TextEvent) -> None:
         if event.kind == "call":
@@ -322,10 +317,7 @@ class Reply:
 
     def _delta(self, part: _Part) -> Delta:
         return Delta(
-            index=self._index,
-            content=part.content,
-            reasoning=part.reasoning,
-            tool_calls=part.calls,
+            index=self._index, content=part.content, reasoning=part.reasoning, tool_calls=part.calls
         )
 
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:

@@ -1,6 +1,5 @@
 """Requests of the Messages API as those of chat. What no model can see is refused in the system
-prompt and in a message that a user has just typed; in an earlier turn it becomes text
-(`chat.messages.foreign`)."""
+prompt and in a message that a user has just typed; in an earlier turn it becomes text."""
 
 from __future__ import annotations
 
@@ -24,19 +23,6 @@ BLOCKS: Mapping[str, Collection[str]] = {
 }
 RESULT_BLOCKS = ("text", "image", "tool_reference")
 IMAGE_SOURCES = {"base64": "data", "url": "url"}
-
-
-def check_messages(given: Mapping[str, Any]) -> None:
-    _check_blocks(given.get("system"), "system", BLOCKS["system"])
-    messages = given.get("messages")
-    if not messages:
-        raise wrong_part("messages", "must be a list of at least one message")
-    listed = [*objects(messages, "messages")]
-    typed = is_typed([message for _, message in listed[-2:]])
-    for at, (where, message) in enumerate(listed, 1):
-        role = check_kind(message.get("role"), f"{where}.role", ROLES)
-        strict = role == "system" or (typed and at == len(listed))
-        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
 
 
 def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
@@ -115,16 +101,21 @@ def _choice(choice: Mapping[str, Any]) -> Any:
 FAILED = "Error: "
 
 
-def chat_messages(
-    system: Any, messages: Sequence[Mapping[str, Any]]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Messages that `check_messages` has passed, and the places of their parts in the
-    request. Chat itself reads text, images and thoughts in Anthropic's form."""
-    turns = Turns()
+def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Messages, and the places of their parts in the request. Chat itself reads text, images and
+    thoughts in Anthropic's form."""
+    _check_blocks(system, "system", BLOCKS["system"])
+    if not messages:
+        raise wrong_part("messages", "must be a list of at least one message")
+    turns, listed = Turns(), [*objects(messages, "messages")]
     if system:
         turns.add({"role": "system", "content": system}, "system", "system")
-    for at, message in enumerate(messages):
-        _add(turns, message, f"messages[{at}]")
+    typed = is_typed([message for _, message in listed[-2:]])
+    for at, (where, message) in enumerate(listed, 1):
+        role = check_kind(message.get("role"), f"{where}.role", ROLES)
+        strict = role == "system" or (typed and at == len(listed))
+        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
+        _add(turns, message, where)
     return turns.messages, turns.places
 
 
@@ -194,7 +185,6 @@ def message_request(
 ) -> tuple[GenerateRequest, ClientNames]:
     """The request, with parameters of chat where Anthropic has none, and the names of its parts.
     `counted`: only its prompt is wanted, which needs no `max_tokens`."""
-    check_messages(body)
     params = Parameters(body)
     if not counted and body.get("max_tokens") is None:
         raise wrong_part("max_tokens", "is missing")

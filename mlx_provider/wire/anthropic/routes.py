@@ -37,12 +37,7 @@ class _Message:
     """One block is open at a time."""
 
     def __init__(
-        self,
-        accepted: Accepted,
-        wanted: int | None,
-        *,
-        thoughts: bool = True,
-        stored: bool = False,
+        self, accepted: Accepted, wanted: int | None, *, thoughts: bool = True, stored: bool = False
     ) -> None:
         """`wanted`: `max_tokens` of the request, of which the context may leave less; -1: all.
         `thoughts`: send their text, not only a block for each. `stored`: count tokens stored in the

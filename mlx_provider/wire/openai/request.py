@@ -24,8 +24,6 @@ PREFIX_KEY = "prefix"
 """A caller of LiteLLM marks such a message with it (1.106.2,
 `convert_prefix_message_to_non_prefix_messages`)."""
 SAMPLING = tuple(Sampling.model_fields)
-PLAIN = ("stop_token_ids", "drafts", "sparse_prefill")
-NUMBERS = (*SAMPLING, "n", "min_tokens")
 _SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
@@ -63,17 +61,15 @@ def generate_requests(
     sets, such as `model` and `options`. `content`: the messages, or the list of prompts.
     `continues`: the reply always continues the last message."""
     template, budget = template_variables(params)
-    numbers = _take_all(params.number, NUMBERS)
-    counts = {name: numbers.pop(name) for name in NUMBERS[len(SAMPLING) :] if name in numbers}
     fields: dict[str, Any] = {
-        "sampling": numbers,
+        "sampling": _take_all(params.number, SAMPLING),
         "template": template,
         "thinking_budget": budget,
-        "stop": _stop(params),
+        "stop": [stop] if isinstance(stop := params.take("stop", []), str) else stop,
         "session": _session(params, sender.get("session")),
         "retain": params.take("prompt_cache_retention") == "24h",
-        **counts,
-        **_take_all(params.take, PLAIN),
+        **_take_all(params.number, ("n", "min_tokens")),
+        **_take_all(params.take, ("stop_token_ids", "drafts", "sparse_prefill")),
         **_max_tokens(params),
         **constraint(params),
     }
@@ -105,11 +101,6 @@ def _max_tokens(params: Parameters) -> dict[str, Any]:
     legacy, current = params.number("max_tokens"), params.number("max_completion_tokens")
     limit = legacy if current is None else current
     return {} if limit is None else {"max_tokens": None if limit == -1 else limit}
-
-
-def _stop(params: Parameters) -> Any:
-    stop = params.take("stop", [])
-    return [stop] if isinstance(stop, str) else stop
 
 
 def _session(params: Parameters, known: Any) -> str | None:

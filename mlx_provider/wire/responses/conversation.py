@@ -124,21 +124,14 @@ def _chat_choice(tool: Any) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-def check_input(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
+def check_parameters(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
     """`absent`: parameters that are refused, and the remedy."""
     for name, remedy in absent.items():
         if values.get(name):
             raise wrong_part(name, f"is not supported: {remedy}")
-    text = values.get("text")
-    form = text.get("format") if isinstance(text, Mapping) else None
-    if isinstance(form, Mapping):
-        check_kind(form.get("type"), "text.format.type", FORMATS)
-    items = values.get("input")
-    if not isinstance(items, str):
-        listed = [*objects(items, "input")]
-        typed = is_typed([item for _, item in listed[-2:]])
-        for at, (where, item) in enumerate(listed, 1):
-            _check_item(item, where, typed=typed and at == len(listed))
+    match values.get("text"):
+        case {"format": {**form}}:
+            check_kind(form.get("type"), "text.format.type", FORMATS)
 
 
 def known_item(item: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
@@ -165,24 +158,6 @@ def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
     return users and not kinds[0].endswith(RESULTS)
 
 
-def _check_item(item: Mapping[str, Any], where: str, *, typed: bool) -> None:
-    kind = check_kind(item.get("type") or "message", f"{where}.type")
-    if kind in ITEM_PARTS:
-        check_kind(kind, f"{where}.type", ITEMS)
-    elif kind == "message":
-        role = check_kind(item.get("role") or "user", f"{where}.role", ROLES)
-        strict = typed or role in ("system", "developer")
-        _check_parts(item.get("content"), f"{where}.content", ITEM_PARTS if strict else None)
-    elif kind == "reasoning":
-        for name in ("content", "summary"):
-            if not isinstance(item.get(name), str | None):
-                list(objects(item[name], f"{where}.{name}", texts=True))
-    elif kind in ITEMS and kind.endswith(RESULTS):
-        if not item.get("call_id"):
-            raise wrong_part(where, "is missing: send the call's", ".call_id")
-        _check_parts(item.get("output"), f"{where}.output", None)
-
-
 def _check_parts(content: Any, where: str, known: Collection[str] | None) -> None:
     for at, kind, part in parts_of(content, where, known, texts=True):
         if kind in TEXTS:
@@ -191,15 +166,20 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
             raise wrong_part(at, "is missing: send a data: or https: URL", ".image_url")
 
 
-def messages_of(given: Any, instructions: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def messages_of(
+    given: Any, instructions: Any = None
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Messages for an input, and the places of their parts in it."""
     turns = _Turns({"messages": "input"})
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
     if isinstance(given, str):
         turns.add({"role": "user", "content": given}, "input", "input")
         return turns.messages, turns.places
-    for where, item in objects(given, "input"):
-        turns.take(item, where)
+    listed = [*objects(given, "input")]
+    typed = is_typed([item for _, item in listed[-2:]])
+    for at, (where, item) in enumerate(listed, 1):
+        turns.take(item, where, typed=typed and at == len(listed))
     return turns.messages, turns.places
 
 
@@ -211,14 +191,25 @@ class _Turns(Turns):
         self._open = None
         super().add(message, where, content)
 
-    def take(self, item: Mapping[str, Any], where: str) -> None:
+    def take(self, item: Mapping[str, Any], where: str, *, typed: bool) -> None:
+        kind = check_kind(item.get("type") or "message", f"{where}.type")
+        if kind in ITEM_PARTS:
+            check_kind(kind, f"{where}.type", ITEMS)
         given, item = item, known_item(item, ITEMS)
         kind = item.get("type") or "message"
         if kind == "message":
+            if item is given:
+                role = check_kind(item.get("role") or "user", f"{where}.role", ROLES)
+                known = ITEM_PARTS if typed or role in ("system", "developer") else None
+                _check_parts(item.get("content"), f"{where}.content", known)
             self._message(item, where, f"{where}.content[{{}}]" if item is given else where)
         elif kind == "reasoning":
             self._thought(item, where)
         elif kind.endswith("_output"):
+            if not item.get("call_id"):
+                raise wrong_part(where, "is missing: send the call's", ".call_id")
+            if item is given:
+                _check_parts(item.get("output"), f"{where}.output", None)
             output = {"tool_call_id": item["call_id"], "content": item.get("output")}
             self.add({"role": "tool", **output}, where, f"{where}.output")
         else:
@@ -238,6 +229,9 @@ class _Turns(Turns):
     def _thought(self, item: Mapping[str, Any], where: str) -> None:
         if self._open is not None and self._open.keys() > {"role", "reasoning_content"}:
             self._open = None  # thoughts come first in a turn
+        for name in ("content", "summary"):
+            if not isinstance(item.get(name), str | None):
+                list(objects(item[name], f"{where}.{name}", texts=True))
         parts = item.get("content") or item.get("summary") or []
         texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
         text = "\n\n".join(text for text in texts if isinstance(text, str))

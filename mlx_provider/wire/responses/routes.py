@@ -11,7 +11,7 @@ from ...protocol.requests import GenerateRequest
 from ..api import ClientNames, ParsedRequest, Read
 from ..openai.parameters import SCHEMA, Parameters, WithoutEffect, parameter_names
 from ..openai.request import AnswerForm, generate_requests
-from .conversation import ABSENT, ChatTools, check_input, messages_of
+from .conversation import ABSENT, ChatTools, check_parameters, messages_of
 from .reply import Stream, Whole, echo_of, failed_stream
 
 STORED = {
@@ -44,7 +44,7 @@ LOGPROBS = "message.output_text.logprobs"
 def response_request(
     body: Mapping[str, Any], sender: Mapping[str, Any]
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
-    check_input(body, STORED)
+    check_parameters(body, STORED)
     instructions = Parameters(body).typed("instructions", str)
     tools = ChatTools.read(body.get("tools"))
     values = {name: value for name, value in body.items() if name not in OWN}
