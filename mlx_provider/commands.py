@@ -25,9 +25,7 @@ core: a minor version can change them, with a note in the changelog.
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -91,9 +89,6 @@ __all__ = [
     "require_proxy",
 ]
 EVERY = 10.0
-UNNOTICED = 1.5
-"""Seconds that the main thread may leave a signal unhandled: a long call into MLX or BLAS delays
-Python's handlers."""
 
 
 def prepare_mlx() -> None:
@@ -150,41 +145,24 @@ class Progress:
 
 @contextmanager
 def long_command(tell: Callable[[str], None], *, every: float | None = None) -> Iterator[Progress]:
-    """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once.
-
-    Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. If the main
-    thread does not handle the first one, the process exits without a clean-up. `tell` gets lines of
+    """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once; later
+    ones are ignored, so that a second Ctrl-C does not interrupt the clean-up. `tell` gets lines of
     progress, one at least every `every` seconds (unset: `EVERY`)."""
-    noticed, done = threading.Event(), threading.Event()
+    ended, done, progress = threading.Event(), threading.Event(), Progress(tell)
 
     def end(number: int, frame: FrameType | None) -> None:
-        noticed.set()
+        ended.set()
         for each in PASSED_ON:
             signal.signal(each, signal.SIG_IGN)
         sys.stderr.write("\nending the servers that were started ...\n")
         raise Ended(number)
 
-    received, sink = socket.socketpair()
-    sink.setblocking(False)
     before = {number: signal.signal(number, end) for number in PASSED_ON}
-    wakeup = signal.set_wakeup_fd(sink.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(received, noticed), daemon=True).start()
-    progress = Progress(tell)
     threading.Thread(target=progress.repeat, args=(every or EVERY, done), daemon=True).start()
     try:
         yield progress
     finally:
         done.set()
-        signal.set_wakeup_fd(wakeup)
-        sink.close()
-        if not noticed.is_set():  # otherwise the process is about to end
+        if not ended.is_set():  # otherwise the process is about to end
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _watch(received: socket.socket, noticed: threading.Event) -> None:
-    """Waits for a signal's number, which the interpreter writes when it arrives."""
-    with received:
-        while numbers := received.recv(1):
-            if numbers[0] in PASSED_ON and not noticed.wait(UNNOTICED):
-                os._exit(128 + numbers[0])
