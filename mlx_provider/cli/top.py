@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import BadRequest
-from .engine import ApiBase, ApiKey, ApiKeyFile, finite, http_client, require_engine, running_engine
+from ..isolation import printable
+from .engine import ApiBase, ApiKey, ApiKeyFile, finite, http_client, running_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -107,7 +109,7 @@ def _head(figures: Figures) -> Text:
     waiting = figures.waiting()
     return Text.assemble(
         (f"mlx-provider {figures.version}", "bold"),
-        f" · {plain(figures.device)} · process {figures.pid}\n",
+        f" · {printable(figures.device)} · process {figures.pid}\n",
         (f"{len(figures.requests) - waiting} running, {waiting} waiting", "bold"),
         f" · decode {decoded:.0f} tok/s · prefill {prefilled:.0f} tok/s",
     )
@@ -131,10 +133,10 @@ def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
     for name in ("out", "tok/s", "drafts", "waited", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in requests:
-        model, cached = plain(each.model), each.cached_tokens
+        model, cached = printable(each.model), each.cached_tokens
         done = f"{cached + each.prefilled_tokens}/{each.prompt_tokens}"
         table.add_row(
-            Text(plain(each.id)[-12:]),
+            Text(printable(each.id)[-12:]),
             Text(model if len(model) <= MODEL_WIDTH else f"…{model[1 - MODEL_WIDTH :]}"),
             Text(each.state, style=STATE_STYLES[each.state]),
             f"{done} ({cached} cached)" if cached else done,
@@ -150,7 +152,7 @@ def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
 def _engine(engine: EngineFigures) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
     summary = Text.assemble(
-        (plain(f"{engine.model}{kind}"), "bold"),
+        (printable(f"{engine.model}{kind}"), "bold"),
         f"  {engine.rows} rows, {engine.queued} waiting · {engine.layout}"
         f"{', mixed passes' if engine.mixes else ''}",
     )
@@ -183,7 +185,7 @@ def _cache(cache: PrefixCacheFigures) -> Text:
     if cache.nodes > TREE:
         summary.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
     for found in cache.recent[:LOOKUPS]:
-        summary.append(f"\n  {found.ago:5.0f} s ago  {plain(found.request)[-12:]}  ")
+        summary.append(f"\n  {found.ago:5.0f} s ago  {printable(found.request)[-12:]}  ")
         summary.append(f"{found.cached_tokens} of {found.prompt_tokens}")
         at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
         style = "yellow" if found.reason else "dim"
@@ -196,11 +198,6 @@ def size(nbytes: int) -> str:
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.1f} {unit}"
     return f"{nbytes} B"
-
-
-def plain(text: str) -> str:
-    """Without control characters: names come from others, and must not control the terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def cache(
@@ -253,9 +250,8 @@ def metrics(
 
     Exit code 3: no engine runs.
     """
-    if port is None:
-        require_engine(api_base, err=True)
-    client = http_client(api_base, api_key_file)
+    connect = http_client if port is not None else partial(running_engine, err=True)
+    client = connect(api_base, api_key_file)
     try:
         if port is None:
             typer.echo(client.metrics(), nl=False)

@@ -17,7 +17,7 @@ from ..protocol.health import Figures, Health
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_figures, parse_health, request_body
-from .runtime_folder import OWN, PYTHON, differences, is_left_behind, summary
+from .runtime_folder import OWN, PYTHON, differences, is_left_behind
 from .transport import LineStream, Transport, not_taken, patiently
 
 T = TypeVar("T")
@@ -59,8 +59,8 @@ class HttpClient:
         os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or
-        started, `EngineDied` if it ended in the meantime."""
+        """Raises the engine's typed error, `EngineUnavailable`, `EngineDied` if it ended in the
+        meantime."""
         body = request_body(request)
         return self._send(lambda transport: transport.send(request.path, body))
 
@@ -84,9 +84,8 @@ class HttpClient:
         Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
         return iter(self._open().lines("GET", f"/v1/figures?stream={every:g}"))
 
-    def cache_report(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(self._ask("GET", "/cache"))
-        return report
+    def cache_report(self) -> Any:
+        return json.loads(self._ask("GET", "/cache"))
 
     def cache_clear(self) -> None:
         self._ask("DELETE", "/cache")
@@ -182,8 +181,8 @@ class HttpClient:
         if OWN in changed and is_left_behind():
             raise _other_version(attachment, LEFT_BEHIND)
         # other clients may need another Python or other settings as much as this one
-        newer = OWN in changed and PYTHON not in changed
-        if _ends(transport, summary(changed), "idle" if newer else "alone"):
+        newer, summary = OWN in changed and PYTHON not in changed, "; ".join(changed.values())
+        if _ends(transport, summary, "idle" if newer else "alone"):
             attachment.close()
             return self._start_and_attach(transport, health.pid)
         if OWN in changed:
@@ -191,7 +190,7 @@ class HttpClient:
         log.warning(
             "the running engine (process %d) was started with other settings, which other clients "
             "use: it serves this process, too, until these are gone, or until `mlx-provider engine "
-            "restart`. %s: %s", health.pid, APART, summary(changed),
+            "restart`. %s: %s", health.pid, APART, summary,
         )  # fmt: skip
         return attachment
 

@@ -102,7 +102,7 @@ class EngineApp:
         return Incoming(self.activity, self._bodies, marks, self.handover.admit)
 
     def _answer(self, incoming: Incoming, read: Reader) -> Generate:
-        return Generate(self._service, incoming, self.stopping, read=read)
+        return Generate(self._service, incoming, self.stopping, read)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
         counts = {
@@ -150,7 +150,7 @@ class EngineApp:
         return StreamingResponse(self._attachment_lines(request.scope), media_type=NDJSON)
 
     async def _attachment_lines(self, scope: Scope) -> AsyncIterator[bytes]:
-        with self.activity.attached():
+        with self.activity.attach():
             yield self._state_for(scope).model_dump_json().encode() + b"\n"
             async for _ in until_stopped(self.stopping, HEARTBEAT):
                 yield b"\n"

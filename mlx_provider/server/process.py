@@ -112,9 +112,7 @@ class LoopDelivery:
     def __call__(self, put: Put) -> None:
         try:
             self._loop.call_soon_threadsafe(put)
-        except (
-            RuntimeError
-        ):  # the loop has ended, so there is no reader, and no waiting thread either
+        except RuntimeError:  # the loop has ended, so nobody reads or waits
             put()
 
 
@@ -181,18 +179,14 @@ class EngineServer(uvicorn.Server):
 
         return OpenListener(listener.address, close)
 
-    async def _await_drain(self) -> None:
-        for _ in range(round(self._drain / DRAIN_POLL)):
-            if not self._app.activity.requests or self._hurry:
-                return
-            await asyncio.sleep(DRAIN_POLL)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, end open ones with a typed error, write replies, close."""
         self._listener.remove()
         for server in self.servers:
             server.close()
-        await self._await_drain()
+        for _ in range(round(self._drain / DRAIN_POLL)):
+            if self._app.activity.requests and not self._hurry:
+                await asyncio.sleep(DRAIN_POLL)
         self._app.stop()
         with anyio.move_on_after(CLOSE_LIMIT):
             await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
