@@ -143,7 +143,8 @@ class HttpClient:
                 if left or not _ends(transport, error.message, "idle"):
                     raise
             except EngineUnavailable as error:
-                if self._start is None or error.taken:
+                error.taken = error.taken or self._start is None  # else it would be tried again
+                if error.taken:
                     raise
             else:
                 return self._up_to_date(transport, attachment) if self._start else attachment

@@ -56,7 +56,11 @@ def patiently(work: Callable[[], T]) -> T:
             if error.taken:
                 raise
             time.sleep(pause)
-    return work()
+    try:
+        return work()
+    except EngineUnavailable as error:
+        error.taken = True  # enough tries
+        raise
 
 
 class Call:
