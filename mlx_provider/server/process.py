@@ -71,25 +71,17 @@ class StayAwake:
 
 
 class MemoryPressure:
-    def __init__(
-        self,
-        level: Callable[[], int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._level = level or pressure_level
-        self._clock = clock
+    def __init__(self) -> None:
         self._next = 0.0
 
-    def share_to_keep(self) -> float | None:
+    def share_to_keep(self, level: int, now: float) -> float | None:
         """`None`: keep all."""
-        level = self._level()
         if level <= NORMAL:
             self._next = 0.0
-            return None
-        if self._clock() < self._next:
-            return None
-        self._next = self._clock() + AGAIN_SECONDS
-        return 0.0 if level >= CRITICAL else 0.5
+        elif now >= self._next:
+            self._next = now + AGAIN_SECONDS
+            return 0.0 if level >= CRITICAL else 0.5
+        return None
 
 
 def pressure_level() -> int:
@@ -234,7 +226,8 @@ class EngineServer(uvicorn.Server):
             if self.should_exit:
                 return
             awake.update(busy=bool(activity.requests))
-            if (share := pressure.share_to_keep()) is not None:
+            share = pressure.share_to_keep(pressure_level(), time.monotonic())
+            if share is not None:
                 logger.warning("memory is short: the prefix cache keeps %d %%", 100 * share)
                 self._service.cache_shrink(share)
             if idle_limit is not None and activity.idle() > idle_limit:
