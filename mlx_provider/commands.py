@@ -7,8 +7,8 @@
 | `context_in_memory` | tokens of context that fit into this machine's memory |
 | `prepare_mlx`, `preload_blas`, `active_blas` | this process, before MLX is imported |
 | `load_model` | a model in this process, with the kernels that an engine would choose |
-| `engine_apart`, `EngineClient` | a separate engine for a command |
-| `gateway_apart`, `Apart`, `Proxy` | a separate engine and a proxy for a command |
+| `separate_engine`, `EngineClient` | a separate engine for a command |
+| `separate_gateway`, `SeparateGateway`, `Proxy` | a separate engine and a proxy for a command |
 | `proxy_config`, `TIMEOUT`, `require_proxy` | the configuration of such a proxy |
 | `answered` | the complete reply of the engine to a request |
 | `GenerateRequest`, `ModelOptions` | a request to the engine |
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
-from .gateway.engine import Apart, answered, engine_apart, gateway_apart
+from .gateway.engine import SeparateGateway, answered, separate_engine, separate_gateway
 from .gateway.foreground import PASSED_ON, Ended
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
@@ -58,7 +58,6 @@ __all__ = [
     "DEMOS",
     "PREFIX",
     "TIMEOUT",
-    "Apart",
     "Delta",
     "Done",
     "Ended",
@@ -71,15 +70,14 @@ __all__ = [
     "ModelStatus",
     "PluginRegistry",
     "Proxy",
+    "SeparateGateway",
     "active_blas",
     "answered",
     "checkpoint",
     "context_in_memory",
     "direct",
-    "engine_apart",
     "folder_of",
     "full_name",
-    "gateway_apart",
     "installed_version",
     "load_model",
     "long_command",
@@ -87,6 +85,8 @@ __all__ = [
     "prepare_mlx",
     "proxy_config",
     "require_proxy",
+    "separate_engine",
+    "separate_gateway",
 ]
 EVERY = 10.0
 

@@ -22,7 +22,7 @@ from .gateway import show_step
 if TYPE_CHECKING:
     from ..client.generation import EngineClient, Generation
     from ..demo import Measured
-    from ..gateway.engine import Apart
+    from ..gateway.engine import SeparateGateway
 
 
 NEXT = """
@@ -54,7 +54,7 @@ def demo() -> None:
     raise typer.Exit(code)
 
 
-def _perform(running: Apart, console: Console) -> bool:
+def _perform(running: SeparateGateway, console: Console) -> bool:
     """Returns whether every check passed."""
     import openai
 
@@ -80,7 +80,7 @@ def _perform(running: Apart, console: Console) -> bool:
     return all(check.passed for check in checks)
 
 
-def _facts(running: Apart, story: Measured, recall: Measured) -> Table:
+def _facts(running: SeparateGateway, story: Measured, recall: Measured) -> Table:
     health = running.engine.health()
     model, usage = health.models[0], recall.usage
     table = Table.grid(padding=(0, 2))

@@ -224,13 +224,13 @@ def is_line_mode(screen: TextIO) -> bool:
 
 
 @dataclass(frozen=True)
-class Apart:
+class SeparateGateway:
     proxy: Proxy
     engine: EngineClient
 
 
 @contextmanager
-def engine_apart(
+def separate_engine(
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[EngineClient, dict[str, str]]]:
     """An engine that starts at its first request and ends with the block (if this process is
@@ -256,16 +256,16 @@ def engine_apart(
 
 
 @contextmanager
-def gateway_apart(
+def separate_gateway(
     config: Mapping[str, Any], environ: Mapping[str, str] = os.environ
-) -> Iterator[Apart]:
-    """A proxy for `config` in front of `engine_apart`; both end with the block. Does not wait for
-    the proxy. Raises `NotInstalled` or `EngineUnavailable`."""
+) -> Iterator[SeparateGateway]:
+    """A proxy for `config` before `separate_engine`; both end with the block. Does not wait for the
+    proxy. Raises `NotInstalled` or `EngineUnavailable`."""
     require_proxy()
-    with engine_apart(environ) as (engine, own), ExitStack() as ending:
+    with separate_engine(environ) as (engine, own), ExitStack() as ending:
         proxy = start_proxy(write_config(config, Path(own[PREFIX + "RUNTIME_DIR"])), own)
         ending.callback(proxy.stop)
-        yield Apart(proxy, engine)
+        yield SeparateGateway(proxy, engine)
 
 
 def _end_for_good(engine: EngineClient, lock: Path) -> None:

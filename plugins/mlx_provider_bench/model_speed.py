@@ -20,8 +20,8 @@ from mlx_provider.commands import (
     EngineClient,
     Failed,
     GenerateRequest,
-    engine_apart,
     folder_of,
+    separate_engine,
 )
 from mlx_provider.errors import MLXProviderError
 
@@ -94,7 +94,7 @@ def bench(plan: Plan, report: Callable[[str], None]) -> Result:
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
     total = len(plan.streams) * len(plan.prompts)
     report(f"an engine starts, loads {plan.model} and times its passes on this device")
-    with engine_apart() as (engine, _):
+    with separate_engine() as (engine, _):
         together = partial(ask_together, engine, str(folder))
         per_word = ask(engine, str(folder), question("sample", SAMPLE), 1).prompt / SAMPLE
         for count in plan.streams:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlx_provider.commands import EngineClient, engine_apart, folder_of
+from mlx_provider.commands import EngineClient, folder_of, separate_engine
 
 from .model_speed import SAMPLE, Answer, Messages, ask, document, question
 from .report import Result, against, print_rows, surroundings
@@ -101,7 +101,7 @@ def bench(plan: Plan, report: Report) -> Result:
         path, _, image = given.partition("+")
         folder, name = str(folder_of(path)), Path(given).name
         report(f"{name}: an engine starts, loads the model and times its passes")
-        with engine_apart() as (engine, _):
+        with separate_engine() as (engine, _):
             subject = Subject(engine, folder, image=bool(image))
             for size in sizes:
                 which = f"{len(result['ttft']) + 1} of {total}"
