@@ -10,7 +10,7 @@
 | `separate_engine`, `EngineClient` | a separate engine for a command |
 | `separate_gateway`, `SeparateGateway`, `Proxy` | a separate engine and a proxy for a command |
 | `proxy_config`, `TIMEOUT`, `require_proxy` | the configuration of such a proxy |
-| `answered` | the complete reply of the engine to a request |
+| `run_request` | runs a request to its end |
 | `GenerateRequest`, `ModelOptions` | a request to the engine |
 | `Delta`, `Done`, `Failed` | the events of its reply |
 | `Health`, `ModelStatus` | its state |
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
-from .gateway.engine import SeparateGateway, answered, separate_engine, separate_gateway
+from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
 from .gateway.foreground import PASSED_ON, Ended
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
@@ -72,7 +72,6 @@ __all__ = [
     "Proxy",
     "SeparateGateway",
     "active_blas",
-    "answered",
     "checkpoint",
     "context_in_memory",
     "direct",
@@ -85,6 +84,7 @@ __all__ = [
     "prepare_mlx",
     "proxy_config",
     "require_proxy",
+    "run_request",
     "separate_engine",
     "separate_gateway",
 ]

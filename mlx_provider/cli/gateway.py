@@ -311,12 +311,12 @@ def _model(
 
 
 def _ask_model(registry: PluginRegistry, memory: int, console: Console) -> str:
-    from ..gateway.models import candidates_here, recommended, size
+    from ..gateway.models import candidates_here, recommend, size
 
     here = candidates_here(registry, memory)
     names = [each.model for each in here]
     lines = [each.summary for each in here]
-    for name, weights in recommended(registry, memory).items():
+    for name, weights in recommend(registry, memory).items():
         if name not in names:
             names.append(name)
             lines.append(f"{name}: about {size(weights)}, to be downloaded")

@@ -23,7 +23,7 @@ from ..client.messages import Address
 from ..client.runtime_folder import EngineLock
 from ..config import PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
-from ..protocol.events import Done, Failed, Usage
+from ..protocol.events import Failed
 from ..protocol.health import Figures, Health
 from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
@@ -49,20 +49,20 @@ def warm_up(engine: EngineClient, model: str, context: int | None = None) -> Non
     `context_length`, so that the same entry is loaded as later. Raises the errors of the load."""
     messages = [{"role": "user", "content": "Hi"}]
     options = ModelOptions(context_length=context)
-    answered(engine, GenerateRequest(model=model, messages=messages, max_tokens=1, options=options))
+    request = GenerateRequest(model=model, messages=messages, max_tokens=1, options=options)
+    run_request(engine, request)
 
 
-def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
-    generation, usage = engine.submit(request), Usage(prompt_tokens=0, completion_tokens=0)
+def run_request(engine: EngineClient, request: GenerateRequest) -> None:
+    """Waits for the end of its reply. Raises its error."""
+    generation = engine.submit(request)
     try:
         while events := generation.get():
             for event in events:
                 if isinstance(event, Failed):
                     raise event.error.exception()
-                usage = event.usage if isinstance(event, Done) else usage
     finally:
         generation.close()
-    return usage
 
 
 def end_engine(engine: EngineClient) -> None:

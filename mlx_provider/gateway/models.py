@@ -247,7 +247,7 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
 
 
-def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
+def recommend(registry: PluginRegistry, memory: int) -> dict[str, int]:
     """About how many bytes by Hub id, if the weights fit, largest first."""
     named = [(each.name, each.weights) for each in table()[1]]
     families = registry.model_families.values()

@@ -24,12 +24,12 @@ from mlx_provider.commands import (
     ModelStatus,
     PluginRegistry,
     SeparateGateway,
-    answered,
     checkpoint,
     folder_of,
     full_name,
     installed_version,
     proxy_config,
+    run_request,
     separate_gateway,
 )
 from mlx_provider.errors import BadRequest, EngineUnavailable, MLXProviderError
@@ -173,7 +173,7 @@ def _config(chosen: Sequence[Subject]) -> dict[str, Any]:
 def _loaded(subject: Subject, name: str, apart: SeparateGateway) -> Staged | Result:
     before = _models(apart)
     try:
-        answered(apart.engine, _request(subject, HELLO, max_tokens=1))
+        run_request(apart.engine, _request(subject, HELLO, max_tokens=1))
     except EngineUnavailable:
         raise
     except MLXProviderError as error:
