@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -232,13 +231,6 @@ def metrics(
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="With --port: address to listen on.")] = "127.0.0.1",
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --port: file with the key that a scrape must send. Default: one is "
-            "made and kept."
-        ),
-    ] = None,
     no_key: Annotated[
         bool, typer.Option("--no-key", help="With --port, on loopback: scrapes need no key.")
     ] = False,
@@ -256,28 +248,25 @@ def metrics(
         if port is None:
             typer.echo(client.metrics(), nl=False)
         else:
-            _serve(client, host, port, key_file, keyless=no_key)
+            _serve(client, host, port, keyless=no_key)
     except KeyboardInterrupt:
         return
     finally:
         client.close()
 
 
-def _serve(
-    client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
-) -> None:
+def _serve(client: HttpClient, host: str, port: int, *, keyless: bool) -> None:
     from ..client.messages import is_loopback
     from ..config import engine_settings
-    from ..server.access import Key, ensure_key, own_key_file, own_names, read_key
+    from ..server.access import Key, ensure_key, own_key_file, own_names
     from ..server.metrics_page import metrics_page, serve_page
 
     if keyless and not is_loopback(host):
         raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
-    keys, summary = None, "no key"
+    keys, summary, file = None, "no key", own_key_file(name="metrics.key")
     if not keyless:
-        file = key_file or own_key_file(name="metrics.key")
-        key, summary = (read_key(file) if key_file else ensure_key(file)), f"key: {file}"
-        keys = (Key(key),)
+        remedy = "set XDG_CONFIG_HOME to a folder of yours, or add --no-key"
+        keys, summary = [Key(ensure_key(file, remedy))], f"key: {file}"
     page = metrics_page(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
     announce = lambda address: typer.echo(f"metrics on {address}/metrics · {summary}")  # noqa: E731
     serve_page(page, host, port, announce)
