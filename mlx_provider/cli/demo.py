@@ -154,7 +154,7 @@ class Conversation:
 
         messages = [*self.messages, {"role": "user", "content": content}]
         request = GenerateRequest(model=self._model, messages=messages)
-        with show_load(self._client.figures, show_step):
+        with show_load(self._client.stats, show_step):
             generation = self._client.submit(request)
         reply: list[str] = []
         try:

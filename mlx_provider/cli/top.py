@@ -22,11 +22,11 @@ from .engine import ApiBase, ApiKey, ApiKeyFile, finite, http_client, running_en
 if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..protocol.health import (
-        EngineFigures,
-        Figures,
-        MemoryFigures,
-        PrefixCacheFigures,
-        RequestFigures,
+        EngineStats,
+        MemoryStats,
+        PrefixCacheStats,
+        RequestStats,
+        Stats,
     )
 
 MODEL_WIDTH = 26
@@ -63,7 +63,7 @@ def top(
     client = running_engine(api_base, api_key_file, as_json=as_json)
     try:
         if once or not (as_json or Console().is_terminal):
-            stats = client.figures()
+            stats = client.stats()
             if as_json:
                 typer.echo(stats.model_dump_json(indent=2))
             else:
@@ -80,41 +80,41 @@ def top(
 
 
 def _live(client: HttpClient, every: float) -> None:
-    from ..client.messages import parse_figures
+    from ..client.messages import parse_stats
     from ..errors import EngineDied
 
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             for line in client.watch(every):
-                live.update(view(parse_figures(line)), refresh=True)
+                live.update(view(parse_stats(line)), refresh=True)
         except EngineDied:  # an expected end of the engine
             pass
     console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
 
 
-def view(figures: Figures) -> RenderableType:
-    parts: list[RenderableType] = [_head(figures), Text(), _memory(figures.memory)]
-    parts += [Text(), _requests(figures.requests)]
-    for engine in figures.engines:
+def view(stats: Stats) -> RenderableType:
+    parts: list[RenderableType] = [_head(stats), Text(), _memory(stats.memory)]
+    parts += [Text(), _requests(stats.requests)]
+    for engine in stats.engines:
         parts += [Text(), _engine(engine)]
-    parts += [Text(), _cache(figures.prefix_cache)]
+    parts += [Text(), _cache(stats.prefix_cache)]
     return Group(*parts)
 
 
-def _head(figures: Figures) -> Text:
-    decoded = sum(engine.decoded_per_second for engine in figures.engines)
-    prefilled = sum(engine.prefilled_per_second for engine in figures.engines)
-    waiting = figures.waiting()
+def _head(stats: Stats) -> Text:
+    decoded = sum(engine.decoded_per_second for engine in stats.engines)
+    prefilled = sum(engine.prefilled_per_second for engine in stats.engines)
+    waiting = stats.waiting()
     return Text.assemble(
-        (f"mlx-provider {figures.version}", "bold"),
-        f" · {printable(figures.device)} · process {figures.pid}\n",
-        (f"{len(figures.requests) - waiting} running, {waiting} waiting", "bold"),
+        (f"mlx-provider {stats.version}", "bold"),
+        f" · {printable(stats.device)} · process {stats.pid}\n",
+        (f"{len(stats.requests) - waiting} running, {waiting} waiting", "bold"),
         f" · decode {decoded:.0f} tok/s · prefill {prefilled:.0f} tok/s",
     )
 
 
-def _memory(memory: MemoryFigures) -> Text:
+def _memory(memory: MemoryStats) -> Text:
     owners = {owner.replace("_", " "): n for owner, n in memory.owners().items() if n}
     return Text(
         f"memory  {size(sum(owners.values()))} of {size(memory.limit)}, "
@@ -123,7 +123,7 @@ def _memory(memory: MemoryFigures) -> Text:
     )
 
 
-def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
+def _requests(requests: Sequence[RequestStats]) -> RenderableType:
     if not requests:
         return Text("no request", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -148,7 +148,7 @@ def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
     return table
 
 
-def _engine(engine: EngineFigures) -> Text:
+def _engine(engine: EngineStats) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
     summary = Text.assemble(
         (printable(f"{engine.model}{kind}"), "bold"),
@@ -169,7 +169,7 @@ def _engine(engine: EngineFigures) -> Text:
     return summary
 
 
-def _cache(cache: PrefixCacheFigures) -> Text:
+def _cache(cache: PrefixCacheStats) -> Text:
     summary = Text.assemble(
         ("prefix cache", "bold"),
         f"  {cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Event
-from ..protocol.health import Figures, Health
+from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelRequest
 
 
@@ -48,7 +48,7 @@ class EngineClient(Protocol):
 
     def health(self) -> Health: ...
 
-    def figures(self) -> Figures: ...
+    def stats(self) -> Stats: ...
 
     def close(self) -> None:
         """Cancels running requests."""

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar
 from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineDied, EngineUnavailable, OtherProtocol
-from ..protocol.health import Figures, Health
+from ..protocol.health import Health, Stats
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .generation import Generation
-from .messages import Address, parse_figures, parse_health, request_body
+from .messages import Address, parse_health, parse_stats, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_left_behind
 from .transport import LineStream, Transport, not_taken, patiently
 
@@ -66,13 +66,13 @@ class HttpClient(Transport):
     def metrics(self) -> bytes:
         return self.ask("GET", "/metrics")
 
-    def figures(self) -> Figures:
-        return parse_figures(self.ask("GET", "/v1/figures"))
+    def stats(self) -> Stats:
+        return parse_stats(self.ask("GET", "/v1/stats"))
 
     def watch(self, every: float) -> Iterator[bytes]:
-        """A line of JSON every `every` seconds until the engine ends, see `parse_figures`.
+        """A line of JSON every `every` seconds until the engine ends, see `parse_stats`.
         Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
-        return iter(self.lines("GET", f"/v1/figures?stream={every:g}"))
+        return iter(self.lines("GET", f"/v1/stats?stream={every:g}"))
 
     def cache_report(self) -> Any:
         return json.loads(self.ask("GET", "/cache"))
@@ -87,7 +87,7 @@ class HttpClient(Transport):
         return self._ends(reason, when)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
-        """Open a port of the owner's engine (see `server.figures.ListenerRequest`).
+        """Open a port of the owner's engine (see `server.stats.ListenerRequest`).
 
         Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
         errors."""

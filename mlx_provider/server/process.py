@@ -29,8 +29,8 @@ from ..errors import EngineUnavailable
 from ..protocol.event_queue import Put
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
-from .figures import OpenListener
 from .listen import BACKLOG, Listener, listen_tcp
+from .stats import OpenListener
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
