@@ -210,9 +210,11 @@ class Transport:
         self.attachment = stream = self.lines("GET", "/v1/attach")
         try:
             stream.health = parse_health(stream.first())
-        except MLXProviderError:
+        except MLXProviderError as error:
             stream.close()
             self.attachment = None
+            if isinstance(error, EngineDied):
+                error.taken = False  # it has no request
             raise
         return stream
 
