@@ -27,8 +27,8 @@ INTERVAL = 0.1
 """Seconds between readings."""
 ENFORCED = sys.platform == "linux"
 """Whether a process's own limit holds."""
-KEPT = 2
-"""Idle processes that stay."""
+MOST_IDLE = 2
+"""Further idle processes end."""
 MAX_SETUPS = 64
 """Setups in one process; then it is replaced."""
 ENDS: Mapping[int, str] = MappingProxyType(
@@ -51,28 +51,23 @@ def memory_limit(process: subprocess.Popen[bytes], limit: int) -> Iterator[None]
     if ENFORCED:
         yield
         return
-    left = threading.Event()
-    watch = threading.Thread(target=_watch, args=(process, limit, left), daemon=True)
-    watch.start()
+    over = threading.Event()
+    command = ["ps", "-o", "rss=", "-p", str(process.pid)]
+
+    def watch() -> None:
+        while not over.wait(INTERVAL):
+            kibibytes = subprocess.run(command, capture_output=True, check=False).stdout.strip()
+            if int(kibibytes or 0) * 1024 > limit:
+                process.kill()
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        left.set()
-        watch.join()
-
-
-def _watch(process: subprocess.Popen[bytes], limit: int, left: threading.Event) -> None:
-    while not left.wait(INTERVAL):
-        if _resident(process.pid) > limit:
-            process.kill()
-            return
-
-
-def _resident(pid: int) -> int:
-    """Bytes; 0: the process has ended."""
-    command = ["ps", "-o", "rss=", "-p", str(pid)]
-    printed = subprocess.run(command, capture_output=True, check=False).stdout.strip()
-    return int(printed or 0) * 1024
+        over.set()
+        thread.join()
 
 
 class ProcessEnded(Exception):
@@ -110,29 +105,23 @@ class BoundedProcesses:
         """The answer. `setups`: messages that the process must have read before. Raises
         `ProcessEnded` if it ends before it answers, `OSError` if none starts."""
         with self._places:
-            running = self._taken(setups)
-            answer = self._answer(running, message, setups)
-            if answer is not None:
-                with self._lock:
-                    kept = len(self._idle) < KEPT
-                    if kept:
-                        self._idle.append(running)
-                if not kept:
-                    _end(running.process)
-                return answer
-        raise ProcessEnded(_end(running.process))
+            running = self._idle_or_new(setups)
+            with memory_limit(running.process, self._memory):
+                for name in setups.keys() - running.setups:
+                    _write(running.process, setups[name])
+                    running.setups.add(name)
+                _write(running.process, message)
+                answer = _read(running.process)
+            with self._lock:
+                if answer is not None and len(self._idle) < MOST_IDLE:
+                    self._idle.append(running)
+                    return answer
+            code = _end(running.process)
+        if answer is None:
+            raise ProcessEnded(code)
+        return answer
 
-    def _answer(
-        self, running: _Running, message: bytes, setups: Mapping[str, bytes]
-    ) -> bytes | None:
-        with memory_limit(running.process, self._memory):
-            for name in setups.keys() - running.setups:
-                _write(running.process, setups[name])
-                running.setups.add(name)
-            _write(running.process, message)
-            return _read(running.process)
-
-    def _taken(self, setups: Mapping[str, bytes]) -> _Running:
+    def _idle_or_new(self, setups: Mapping[str, bytes]) -> _Running:
         with self._lock:
             while self._idle:
                 running = self._idle.pop()
@@ -192,11 +181,7 @@ def _serve(program: str, memory: str, *arguments: str) -> None:
     answer = defined["answerer"](*arguments)
     if "stack_bytes" in defined:
         threading.stack_size(defined["stack_bytes"]())
-        worker = threading.Thread(target=_answer_all, args=(answer,))
-        worker.start()
-        worker.join()
-    else:
-        _answer_all(answer)
+    threading.Thread(target=_answer_all, args=(answer,)).start()
 
 
 def _answer_all(answer: Callable[[Any], Any]) -> None:

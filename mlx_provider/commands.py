@@ -7,10 +7,10 @@
 | `context_in_memory` | tokens of context that fit into this machine's memory |
 | `prepare_mlx`, `preload_blas`, `active_blas` | this process, before MLX is imported |
 | `load_model` | a model in this process, with the kernels that an engine would choose |
-| `engine_apart`, `EngineClient` | a separate engine for a command |
-| `gateway_apart`, `Apart`, `Proxy` | a separate engine and a proxy for a command |
+| `separate_engine`, `EngineClient` | a separate engine for a command |
+| `separate_gateway`, `SeparateGateway`, `Proxy` | a separate engine and a proxy for a command |
 | `proxy_config`, `TIMEOUT`, `require_proxy` | the configuration of such a proxy |
-| `answered` | the complete reply of the engine to a request |
+| `run_request` | runs a request to its end |
 | `GenerateRequest`, `ModelOptions` | a request to the engine |
 | `Delta`, `Done`, `Failed` | the events of its reply |
 | `Health`, `ModelStatus` | its state |
@@ -25,9 +25,7 @@ core: a minor version can change them, with a note in the changelog.
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -40,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
-from .gateway.engine import Apart, answered, engine_apart, gateway_apart
+from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
 from .gateway.foreground import PASSED_ON, Ended
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.profile import direct
@@ -60,7 +58,6 @@ __all__ = [
     "DEMOS",
     "PREFIX",
     "TIMEOUT",
-    "Apart",
     "Delta",
     "Done",
     "Ended",
@@ -73,15 +70,13 @@ __all__ = [
     "ModelStatus",
     "PluginRegistry",
     "Proxy",
+    "SeparateGateway",
     "active_blas",
-    "answered",
     "checkpoint",
     "context_in_memory",
     "direct",
-    "engine_apart",
     "folder_of",
     "full_name",
-    "gateway_apart",
     "installed_version",
     "load_model",
     "long_command",
@@ -89,11 +84,11 @@ __all__ = [
     "prepare_mlx",
     "proxy_config",
     "require_proxy",
+    "run_request",
+    "separate_engine",
+    "separate_gateway",
 ]
 EVERY = 10.0
-UNNOTICED = 1.5
-"""Seconds that the main thread may leave a signal unhandled: a long call into MLX or BLAS delays
-Python's handlers."""
 
 
 def prepare_mlx() -> None:
@@ -150,41 +145,24 @@ class Progress:
 
 @contextmanager
 def long_command(tell: Callable[[str], None], *, every: float | None = None) -> Iterator[Progress]:
-    """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once.
-
-    Later signals are ignored, so that a second Ctrl-C does not interrupt the clean-up. If the main
-    thread does not handle the first one, the process exits without a clean-up. `tell` gets lines of
+    """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once; later
+    ones are ignored, so that a second Ctrl-C does not interrupt the clean-up. `tell` gets lines of
     progress, one at least every `every` seconds (unset: `EVERY`)."""
-    noticed, done = threading.Event(), threading.Event()
+    ended, done, progress = threading.Event(), threading.Event(), Progress(tell)
 
     def end(number: int, frame: FrameType | None) -> None:
-        noticed.set()
+        ended.set()
         for each in PASSED_ON:
             signal.signal(each, signal.SIG_IGN)
         sys.stderr.write("\nending the servers that were started ...\n")
         raise Ended(number)
 
-    received, sink = socket.socketpair()
-    sink.setblocking(False)
     before = {number: signal.signal(number, end) for number in PASSED_ON}
-    wakeup = signal.set_wakeup_fd(sink.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(received, noticed), daemon=True).start()
-    progress = Progress(tell)
     threading.Thread(target=progress.repeat, args=(every or EVERY, done), daemon=True).start()
     try:
         yield progress
     finally:
         done.set()
-        signal.set_wakeup_fd(wakeup)
-        sink.close()
-        if not noticed.is_set():  # otherwise the process is about to end
+        if not ended.is_set():  # otherwise the process is about to end
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _watch(received: socket.socket, noticed: threading.Event) -> None:
-    """Waits for a signal's number, which the interpreter writes when it arrives."""
-    with received:
-        while numbers := received.recv(1):
-            if numbers[0] in PASSED_ON and not noticed.wait(UNNOTICED):
-                os._exit(128 + numbers[0])

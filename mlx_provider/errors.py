@@ -1,27 +1,5 @@
 """All errors that this package raises on purpose.
 
-    MLXProviderError                 500  internal_error
-    ├── BadRequest                   400  invalid_request        (names the parameter)
-    │   ├── ContextTooLong           400  context_length_exceeded
-    │   ├── BodyTooLarge             413  body_too_large
-    │   ├── UnsupportedModel         400  unsupported_model
-    │   ├── Forbidden                403  forbidden              (the operator decides)
-    │   ├── WrongContentType         415  unsupported_media_type
-    │   ├── MediaError               400  invalid_media
-    │   └── GrammarFailed            400  grammar_failed
-    ├── Unauthorized                 401  unauthorized
-    ├── ModelNotFound                404  model_not_found
-    ├── RequestTimedOut              408  timeout
-    ├── Overloaded                   429  overloaded
-    ├── RequestFailed                500  request_failed         (only this request)
-    ├── EngineUnavailable            503  engine_unavailable
-    │   ├── EngineDied               503  engine_died
-    │   ├── OtherProtocol            503  other_protocol
-    │   ├── LoadFailed               503  load_failed
-    │   ├── MemoryInUse              503  memory_in_use          (says when to try again)
-    │   └── NotInstalled             503  not_installed
-    └── PluginError                  422  plugin_error           (clients do not retry)
-
 An error is sent between processes as its `code`, and becomes an exception of the same class.
 """
 

@@ -17,11 +17,11 @@ from answering import Answering
 
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
-from mlx_provider.client.messages import parse_figures
+from mlx_provider.client.messages import parse_stats
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import Proxy, start_proxy
-from mlx_provider.protocol.health import RequestFigures
+from mlx_provider.protocol.health import RequestStats
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.testing.scripted import build, environment
 
@@ -33,7 +33,7 @@ CHUNK = 128
 BEGUN = 10
 """Tokens after which a reply is in its middle."""
 POLL = 0.1
-FIGURES = "/v1/figures"
+STATS = "/v1/stats"
 
 ENDED = re.compile(
     r"request (?P<id>\w+): (?P<reason>.*?); .*?"
@@ -104,10 +104,10 @@ class Gateway:
         """Whether no request waits or runs."""
         return self._requests() == []
 
-    def _requests(self) -> list[RequestFigures] | None:
+    def _requests(self) -> list[RequestStats] | None:
         """Those that have not ended; `None`: the engine did not answer this time."""
-        line = self.engine.ask(FIGURES)
-        return None if line is None else parse_figures(line).requests
+        line = self.engine.ask(STATS)
+        return None if line is None else parse_stats(line).requests
 
     def wait(self, what: Callable[[], bool], limit: float) -> bool:
         """Wait until something is so, for `limit` seconds at most; whether it is."""
@@ -158,7 +158,7 @@ def gateway(calls: str, keep: Path | None = None) -> Iterator[Gateway]:
         )
         answers = Answering("proxy", proxy.log, "/health/liveliness", proxy.url)
         asked = Answering(
-            "engine", folder / "engine.log", FIGURES, "http://engine", folder / "engine.sock"
+            "engine", folder / "engine.log", STATS, "http://engine", folder / "engine.sock"
         )
         for each in (answers, asked):
             ending.callback(each.close)

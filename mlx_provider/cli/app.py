@@ -3,6 +3,7 @@ steps. Our own errors are shown as one line, not as a traceback."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from itertools import takewhile
@@ -59,11 +60,11 @@ def _recommend(console: Console) -> None:
 
     machine = this_machine()
     day, models = table()
-    console.print(Text(f"\nmodels for {machine.label} (as of {day})", style="bold"))
-    for each in two_for(machine, models):
-        summary = f"{each.weights / 1e9:.1f} GB: {each.why}"
-        console.print(Text(f"  mlx-provider up {each.name}"))
-        console.print(Text(f"    {summary}", style="dim"))
+    label = f"{machine.chip}, {machine.memory / 1e9:.0f} GB"
+    console.print(Text(f"\nmodels for {label} (as of {day})", style="bold"))
+    for model in two_for(machine, models):
+        console.print(Text(f"  mlx-provider up {model.name}"))
+        console.print(Text(f"    {model.weights / 1e9:.1f} GB: {model.why}", style="dim"))
 
 
 def _engine() -> str:
@@ -160,17 +161,21 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def parse() -> None:
+def parse(context: typer.Context) -> None:
     """Read replies as JSON lines and write what the tool and reasoning parsers find in them.
 
     In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
-    optionally tools, prompt_opened_think, stop. Out: id, content, reasoning_content,
-    tool_calls with name and arguments; a line that cannot be read gives id and error.
+    optionally tools, prompt_opened_think, stop, response_format. Out: id, content,
+    reasoning_content, tool_calls with name and arguments, and with response_format parsed, valid
+    and violated; a line that cannot be read gives id and error.
     """
     # the wire types take a quarter of a second to import
-    from .parse import parse as run
+    from .parse import answers
 
-    run()
+    if sys.stdin.isatty():
+        sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
+    for answer in answers(sys.stdin, PluginRegistry.of(context)):
+        typer.echo(json.dumps(answer, ensure_ascii=False))
 
 
 def _show_version(asked: bool) -> None:

@@ -22,7 +22,7 @@ from .gateway import show_step
 if TYPE_CHECKING:
     from ..client.generation import EngineClient, Generation
     from ..demo import Measured
-    from ..gateway.engine import Apart
+    from ..gateway.engine import SeparateGateway
 
 
 NEXT = """
@@ -54,7 +54,7 @@ def demo() -> None:
     raise typer.Exit(code)
 
 
-def _perform(running: Apart, console: Console) -> bool:
+def _perform(running: SeparateGateway, console: Console) -> bool:
     """Returns whether every check passed."""
     import openai
 
@@ -80,7 +80,7 @@ def _perform(running: Apart, console: Console) -> bool:
     return all(check.passed for check in checks)
 
 
-def _facts(running: Apart, story: Measured, recall: Measured) -> Table:
+def _facts(running: SeparateGateway, story: Measured, recall: Measured) -> Table:
     health = running.engine.health()
     model, usage = health.models[0], recall.usage
     table = Table.grid(padding=(0, 2))
@@ -154,7 +154,7 @@ class Conversation:
 
         messages = [*self.messages, {"role": "user", "content": content}]
         request = GenerateRequest(model=self._model, messages=messages)
-        with show_load(self._client.figures, show_step):
+        with show_load(self._client.stats, show_step):
             generation = self._client.submit(request)
         reply: list[str] = []
         try:

@@ -56,19 +56,18 @@ ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sigh
 
 
 def running_engine(
-    api_base: str | None, file: Path | None = None, *, as_json: bool = False
+    api_base: str | None = None,
+    file: Path | None = None,
+    *,
+    as_json: bool = False,
+    err: bool = False,
 ) -> HttpClient:
-    """Ends the command like `require_engine`."""
-    require_engine(api_base, as_json=as_json)
-    return http_client(api_base, file)
-
-
-def require_engine(api_base: str | None, *, as_json: bool = False, err: bool = False) -> None:
-    """End the command with a message and exit code 3 if this machine has no engine. `err`: on
+    """Ends the command with a message and exit code 3 if this machine has no engine. `err`: on
     stderr, where stdout is for a program. Raises as `none_runs`."""
     if api_base is None and (why := none_runs(runtime())):
         typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why, err=err)
         raise typer.Exit(NONE_RUNS)
+    return http_client(api_base, file)
 
 
 def none_runs(here: Runtime) -> str:
@@ -165,12 +164,12 @@ def status(
     """
     from ..client.runtime_folder import differences, identity
 
-    require_engine(api_base, as_json=as_json)
-    health = _health(http_client(api_base, api_key_file), own=api_base is None)
+    client = running_engine(api_base, api_key_file, as_json=as_json)
+    health = _health(client, own=api_base is None)
     other = list(differences(health.identity, identity()).values())
     if as_json:
-        told = {"engine": "runs", **health.model_dump(), "other_settings": other}
-        typer.echo(json.dumps(told, indent=2))
+        report = {"engine": "runs", **health.model_dump(), "other_settings": other}
+        typer.echo(json.dumps(report, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
         for line in _describe(health, other, api_base):
@@ -206,7 +205,7 @@ def restart(
     request starts it again.
     """
     from ..client.connection import LocalEngine
-    from ..client.runtime_folder import differences, identity, summary
+    from ..client.runtime_folder import differences, identity
 
     client = http_client()
     if not none_runs(runtime()):
@@ -215,10 +214,10 @@ def restart(
             typer.echo("requests run: the engine ends when it is idle, the next request starts one")
             return
         _await_end(health.pid)
-        if other := differences(health.identity, identity()):
+        if other := "; ".join(differences(health.identity, identity()).values()):
             typer.echo(
                 f"engine process {health.pid} has ended. It had other settings than this shell, so "
-                f"the next request starts the new one, with its sender's: {summary(other)}"
+                f"the next request starts the new one, with its sender's: {other}"
             )
             return
     LocalEngine(runtime()).ensure()
@@ -232,7 +231,7 @@ def logs(
 ) -> None:
     """Print the last lines of the engine's log."""
     if not runtime().log.exists():
-        require_engine(None)
+        running_engine()
     try:
         for text in _log_text(runtime().log, lines, follow=follow):
             typer.echo(text, nl=False)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 from rich.console import Console
+from rich.prompt import IntPrompt
 from rich.text import Text
 
 from ..errors import BadRequest, EngineUnavailable
@@ -49,11 +49,11 @@ def init(
 ) -> None:
     """Write config.yaml and .env for a LiteLLM proxy. Downloads only the model's config."""
     from ..gateway.config import START, write_pair
-    from ..gateway.models import chosen, device_memory, size
+    from ..gateway.models import choose, device_memory, size
 
     registry = PluginRegistry.of(context)
     memory = device_memory()
-    found = chosen(model, registry, memory, tokens)
+    found = choose(model, registry, memory, tokens)
     paths = write_pair(folder, found.served(), limited_by=found.limited_by, force=force)
     typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
     typer.echo(f"written: {', '.join(map(str, paths))}")
@@ -180,7 +180,7 @@ def _record(
     port: int | None,
 ) -> Record:
     """Unset values are those of the last time."""
-    from ..gateway.models import chosen, device_memory
+    from ..gateway.models import choose, device_memory
     from ..gateway.standing import PORT, Record
     from ..serving.hub import folder_of
 
@@ -190,11 +190,11 @@ def _record(
         return Record(last.served, port)
     registry = PluginRegistry.of(context)
     memory = device_memory()
-    found = chosen(model or (last.served.model if last else None), registry, memory, tokens)
+    found = choose(model or (last.served.model if last else None), registry, memory, tokens)
     show_step("model", found.summary)
     if not found.here:
         folder_of(found.model)  # by this process, which shows the progress
-        found = chosen(found.model, registry, memory, tokens)
+        found = choose(found.model, registry, memory, tokens)
     return Record(found.served(), port)
 
 
@@ -311,12 +311,12 @@ def _model(
 
 
 def _ask_model(registry: PluginRegistry, memory: int, console: Console) -> str:
-    from ..gateway.models import candidates_here, recommended, size
+    from ..gateway.models import candidates_here, recommend, size
 
     here = candidates_here(registry, memory)
     names = [each.model for each in here]
     lines = [each.summary for each in here]
-    for name, weights in recommended(registry, memory).items():
+    for name, weights in recommend(registry, memory).items():
         if name not in names:
             names.append(name)
             lines.append(f"{name}: about {size(weights)}, to be downloaded")
@@ -330,6 +330,9 @@ def _pick(lines: list[str], question: str, console: Console) -> int:
     """Index of the line that the user selects by number; return selects the first."""
     for number, line in enumerate(lines, 1):
         console.print(Text(f"{number:>3}  {line}"))
-    numbers = click.IntRange(1, len(lines))
-    number = typer.prompt(f"{question}?", default=1, type=numbers, err=True)
-    return int(number) - 1
+    numbers = [str(number + 1) for number in range(len(lines))]
+    prompt = IntPrompt(f"{question}?", console=console, choices=numbers, show_choices=False)
+    try:
+        return prompt(default=1) - 1
+    except (EOFError, KeyboardInterrupt):
+        raise typer.Exit(130) from None

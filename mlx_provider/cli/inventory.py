@@ -97,16 +97,13 @@ def doctor(
         bool,
         typer.Option("--quick", help="Skip the test token, which needs an engine and a proxy."),
     ] = False,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Do not look up a model on the Hub.")
-    ] = False,
 ) -> None:
     """Check this machine, and optionally a model. Exit code 0: no check fails."""
     from ..doctor import Subject, by_severity, examine, healthy
     from ..doctor import as_json as in_json
 
     registry = PluginRegistry.of(context)
-    subject = Subject(model, offline=offline, discover=lambda environ: registry)
+    subject = Subject(model, discover=lambda environ: registry)
     with Console(stderr=True).status("checking ..."):
         found = by_severity(examine(subject, thorough=not quick))
     if as_json:

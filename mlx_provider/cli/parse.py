@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,17 +25,6 @@ class ParseRequest(BaseModel):
     """False: unknown."""
     stop: list[str] = Field(default_factory=list)
     response_format: dict[str, Any] | None = None
-
-
-def parse() -> None:
-    """See `cli.app.parse`. With response_format, also parsed, valid and violated: whether the
-    content matches it."""
-    if sys.stdin.isatty():
-        sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
-    registry = PluginRegistry.discover()
-    for answer in answers(sys.stdin, registry):
-        sys.stdout.write(json.dumps(answer, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
 
 
 def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str, Any]]:
@@ -76,8 +64,8 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
     )
     found = {"id": request.id} | message(reply)
     if request.response_format is not None:
-        held = check_reply(found["content"] or "", request.response_format)
-        found |= {"parsed": held.parsed, "valid": held.is_valid, "violated": held.violated}
+        check = check_reply(found["content"] or "", request.response_format)
+        found |= {"parsed": check.parsed, "valid": check.is_valid, "violated": check.violated}
     if reply.faults:
         found["error"] = {"code": PluginError.code, "message": "; ".join(reply.faults)}
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,16 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import BadRequest
-from .engine import ApiBase, ApiKey, ApiKeyFile, finite, http_client, require_engine, running_engine
+from ..isolation import printable
+from .engine import ApiBase, ApiKey, ApiKeyFile, finite, http_client, running_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..protocol.health import (
-        EngineFigures,
-        Figures,
-        MemoryFigures,
-        PrefixCacheFigures,
-        RequestFigures,
+        EngineStats,
+        MemoryStats,
+        PrefixCacheStats,
+        RequestStats,
+        Stats,
     )
 
 MODEL_WIDTH = 26
@@ -62,7 +63,7 @@ def top(
     client = running_engine(api_base, api_key_file, as_json=as_json)
     try:
         if once or not (as_json or Console().is_terminal):
-            stats = client.figures()
+            stats = client.stats()
             if as_json:
                 typer.echo(stats.model_dump_json(indent=2))
             else:
@@ -79,41 +80,41 @@ def top(
 
 
 def _live(client: HttpClient, every: float) -> None:
-    from ..client.messages import parse_figures
+    from ..client.messages import parse_stats
     from ..errors import EngineDied
 
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             for line in client.watch(every):
-                live.update(view(parse_figures(line)), refresh=True)
+                live.update(view(parse_stats(line)), refresh=True)
         except EngineDied:  # an expected end of the engine
             pass
     console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
 
 
-def view(figures: Figures) -> RenderableType:
-    parts: list[RenderableType] = [_head(figures), Text(), _memory(figures.memory)]
-    parts += [Text(), _requests(figures.requests)]
-    for engine in figures.engines:
+def view(stats: Stats) -> RenderableType:
+    parts: list[RenderableType] = [_head(stats), Text(), _memory(stats.memory)]
+    parts += [Text(), _requests(stats.requests)]
+    for engine in stats.engines:
         parts += [Text(), _engine(engine)]
-    parts += [Text(), _cache(figures.prefix_cache)]
+    parts += [Text(), _cache(stats.prefix_cache)]
     return Group(*parts)
 
 
-def _head(figures: Figures) -> Text:
-    decoded = sum(engine.decoded_per_second for engine in figures.engines)
-    prefilled = sum(engine.prefilled_per_second for engine in figures.engines)
-    waiting = figures.waiting()
+def _head(stats: Stats) -> Text:
+    decoded = sum(engine.decoded_per_second for engine in stats.engines)
+    prefilled = sum(engine.prefilled_per_second for engine in stats.engines)
+    waiting = stats.waiting()
     return Text.assemble(
-        (f"mlx-provider {figures.version}", "bold"),
-        f" · {plain(figures.device)} · process {figures.pid}\n",
-        (f"{len(figures.requests) - waiting} running, {waiting} waiting", "bold"),
+        (f"mlx-provider {stats.version}", "bold"),
+        f" · {printable(stats.device)} · process {stats.pid}\n",
+        (f"{len(stats.requests) - waiting} running, {waiting} waiting", "bold"),
         f" · decode {decoded:.0f} tok/s · prefill {prefilled:.0f} tok/s",
     )
 
 
-def _memory(memory: MemoryFigures) -> Text:
+def _memory(memory: MemoryStats) -> Text:
     owners = {owner.replace("_", " "): n for owner, n in memory.owners().items() if n}
     return Text(
         f"memory  {size(sum(owners.values()))} of {size(memory.limit)}, "
@@ -122,7 +123,7 @@ def _memory(memory: MemoryFigures) -> Text:
     )
 
 
-def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
+def _requests(requests: Sequence[RequestStats]) -> RenderableType:
     if not requests:
         return Text("no request", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -131,10 +132,10 @@ def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
     for name in ("out", "tok/s", "drafts", "waited", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in requests:
-        model, cached = plain(each.model), each.cached_tokens
+        model, cached = printable(each.model), each.cached_tokens
         done = f"{cached + each.prefilled_tokens}/{each.prompt_tokens}"
         table.add_row(
-            Text(plain(each.id)[-12:]),
+            Text(printable(each.id)[-12:]),
             Text(model if len(model) <= MODEL_WIDTH else f"…{model[1 - MODEL_WIDTH :]}"),
             Text(each.state, style=STATE_STYLES[each.state]),
             f"{done} ({cached} cached)" if cached else done,
@@ -147,10 +148,10 @@ def _requests(requests: Sequence[RequestFigures]) -> RenderableType:
     return table
 
 
-def _engine(engine: EngineFigures) -> Text:
+def _engine(engine: EngineStats) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
     summary = Text.assemble(
-        (plain(f"{engine.model}{kind}"), "bold"),
+        (printable(f"{engine.model}{kind}"), "bold"),
         f"  {engine.rows} rows, {engine.queued} waiting · {engine.layout}"
         f"{', mixed passes' if engine.mixes else ''}",
     )
@@ -168,7 +169,7 @@ def _engine(engine: EngineFigures) -> Text:
     return summary
 
 
-def _cache(cache: PrefixCacheFigures) -> Text:
+def _cache(cache: PrefixCacheStats) -> Text:
     summary = Text.assemble(
         ("prefix cache", "bold"),
         f"  {cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
@@ -183,7 +184,7 @@ def _cache(cache: PrefixCacheFigures) -> Text:
     if cache.nodes > TREE:
         summary.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
     for found in cache.recent[:LOOKUPS]:
-        summary.append(f"\n  {found.ago:5.0f} s ago  {plain(found.request)[-12:]}  ")
+        summary.append(f"\n  {found.ago:5.0f} s ago  {printable(found.request)[-12:]}  ")
         summary.append(f"{found.cached_tokens} of {found.prompt_tokens}")
         at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
         style = "yellow" if found.reason else "dim"
@@ -196,11 +197,6 @@ def size(nbytes: int) -> str:
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.1f} {unit}"
     return f"{nbytes} B"
-
-
-def plain(text: str) -> str:
-    """Without control characters: names come from others, and must not control the terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def cache(
@@ -235,13 +231,6 @@ def metrics(
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="With --port: address to listen on.")] = "127.0.0.1",
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --port: file with the key that a scrape must send. Default: one is "
-            "made and kept."
-        ),
-    ] = None,
     no_key: Annotated[
         bool, typer.Option("--no-key", help="With --port, on loopback: scrapes need no key.")
     ] = False,
@@ -253,35 +242,31 @@ def metrics(
 
     Exit code 3: no engine runs.
     """
-    if port is None:
-        require_engine(api_base, err=True)
-    client = http_client(api_base, api_key_file)
+    connect = http_client if port is not None else partial(running_engine, err=True)
+    client = connect(api_base, api_key_file)
     try:
         if port is None:
             typer.echo(client.metrics(), nl=False)
         else:
-            _serve(client, host, port, key_file, keyless=no_key)
+            _serve(client, host, port, keyless=no_key)
     except KeyboardInterrupt:
         return
     finally:
         client.close()
 
 
-def _serve(
-    client: HttpClient, host: str, port: int, key_file: Path | None, *, keyless: bool
-) -> None:
+def _serve(client: HttpClient, host: str, port: int, *, keyless: bool) -> None:
     from ..client.messages import is_loopback
     from ..config import engine_settings
-    from ..server.access import Key, ensure_key, own_key_file, own_names, read_key
+    from ..server.access import Key, ensure_key, own_key_file, own_names
     from ..server.metrics_page import metrics_page, serve_page
 
     if keyless and not is_loopback(host):
         raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
-    keys, summary = None, "no key"
+    keys, summary, file = None, "no key", own_key_file(name="metrics.key")
     if not keyless:
-        file = key_file or own_key_file(name="metrics.key")
-        key, summary = (read_key(file) if key_file else ensure_key(file)), f"key: {file}"
-        keys = (Key(key),)
+        remedy = "set XDG_CONFIG_HOME to a folder of yours, or add --no-key"
+        keys, summary = [Key(ensure_key(file, remedy))], f"key: {file}"
     page = metrics_page(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
     announce = lambda address: typer.echo(f"metrics on {address}/metrics · {summary}")  # noqa: E731
     serve_page(page, host, port, announce)

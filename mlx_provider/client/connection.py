@@ -51,7 +51,7 @@ class InProcessClient:
         self._service = service
         self.count = service.count
         self.health = service.health
-        self.figures = service.figures
+        self.stats = service.stats
         self.metrics = service.metrics
         self.cache_report = service.cache_report
         self.cache_clear = service.cache_clear

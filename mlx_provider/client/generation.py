@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Event
-from ..protocol.health import Figures, Health
+from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelRequest
 
 
@@ -37,20 +37,18 @@ class Generation:
 
 
 class EngineClient(Protocol):
+    """Methods raise the engine's error, or `EngineUnavailable`."""
+
     def submit(self, request: ModelRequest) -> Generation:
-        """Block until the request is accepted; loading a model may take minutes. Raises the
-        engine's error (bad request, context too long, model not found, queue full ...) or
-        `EngineUnavailable`."""
+        """Block until the request is accepted; loading a model may take minutes."""
 
     def count(self, request: GenerateRequest) -> int:
         """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
-        Blocks and raises like `submit`."""
+        Blocks like `submit`."""
 
-    def health(self) -> Health:
-        """Raises `EngineUnavailable`."""
+    def health(self) -> Health: ...
 
-    def figures(self) -> Figures:
-        """Starts no engine. Raises `EngineUnavailable`."""
+    def stats(self) -> Stats: ...
 
     def close(self) -> None:
         """Cancels running requests."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineDied, EngineUnavailable, OtherProtocol
-from ..protocol.health import Figures, Health
+from ..protocol.health import Health, Stats
 from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
 from .generation import Generation
-from .messages import Address, parse_figures, parse_health, request_body
-from .runtime_folder import OWN, PYTHON, differences, is_left_behind, summary
+from .messages import Address, parse_health, parse_stats, request_body
+from .runtime_folder import OWN, PYTHON, differences, is_left_behind
 from .transport import LineStream, Transport, not_taken, patiently
 
 T = TypeVar("T")
@@ -32,11 +29,9 @@ When = Literal["now", "idle", "alone"]
 """`idle`: when no request runs. `alone`: when also no other client is connected."""
 
 
-class HttpClient:
-    """`EngineClient` over HTTP.
-
-    Safe from any thread and across `fork`: a child opens its own connections. `submit`, `health`
-    and similar methods block; reading a `Generation` in an event loop does not."""
+class HttpClient(Transport):
+    """`EngineClient` over HTTP. `submit`, `health` and similar methods block; reading a
+    `Generation` in an event loop does not."""
 
     def __init__(
         self,
@@ -48,84 +43,64 @@ class HttpClient:
         """`start` ensures that an engine listens. `None`: the engine is not managed here.
         `identity`: of an engine that would be started now; a running engine with another one is
         replaced. `None`: only one of another version of this package is replaced."""
-        self._identity = identity
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         headers |= dict([STARTS_ENGINES]) if start else {}
-        self._address, self._headers = address, headers
-        self._start = start
-        self._lock = threading.Lock()
-        self._transport: Transport | None = None
-        forked = weakref.WeakMethod(self._reset_after_fork)
-        os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
+        super().__init__(address, headers)
+        self._start_engine, self._identity = start, identity
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Raises the engine's typed error, `EngineUnavailable` if no engine can be reached or
-        started, `EngineDied` if it ended in the meantime."""
+        """Raises the engine's typed error, `EngineUnavailable`, `EngineDied` if it ended in the
+        meantime."""
         body = request_body(request)
-        return self._send(lambda transport: transport.send(request.path, body))
+        return self._send_attached(lambda: self.send(request.path, body))
 
     def count(self, request: GenerateRequest) -> int:
         body = request_body(request)
-        reply = self._send(lambda transport: transport.ask("POST", "/v1/count", body=body))
+        reply = self._send_attached(lambda: self.ask("POST", "/v1/count", body=body))
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
         """Starts no engine. Raises `EngineUnavailable`."""
-        return parse_health(self._ask("GET", "/health", ok=(200, 503)))
+        return parse_health(self.ask("GET", "/health", ok=(200, 503)))
 
     def metrics(self) -> bytes:
-        return self._ask("GET", "/metrics")
+        return self.ask("GET", "/metrics")
 
-    def figures(self) -> Figures:
-        return parse_figures(self._ask("GET", "/v1/figures"))
+    def stats(self) -> Stats:
+        return parse_stats(self.ask("GET", "/v1/stats"))
 
     def watch(self, every: float) -> Iterator[bytes]:
-        """A line of JSON every `every` seconds until the engine ends, see `parse_figures`.
+        """A line of JSON every `every` seconds until the engine ends, see `parse_stats`.
         Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
-        return iter(self._open().lines("GET", f"/v1/figures?stream={every:g}"))
+        return iter(self.lines("GET", f"/v1/stats?stream={every:g}"))
 
-    def cache_report(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(self._ask("GET", "/cache"))
-        return report
+    def cache_report(self) -> Any:
+        return json.loads(self.ask("GET", "/cache"))
 
     def cache_clear(self) -> None:
-        self._ask("DELETE", "/cache")
+        self.ask("DELETE", "/cache")
 
     def stop(self, reason: str, when: When) -> bool:
         """Returns whether it ends at once. Starts no engine. Raises `EngineUnavailable` if none
         runs."""
         self.health()
-        return _ends(self._open(), reason, when)
+        return self._ends(reason, when)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
-        """Open a port of the owner's engine (see `server.figures.ListenerRequest`).
+        """Open a port of the owner's engine (see `server.stats.ListenerRequest`).
 
         Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
         errors."""
-        stream = self._open().lines("POST", "/v1/listener", json.dumps(request).encode())
+        stream = self.lines("POST", "/v1/listener", json.dumps(request).encode())
         if not (url := stream.first()):
             raise EngineDied("the engine ended before it opened a port")
         return url.decode(), stream
 
-    def close(self) -> None:
-        """Cancels running requests. A later call opens new connections."""
-        with self._lock:
-            transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.close()
-
-    def _open(self) -> Transport:
-        with self._lock:
-            if self._transport is None:
-                self._transport = Transport(self._address, self._headers)
-            return self._transport
-
-    def _send(self, send: Callable[[Transport], T]) -> T:
+    def _send_attached(self, send: Callable[[], T]) -> T:
         def send_once() -> T:
-            transport = self._open()
-            attachment = self._attach(transport)
+            attachment = self._attach()
             try:
-                return send(transport)
+                return send()
             except EngineUnavailable as error:
                 if not error.taken:
                     attachment.close()
@@ -133,31 +108,32 @@ class HttpClient:
 
         return patiently(send_once)
 
-    def _attach(self, transport: Transport) -> LineStream:
-        with transport.attaching:
-            if transport.attachment is not None and not transport.attachment.ended.is_set():
-                return transport.attachment
+    def _attach(self) -> LineStream:
+        with self.attaching:
+            if self.attachment is not None and not self.attachment.ended.is_set():
+                return self.attachment
+            managed = self._start_engine is not None
             try:
-                attachment = transport.attach()
+                attachment = self.attach()
             except OtherProtocol as error:
-                left = self._start is None or is_left_behind()
-                if left or not _ends(transport, error.message, "idle"):
+                if not managed or is_left_behind() or not self._ends(error.message, "idle"):
                     raise
             except EngineUnavailable as error:
-                if self._start is None or error.taken:
+                error.taken = error.taken or not managed  # else it would be tried again
+                if error.taken:
                     raise
             else:
-                return self._up_to_date(transport, attachment) if self._start else attachment
-            return self._start_and_attach(transport)
+                return self._up_to_date(attachment) if managed else attachment
+            return self._start_and_attach()
 
-    def _start_and_attach(self, transport: Transport, ending: int | None = None) -> LineStream:
+    def _start_and_attach(self, ending: int | None = None) -> LineStream:
         """`ending`: the process that it replaces, which listens a little longer."""
 
         def start() -> LineStream:
-            if self._start is not None:
-                self._start()
+            if self._start_engine is not None:
+                self._start_engine()
             try:
-                attachment = transport.attach()
+                attachment = self.attach()
             except OtherProtocol as error:
                 raise not_taken(error) from None
             if attachment.health.pid == ending:
@@ -170,7 +146,7 @@ class HttpClient:
             raise _other_version(attachment, LEFT_BEHIND)
         return attachment
 
-    def _up_to_date(self, transport: Transport, attachment: LineStream) -> LineStream:
+    def _up_to_date(self, attachment: LineStream) -> LineStream:
         """The engine, or a new one if it is out of date and serves no other client. Raises
         `EngineUnavailable` if one of another version continues."""
         health = attachment.health
@@ -182,24 +158,25 @@ class HttpClient:
         if OWN in changed and is_left_behind():
             raise _other_version(attachment, LEFT_BEHIND)
         # other clients may need another Python or other settings as much as this one
-        newer = OWN in changed and PYTHON not in changed
-        if _ends(transport, summary(changed), "idle" if newer else "alone"):
+        newer, summary = OWN in changed and PYTHON not in changed, "; ".join(changed.values())
+        if self._ends(summary, "idle" if newer else "alone"):
             attachment.close()
-            return self._start_and_attach(transport, health.pid)
+            return self._start_and_attach(health.pid)
         if OWN in changed:
             raise _other_version(attachment, LATER if newer else APART)
         log.warning(
             "the running engine (process %d) was started with other settings, which other clients "
             "use: it serves this process, too, until these are gone, or until `mlx-provider engine "
-            "restart`. %s: %s", health.pid, APART, summary(changed),
+            "restart`. %s: %s", health.pid, APART, summary,
         )  # fmt: skip
         return attachment
 
-    def _ask(self, method: str, path: str, ok: tuple[int, ...] = (200,)) -> bytes:
-        return self._open().ask(method, path, ok)
-
-    def _reset_after_fork(self) -> None:
-        self._lock, self._transport = threading.Lock(), None
+    def _ends(self, reason: str, when: When) -> bool:
+        body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
+        try:
+            return bool(json.loads(self.ask("POST", "/v1/stop", body=body))["ends"])
+        except EngineUnavailable:  # it has ended, or its version lacks the request
+            return False
 
 
 def _other_version(attachment: LineStream, remedy: str) -> EngineUnavailable:
@@ -209,11 +186,3 @@ def _other_version(attachment: LineStream, remedy: str) -> EngineUnavailable:
         f"the running engine (process {health.pid}) is mlx-provider {health.version}, this client "
         f"is {__version__}: {remedy}"
     )
-
-
-def _ends(transport: Transport, reason: str, when: When) -> bool:
-    body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
-    try:
-        return bool(json.loads(transport.ask("POST", "/v1/stop", body=body))["ends"])
-    except EngineUnavailable:  # it has ended, or its version lacks the request
-        return False

@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError
 from .. import __version__
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError, OtherProtocol, Unauthorized
 from ..protocol.events import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event
-from ..protocol.health import Figures, Health
+from ..protocol.health import Health, Stats
 from ..protocol.requests import ModelRequest
 
 
@@ -110,9 +110,9 @@ def parse_health(line: bytes) -> Health:
         raise EngineUnavailable(f"the engine's state cannot be read: {error}") from None
 
 
-def parse_figures(line: bytes) -> Figures:
-    """Raises `EngineUnavailable` if it has no figures."""
+def parse_stats(line: bytes) -> Stats:
+    """Raises `EngineUnavailable` if it has no stats."""
     try:
-        return Figures.model_validate_json(line)
+        return Stats.model_validate_json(line)
     except ValidationError as error:
-        raise EngineUnavailable(f"the engine's figures cannot be read: {error}") from None
+        raise EngineUnavailable(f"the engine's stats cannot be read: {error}") from None

@@ -42,6 +42,7 @@ OTHERS = (
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
 """Prefix of MLX's variables, and suffix of variables that change what a model attends to."""
 SECRET = ("HF_TOKEN",)
+OWN_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
 LONGEST_SOCKET_PATH = 103
 """Bytes on any system (macOS 103, Linux 107)."""
 
@@ -51,7 +52,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     python = f"{sys.prefix} ({platform.python_version()})"
     names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHERS]
     return {OWN: __version__, PYTHON: python} | {
-        name: _without_secret(name, environ[name])
+        name: _digest(environ[name]) if name in SECRET else environ[name]
         for name in names
         if name not in NOT_THE_ENGINES and (environ[name] or name == SELECTION)
     }
@@ -65,19 +66,13 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str,
     return {n: f"{n}: {theirs.get(n, 'unset')}, here {ours.get(n, 'unset')}" for n in names}
 
 
-def summary(changed: Mapping[str, str]) -> str:
-    return "; ".join(changed.values())
-
-
 def is_left_behind() -> bool:
     """Whether another version is now installed, so that no engine of this version can start."""
     return installed_version(OWN) not in ("", __version__)
 
 
-def _without_secret(name: str, value: str) -> str:
-    if name not in SECRET:
-        return value
-    return "a secret with digest " + hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
+def _digest(secret: str) -> str:
+    return "a secret with digest " + hashlib.blake2b(secret.encode(), digest_size=4).hexdigest()
 
 
 def prepare(runtime: Runtime) -> None:
@@ -87,7 +82,7 @@ def prepare(runtime: Runtime) -> None:
     try:
         make_folder(runtime.folder)
     except OSError as error:
-        raise _unusable(runtime.folder, error.errno) from None
+        raise _unusable(runtime.folder, error.errno or 0) from None
     inspect(runtime)
 
 
@@ -103,10 +98,16 @@ def inspect(runtime: Runtime) -> bool:
             raise _unusable(folder, errno.EACCES) from None
         return False
     except OSError as error:
-        raise _unusable(folder, error.errno) from None
+        raise _unusable(folder, error.errno or 0) from None
     if not stat.S_ISDIR(target.st_mode):
         raise _unusable(folder, errno.ENOTDIR)
-    _refuse_foreign(folder, link, target)
+    if {link.st_uid, target.st_uid} != {os.getuid()}:
+        raise EngineUnavailable(f"runtime folder {folder} belongs to another user: {OWN_FOLDER}")
+    if stat.S_IMODE(target.st_mode) & 0o077:
+        raise EngineUnavailable(
+            f"runtime folder {folder} is open to other users: run `chmod 700 {folder}` "
+            f"or set {PREFIX}RUNTIME_DIR to another folder"
+        )
     return True
 
 
@@ -118,24 +119,9 @@ def _refuse_long(runtime: Runtime) -> None:
         )
 
 
-def _unusable(folder: Path, number: int | None) -> EngineUnavailable:
-    return EngineUnavailable(
-        f"runtime folder {folder} cannot be used ({os.strerror(number or 0)}): "
-        f"set {PREFIX}RUNTIME_DIR to a folder of your own"
-    )
-
-
-def _refuse_foreign(folder: Path, link: os.stat_result, target: os.stat_result) -> None:
-    if {link.st_uid, target.st_uid} != {os.getuid()}:
-        raise EngineUnavailable(
-            f"runtime folder {folder} belongs to another user: "
-            f"set {PREFIX}RUNTIME_DIR to a folder of your own"
-        )
-    if stat.S_IMODE(target.st_mode) & 0o077:
-        raise EngineUnavailable(
-            f"runtime folder {folder} is open to other users: run `chmod 700 {folder}` "
-            f"or set {PREFIX}RUNTIME_DIR to another folder"
-        )
+def _unusable(folder: Path, number: int) -> EngineUnavailable:
+    why = os.strerror(number)
+    return EngineUnavailable(f"runtime folder {folder} cannot be used ({why}): {OWN_FOLDER}")
 
 
 def open_own_file(path: Path, flags: int) -> int:
@@ -173,7 +159,7 @@ class EngineLock:
         return cls.try_take(path)
 
     @classmethod
-    def inherited(cls, descriptor: int) -> EngineLock:
+    def inherit(cls, descriptor: int) -> EngineLock:
         """The lock of the starting client. Child processes do not inherit it."""
         os.set_inheritable(descriptor, False)
         return cls(descriptor)

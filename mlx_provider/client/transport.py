@@ -12,9 +12,11 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -56,7 +58,11 @@ def patiently(work: Callable[[], T]) -> T:
             if error.taken:
                 raise
             time.sleep(pause)
-    return work()
+    try:
+        return work()
+    except EngineUnavailable as error:
+        error.taken = True  # enough tries
+        raise
 
 
 class Call:
@@ -64,23 +70,24 @@ class Call:
     HTTP/1.1."""
 
     def __init__(self) -> None:
-        self.closed = False
         self.buffer = LineBuffer()
+        self.ending: MLXProviderError | None = None
+        """Set by `close`."""
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
 
-    def close(self) -> None:
-        """Idempotent, never blocks, safe from any thread. Ignored in a forked child: the connection
-        belongs to its parent."""
+    def close(self, error: MLXProviderError | None = None) -> None:
+        """`error`: for who waits. Idempotent, never blocks, safe from any thread. Ignored in a
+        forked child: the connection belongs to its parent."""
         if os.getpid() == self._pid:
-            self.closed = True
+            self.ending = self.ending or error or RequestFailed.cancelled()
             self._shut()
 
     def trace(self, event: str, values: Mapping[str, Any]) -> None:
         """httpx's `trace` extension, which has the connection before the reply begins."""
         if event.endswith(("connect_unix_socket.complete", "connect_tcp.complete", "tls.complete")):
             self._socket = values["return_value"].get_extra_info("socket")
-            if self.closed:
+            if self.ending:
                 self._shut()
 
     def _shut(self) -> None:
@@ -105,7 +112,7 @@ class EventStream(Call):
                 raise EngineUnavailable("the engine's first event is not 'accepted'")
             self.accepted.set_result(first)
         self.events.put(found)
-        while self.events.unread > READ_AHEAD and not self.closed:
+        while self.events.unread > READ_AHEAD and not self.ending:
             time.sleep(READ_AGAIN_SECONDS)
 
     def end(self, error: MLXProviderError | None) -> None:
@@ -165,26 +172,36 @@ Stream = EventStream | LineStream
 
 
 class Transport:
-    """Public methods are safe from any thread."""
+    """Safe from any thread and across `fork`: a child opens its own connections."""
 
     def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
+        self.address = address
+        self._headers = {"content-type": "application/json", **headers}
+        self._reset()
+        forked = weakref.WeakMethod(self._reset)
+        os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
+
+    def _reset(self) -> None:
         self.attaching = threading.Lock()
         self.attachment: LineStream | None = None
         """The connection by which engine and client each detect the other's end. The engine counts
         its client until it ends."""
-        self._address = address
-        self._closed = False
         self._threads: dict[Stream, threading.Thread] = {}
-        self._http = httpx.Client(
-            base_url=address.url,
-            headers={"content-type": "application/json", **headers},
+        self.__dict__.pop("_http", None)
+
+    @cached_property
+    def _http(self) -> httpx.Client:
+        url, path = self.address.url, self.address.socket
+        return httpx.Client(
+            base_url=url,
+            headers=self._headers,
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             transport=httpx.HTTPTransport(
                 # loading the certificate store takes 20 ms
-                verify=httpx.create_ssl_context() if address.url.startswith("https:") else False,
-                uds=address.socket,
+                verify=httpx.create_ssl_context() if url.startswith("https:") else False,
+                uds=path,
                 limits=httpx.Limits(max_keepalive_connections=0),
-                socket_options=None if address.socket else _keep_alive(),
+                socket_options=None if path else _keep_alive(),
             ),
         )
 
@@ -193,9 +210,11 @@ class Transport:
         self.attachment = stream = self.lines("GET", "/v1/attach")
         try:
             stream.health = parse_health(stream.first())
-        except MLXProviderError:
+        except MLXProviderError as error:
             stream.close()
             self.attachment = None
+            if isinstance(error, EngineDied):
+                error.taken = False  # it has no request
             raise
         return stream
 
@@ -220,17 +239,16 @@ class Transport:
         return stream
 
     def close(self) -> None:
-        """Ends every request. Idempotent."""
-        self._closed = True
+        """Cancels running requests. A later one opens a new connection."""
         threads = dict(self._threads)
         for stream in threads:
-            stream.close()
+            stream.close(EngineUnavailable("this client was closed"))
         for thread in threads.values():
             thread.join(CLOSE_SECONDS)
 
     def _start(self, stream: Stream, method: str, path: str, body: bytes) -> None:
         def run() -> None:
-            error: MLXProviderError | None = self._cancellation()
+            error: MLXProviderError | None = RequestFailed.cancelled()
             try:
                 with self._response(stream, method, path, body) as response:
                     for piece in response.iter_raw():
@@ -246,18 +264,11 @@ class Transport:
         self._threads[stream] = thread
         thread.start()
 
-    def _cancellation(self) -> MLXProviderError:
-        if self._closed:
-            return EngineUnavailable("this client was closed")
-        return RequestFailed.cancelled()
-
     @contextmanager
     def _response(
         self, call: Call, method: str, path: str, body: bytes, ok: tuple[int, ...] = (200,)
     ) -> Iterator[httpx.Response]:
         """A reply with one of the states `ok`. Raises typed errors."""
-        if self._closed:
-            raise self._cancellation()
         began, answered, more = time.monotonic(), False, {"trace": call.trace}
         try:
             with self._http.stream(method, path, content=body, extensions=more) as response:
@@ -268,10 +279,10 @@ class Transport:
                     raise not_taken(error) if type(error) is EngineUnavailable else error
                 yield response
         except httpx.RequestError as failure:
-            if call.closed:
-                raise self._cancellation() from None
+            if call.ending:
+                raise call.ending from None
             if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
-                message = f"no engine answers at {self._address}: {failure}"
+                message = f"no engine answers at {self.address}: {failure}"
                 raise not_taken(EngineUnavailable(message)) from None
             died = EngineDied(f"the engine ended while it held this request: {failure}")
             died.taken = answered or time.monotonic() - began > GOING_DOWN

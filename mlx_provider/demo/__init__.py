@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..gateway.config import proxy_config
-from ..gateway.engine import Apart, gateway_apart, warm_up
+from ..gateway.engine import SeparateGateway, separate_gateway, warm_up
 
 MODEL = "demo"
 Message = dict[str, Any]
@@ -32,10 +32,10 @@ AT_ONCE = {
 
 
 @contextmanager
-def stage(environ: Mapping[str, str] = os.environ) -> Iterator[Apart]:
+def stage(environ: Mapping[str, str] = os.environ) -> Iterator[SeparateGateway]:
     """Start proxy and engine of the demo alone, and end them with the block. Raises `NotInstalled`
     or `EngineUnavailable` if one cannot start."""
-    with gateway_apart(proxy_config(MODEL, MODEL), environ) as apart:
+    with separate_gateway(proxy_config(MODEL, MODEL), environ) as apart:
         warm_up(apart.engine, MODEL)
         apart.proxy.wait_ready()
         yield apart

@@ -43,7 +43,7 @@ def machine_checks() -> Checks:
     return (
         ("settings", machine.settings, SETTING),
         ("memory.limit", machine.memory, SETTING),
-        ("memory.wired", machine.wired, IGNORE),
+        ("memory.wired", machine.wired_memory, IGNORE),
         ("runtime.folder", machine.runtime_folder, SETTING),
         ("disk.prefix_cache", machine.disk_tier, READABLE),
         ("config.file", machine.config_file, READABLE),

@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ..client.connection import TRANSPORT, Connections
-from ..client.http import HttpClient
+from ..client.connection import TRANSPORT, local_client
 from ..client.runtime_folder import differences, holder, identity, inspect, is_held
 from ..config import PREFIX, SETTINGS
 from ..engine.memory import memory_limit
@@ -54,7 +53,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
         yield Finding("memory.limit", "ok", summary)
 
 
-def wired(subject: Subject) -> Iterator[Finding]:
+def wired_memory(subject: Subject) -> Iterator[Finding]:
     if not subject.is_mac:
         return
     if limit := subject.wired():
@@ -161,10 +160,9 @@ def _free(folder: Path) -> int:
 
 def engine(subject: Subject) -> Iterator[Finding]:
     """Whether it is healthy, and whether a new engine would be the same. Starts none."""
-    connections = Connections(subject.environ)
-    client = connections.client(None, None)
-    if not isinstance(client, HttpClient):
+    if subject.environ.get(TRANSPORT) == "in_process":
         return  # a thread of the process that uses it
+    client = local_client(subject.environ)
     lock, log = subject.runtime.lock, subject.runtime.log
     try:
         yield from engine_report(client.health(), subject)
@@ -178,7 +176,7 @@ def engine(subject: Subject) -> Iterator[Finding]:
         else:
             yield Finding("engine.running", "ok", "none runs; the first request starts one")
     finally:
-        connections.close()
+        client.close()
 
 
 def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
@@ -216,7 +214,7 @@ def config_file(subject: Subject) -> Iterator[Finding]:
     problems = list(_handler(content))
     for entry in entries:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
-        found = (*_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
+        found = (*_find_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
         problems += [Finding("config.entries", "fail", f"{name}: {a}", b) for a, b in found]
     yield from problems
     if not problems:
@@ -237,7 +235,7 @@ def _handler(content: Fields) -> Iterator[Finding]:
         yield Finding("config.handler", "fail", summary, f"did you mean {HANDLER!r}?")
 
 
-def _misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
+def _find_misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
     """Summaries with remedies."""
     for part in ("litellm_params", "model_info"):
         for name in _fields(entry.get(part)).keys() & OPTIONS:

@@ -69,10 +69,6 @@ def found(subject: Subject) -> Iterator[Finding]:
     """Raises the errors of the search."""
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
-    elif subject.model is not None and subject.offline:
-        summary = f"{subject.model} is not on this machine, and the Hub is not asked offline"
-        remedy = "go online, or name a model that is here (`demo` always is)"
-        yield Finding("model.found", "fail", summary, remedy)
     elif subject.model is not None:
         weights = size(subject.checkpoint.weight_bytes)
         summary = f"{subject.model} is on the Hub: the first request downloads {weights}"

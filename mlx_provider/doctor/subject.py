@@ -52,7 +52,6 @@ class Subject:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     home: Path = field(default_factory=Path.home)
     working_folder: Path = Path()
-    offline: bool = False
     is_mac: bool = sys.platform == "darwin"
     installed: Callable[[str], str | None] = installed_version
     """`None`: not installed."""

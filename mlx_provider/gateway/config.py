@@ -138,20 +138,22 @@ def config_text(served: Served, limited_by: str = "") -> str:
 
     head = f"# A LiteLLM proxy for a local model. Start it: {START}"
     notes = NOTES | {"max_input_tokens": limited_by}
-    config = served_config(served, AGENTS)
+    config, lines = served_config(served, AGENTS), [head]
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)
-    return "\n".join([head, *_annotate(text.splitlines(), notes)]) + "\n"
+    for line in text.splitlines():
+        note = notes.pop(line.strip(" -").partition(":")[0], "")
+        lines.append(f"{line}  # {note}" if note else line)
+    return "\n".join(lines) + "\n"
 
 
 def env_text() -> str:
-    lines = [
-        f"LITELLM_MASTER_KEY={master_key()}",
-        "# Otherwise each start downloads a price list.",
-        "LITELLM_LOCAL_MODEL_COST_MAP=True",
-        "# Seconds; default 5. With --num_workers, uvicorn kills a worker that imports for longer.",
-        "TIMEOUT_WORKER_HEALTHCHECK=60",
-    ]
-    return "\n".join(lines) + "\n"
+    return f"""\
+LITELLM_MASTER_KEY={master_key()}
+# Otherwise each start downloads a price list.
+LITELLM_LOCAL_MODEL_COST_MAP=True
+# Seconds; default 5. With --num_workers, uvicorn kills a worker that imports for longer.
+TIMEOUT_WORKER_HEALTHCHECK=60
+"""
 
 
 def write_pair(folder: Path, served: Served, *, limited_by: str, force: bool) -> list[Path]:
@@ -162,24 +164,13 @@ def write_pair(folder: Path, served: Served, *, limited_by: str, force: bool) ->
     if there and not force:
         raise BadRequest(f"{' and '.join(there)} would be overwritten: add --force to allow it")
     for path, content in zip(paths, contents.values(), strict=True):
-        _write(path, content, 0o600 if path.name == ENV else 0o644)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # a new file, so that no process holds the old one open
+            with os.fdopen(create_own(path), "w", encoding="utf-8") as file:
+                file.write(content)
+            if path.name != ENV:
+                path.chmod(0o644)
+        except OSError as error:
+            raise BadRequest(f"{path} cannot be written: {error.strerror}") from None
     return paths
-
-
-def _write(path: Path, content: str, mode: int) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a new file, so that no process holds the old one open
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
-    except OSError as error:
-        raise BadRequest(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _annotate(lines: list[str], notes: Mapping[str, str]) -> list[str]:
-    left = dict(notes)
-    return [
-        f"{line}  # {note}" if (note := left.pop(line.strip(" -").partition(":")[0], "")) else line
-        for line in lines
-    ]

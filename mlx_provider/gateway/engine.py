@@ -23,8 +23,8 @@ from ..client.messages import Address
 from ..client.runtime_folder import EngineLock
 from ..config import PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
-from ..protocol.events import Done, Failed, Usage
-from ..protocol.health import Figures, Health
+from ..protocol.events import Failed
+from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
 from .proxy import Proxy, master_key, require_proxy, start_proxy
@@ -40,7 +40,7 @@ LEAST_TOKENS = 1000
 """Of a prompt that is shown. Agents ask for a title with fewer."""
 Tell = Callable[[str, str], None]
 """(phase, message) for the user."""
-ReadFigures = Callable[[], Figures]
+ReadStats = Callable[[], Stats]
 START_LIMIT = 20.0
 
 
@@ -49,20 +49,20 @@ def warm_up(engine: EngineClient, model: str, context: int | None = None) -> Non
     `context_length`, so that the same entry is loaded as later. Raises the errors of the load."""
     messages = [{"role": "user", "content": "Hi"}]
     options = ModelOptions(context_length=context)
-    answered(engine, GenerateRequest(model=model, messages=messages, max_tokens=1, options=options))
+    request = GenerateRequest(model=model, messages=messages, max_tokens=1, options=options)
+    run_request(engine, request)
 
 
-def answered(engine: EngineClient, request: GenerateRequest) -> Usage:
-    generation, usage = engine.submit(request), Usage(prompt_tokens=0, completion_tokens=0)
+def run_request(engine: EngineClient, request: GenerateRequest) -> None:
+    """Waits for the end of its reply. Raises its error."""
+    generation = engine.submit(request)
     try:
         while events := generation.get():
             for event in events:
                 if isinstance(event, Failed):
                     raise event.error.exception()
-                usage = event.usage if isinstance(event, Done) else usage
     finally:
         generation.close()
-    return usage
 
 
 def end_engine(engine: EngineClient) -> None:
@@ -130,7 +130,7 @@ def _watching(run: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 @contextmanager
-def show_load(figures: ReadFigures, tell: Tell, patience: float = PATIENCE) -> Iterator[None]:
+def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Iterator[None]:
     """Report loads and measurements during the block that take longer than `patience` seconds."""
 
     def run(over: threading.Event) -> None:
@@ -138,7 +138,7 @@ def show_load(figures: ReadFigures, tell: Tell, patience: float = PATIENCE) -> I
         while not over.wait(patience):
             now = time.monotonic()
             try:
-                text = "; ".join(each.summary for each in figures().loading)
+                text = "; ".join(each.summary for each in stats().loading)
             except EngineUnavailable:
                 text = "the engine process starts"
             if text and (text != last or now - at > AGAIN):
@@ -176,7 +176,7 @@ def watch_engine(
 
 @contextmanager
 def show_prefill(
-    figures: ReadFigures, screen: TextIO, every: float = EVERY, patience: float = PATIENCE
+    stats: ReadStats, screen: TextIO, every: float = EVERY, patience: float = PATIENCE
 ) -> Iterator[None]:
     """Show the progress of the first prompt during the block; every `patience` seconds if `screen`
     is no terminal, else in one line, which is finally cleared."""
@@ -185,7 +185,7 @@ def show_prefill(
         last = ""
         while not over.wait(every if screen.isatty() else patience):
             try:
-                requests = figures().requests
+                requests = stats().requests
             except MLXProviderError:
                 break
             large = [each for each in requests if each.prompt_tokens >= LEAST_TOKENS]
@@ -224,13 +224,13 @@ def is_line_mode(screen: TextIO) -> bool:
 
 
 @dataclass(frozen=True)
-class Apart:
+class SeparateGateway:
     proxy: Proxy
     engine: EngineClient
 
 
 @contextmanager
-def engine_apart(
+def separate_engine(
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[EngineClient, dict[str, str]]]:
     """An engine that starts at its first request and ends with the block (if this process is
@@ -256,16 +256,16 @@ def engine_apart(
 
 
 @contextmanager
-def gateway_apart(
+def separate_gateway(
     config: Mapping[str, Any], environ: Mapping[str, str] = os.environ
-) -> Iterator[Apart]:
-    """A proxy for `config` in front of `engine_apart`; both end with the block. Does not wait for
-    the proxy. Raises `NotInstalled` or `EngineUnavailable`."""
+) -> Iterator[SeparateGateway]:
+    """A proxy for `config` before `separate_engine`; both end with the block. Does not wait for the
+    proxy. Raises `NotInstalled` or `EngineUnavailable`."""
     require_proxy()
-    with engine_apart(environ) as (engine, own), ExitStack() as ending:
+    with separate_engine(environ) as (engine, own), ExitStack() as ending:
         proxy = start_proxy(write_config(config, Path(own[PREFIX + "RUNTIME_DIR"])), own)
         ending.callback(proxy.stop)
-        yield Apart(proxy, engine)
+        yield SeparateGateway(proxy, engine)
 
 
 def _end_for_good(engine: EngineClient, lock: Path) -> None:
@@ -286,7 +286,7 @@ def start_both(
     begun, pool = time.monotonic(), ThreadPoolExecutor(1, thread_name_prefix="warm-up")
     warm = pool.submit(warm_up, engine, served.model, served.options().get("context_length"))
     pool.shutdown(wait=False)
-    with show_load(engine.figures, tell):
+    with show_load(engine.stats, tell):
         proxy = start()
         warm.result()
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
@@ -301,7 +301,7 @@ def open_listener(
     """Load the model and open a listener, which `ending` closes. Returns its URL and key. Raises
     the errors of the load."""
     begun, key = time.monotonic(), master_key()
-    with show_load(engine.figures, tell):
+    with show_load(engine.stats, tell):
         warm_up(engine, served.model, served.options().get("context_length"))
     wanted = {"key": key, "model": served.model, "max_tokens": served.output}
     url, stream = engine.open_listener(wanted | {"options": served.options()})

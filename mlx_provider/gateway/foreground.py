@@ -21,10 +21,6 @@ class Ended(KeyboardInterrupt):
         self.number = number
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise Ended(number)
-
-
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     before = {number: signal.signal(number, handler) for number in PASSED_ON}
@@ -37,7 +33,11 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 def ending_by_signal() -> AbstractContextManager[None]:
     """Signals that end a process raise `Ended` in the main thread, so that clean-ups run."""
-    return _handling(_raise)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    return _handling(end)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:

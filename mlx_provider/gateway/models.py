@@ -49,10 +49,6 @@ class Machine:
     """Its memory is fast enough for weights of any size."""
     gpu: bool = True
 
-    @property
-    def label(self) -> str:
-        return f"{self.chip}, {self.memory / 1e9:.0f} GB"
-
 
 def table() -> tuple[date, list[Recommended]]:
     path = Path(__file__).with_name("recommended.toml")
@@ -81,7 +77,10 @@ def this_machine(run: Run | None = None, system: str = platform.system()) -> Mac
         name, _, memory = run(asked).partition("\n")[0].rpartition(",")
         if memory.strip().isdigit():
             return Machine(name, int(memory) * 2**20, wide=True)
-    return Machine(_processor(), host, wide=False, gpu=False)
+    source = Path("/proc/cpuinfo")
+    lines = source.read_text(encoding="utf-8").splitlines() if source.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return Machine(next(names, "a CPU"), host, wide=False, gpu=False)
 
 
 def _output(command: Sequence[str]) -> str:
@@ -89,13 +88,6 @@ def _output(command: Sequence[str]) -> str:
         return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def _processor() -> str:
-    source = Path("/proc/cpuinfo")
-    lines = source.read_text(encoding="utf-8").splitlines() if source.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "a CPU")
 
 
 LEAST_CONTEXT_TOKENS = 16_384
@@ -222,21 +214,21 @@ def require_prompt_fits(found: Candidate, client: Client) -> None:
 def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:
     """Raise `BadRequest` with the sizes if the model leaves too little context for agents; the
     context that a user requests (`wanted`) may be small."""
-    figures = (
+    sizes = (
         f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
         f"tokens in the {size(memory)} that the engine may use"
     )
     if wanted is not None and found.context < wanted:
-        raise BadRequest(f"{found.model}: {figures}, not of {wanted:,}", param="context")
+        raise BadRequest(f"{found.model}: {sizes}, not of {wanted:,}", param="context")
     if wanted is None and not found.fits:
         raise BadRequest(
-            f"{found.model} does not fit: {figures}; coding agents need {LEAST_CONTEXT_TOKENS:,}. "
+            f"{found.model} does not fit: {sizes}; coding agents need {LEAST_CONTEXT_TOKENS:,}. "
             "Choose a smaller model",
             param="model",
         )
 
 
-def chosen(
+def choose(
     model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
     found = named_or_best(model, registry, memory, wanted)
@@ -255,7 +247,7 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
 
 
-def recommended(registry: PluginRegistry, memory: int) -> dict[str, int]:
+def recommend(registry: PluginRegistry, memory: int) -> dict[str, int]:
     """About how many bytes by Hub id, if the weights fit, largest first."""
     named = [(each.name, each.weights) for each in table()[1]]
     families = registry.model_families.values()

@@ -81,8 +81,8 @@ def _profile(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
         profile = make(gateway)
         if isinstance(profile, Profile):
             return profile
-        raise PluginError(f"gave {type(profile).__name__}, not Profile")
-    why = isolation.fault.summary if isolation.fault is not None else ""
+    fault = isolation.fault
+    why = f"gave {type(profile).__name__}, not Profile" if fault is None else fault.summary
     raise PluginError(f"client {client.name!r}: its profile failed: {why}")
 
 

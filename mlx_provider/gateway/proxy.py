@@ -59,14 +59,17 @@ class Proxy:
 
     def wait_ready(self) -> None:
         """Raises `EngineUnavailable` with the log's last lines."""
-        deadline = time.monotonic() + START_LIMIT
+        deadline, what = time.monotonic() + START_LIMIT, f"does not answer after {START_LIMIT:g} s"
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise self._failure(f"ended with exit code {self.process.returncode}")
+                what = f"ended with exit code {self.process.returncode}"
+                break
             if is_ready(self.url):
                 return
             time.sleep(POLL)
-        raise self._failure(f"does not answer after {START_LIMIT:g} s")
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
+        raise EngineUnavailable(f"the LiteLLM proxy {what}: {summary}")
 
     def answer_once(self, model: str, limit: float) -> None:
         """Generate one token, within `limit` seconds. Raises `EngineUnavailable`."""
@@ -85,11 +88,6 @@ class Proxy:
             raise EngineUnavailable(f"the proxy does not answer: {error}; see {self.log}") from None
         if not answer.is_success:
             raise EngineUnavailable(f"the proxy answers {answer.status_code}: {answer.text[:500]}")
-
-    def _failure(self, what: str) -> EngineUnavailable:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
-        return EngineUnavailable(f"the LiteLLM proxy {what}: {summary}")
 
 
 def is_ready(url: str) -> bool:

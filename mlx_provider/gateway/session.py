@@ -103,7 +103,7 @@ class Launch:
             then += f"; see {runtime(self.environ).log}"
             watched = watch_engine(engine.health, then, sys.stderr, tell)
             try:
-                with watched, show_prefill(engine.figures, sys.stderr):
+                with watched, show_prefill(engine.stats, sys.stderr):
                     return foreground.run(prepared.command, prepared.environment(self.environ))
             except OSError as error:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None

@@ -1,5 +1,5 @@
-"""The state of an engine, and its live statistics (`GET /v1/figures`), without text of prompts or
-replies. Units: bytes, seconds, tokens. `ago`: seconds before `Figures.at`."""
+"""The state of an engine, and its live statistics (`GET /v1/stats`), without text of prompts or
+replies. Units: bytes, seconds, tokens. `ago`: seconds before `Stats.at`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ nothing stored begins like it; `diverged`: it differs from what is stored; `no_s
 computed, but a pass cannot continue from there."""
 
 
-class _Figures(BaseModel):
+class _Stats(BaseModel):
     model_config = ConfigDict(frozen=True)  # a reader ignores unknown fields
 
 
-class RequestFigures(_Figures):
+class RequestStats(_Stats):
     id: str
     model: str
     """As in the request that loaded it: a Hub id, a path, `demo`."""
@@ -39,7 +39,7 @@ class RequestFigures(_Figures):
     queued: float = 0.0
 
 
-class LoadingFigures(_Figures):
+class LoadingStats(_Stats):
     model: str
     """The folder's name."""
     what: str
@@ -56,7 +56,7 @@ class LoadingFigures(_Figures):
         return f"{self.model}: {self.what}{steps}"
 
 
-class StepFigures(_Figures):
+class StepStats(_Stats):
     ago: float
     seconds: float
     rows: int
@@ -65,14 +65,14 @@ class StepFigures(_Figures):
     mixed: bool
 
 
-class EngineFigures(_Figures):
+class EngineStats(_Stats):
     model: str
     kind: str = ""
     layout: str
     mixes: bool
     queued: int
     rows: int
-    steps: list[StepFigures] = Field(default_factory=list)
+    steps: list[StepStats] = Field(default_factory=list)
     """Of the last seconds, oldest first."""
     step_median: float = 0.0
     """Median and (`step_longest`) maximum, seconds."""
@@ -86,7 +86,7 @@ class EngineFigures(_Figures):
     """Prompt tokens prefilled before their request arrived, while tools ran."""
 
 
-class PrefixNode(_Figures):
+class PrefixNode(_Stats):
     depth: int
     start: int
     tokens: int
@@ -96,7 +96,7 @@ class PrefixNode(_Figures):
     """A row can continue from its end."""
 
 
-class Lookup(_Figures):
+class Lookup(_Stats):
     request: str
     ago: float
     prompt_tokens: int
@@ -105,7 +105,7 @@ class Lookup(_Figures):
     reason: MissReason
 
 
-class PrefixCacheFigures(_Figures):
+class PrefixCacheStats(_Stats):
     entries: int = 0
     nodes: int = 0
     bytes: int = 0
@@ -126,7 +126,7 @@ class PrefixCacheFigures(_Figures):
     recent: list[Lookup] = Field(default_factory=list)
 
 
-class ModelMemory(_Figures):
+class ModelMemory(_Stats):
     model: str
     weights: int
     drafters: int = 0
@@ -140,7 +140,7 @@ class ModelMemory(_Figures):
 OF_MODELS = tuple(name for name in ModelMemory.model_fields if name != "model")
 
 
-class MemoryFigures(_Figures):
+class MemoryStats(_Stats):
     limit: int = 0
     active: int = 0
     pool: int = 0
@@ -157,7 +157,7 @@ class MemoryFigures(_Figures):
         return found | {"prefix_cache": self.prefix_cache, "media": self.media, "pool": self.pool}
 
 
-class Figures(_Figures):
+class Stats(_Stats):
     """Parts can differ by one step."""
 
     at: float
@@ -165,11 +165,11 @@ class Figures(_Figures):
     version: str
     device: str
     pid: int
-    requests: list[RequestFigures] = Field(default_factory=list)
-    engines: list[EngineFigures] = Field(default_factory=list)
-    loading: list[LoadingFigures] = Field(default_factory=list)
-    prefix_cache: PrefixCacheFigures = PrefixCacheFigures()
-    memory: MemoryFigures = MemoryFigures()
+    requests: list[RequestStats] = Field(default_factory=list)
+    engines: list[EngineStats] = Field(default_factory=list)
+    loading: list[LoadingStats] = Field(default_factory=list)
+    prefix_cache: PrefixCacheStats = PrefixCacheStats()
+    memory: MemoryStats = MemoryStats()
 
     def waiting(self) -> int:
         return sum(each.state in ("preparing", "queued") for each in self.requests)

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..config import PREFIX
-
 if TYPE_CHECKING:
     from .run import BuildService
 
@@ -22,23 +20,11 @@ def main(
     """Returns the exit code. `fixed`: see `run.serve`."""
     from .run import ServeOptions, serve
 
-    parser = argparse.ArgumentParser(prog="python -m mlx_provider.server", description=__doc__)
-    parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--host", help="address to listen on; default with --port: 127.0.0.1")
-    parser.add_argument("--port", type=int, help="port to listen on; default with --host: 8080")
-    parser.add_argument(
-        "--api-key-file",
-        type=Path,
-        help="file with the key that clients on TCP must send, or lines NAME KEY for several "
-        f"tenants (else {PREFIX}API_KEY, else one is made and kept)",
-    )
-    parser.add_argument(
-        "--drain",
-        type=float,
-        default=0.0,
-        help="seconds that requests may take to end after a stop signal (on TCP)",
-    )
+    parser = argparse.ArgumentParser(description="as `mlx-provider serve`")
+    for name, kind in (("host", str), ("port", int), ("api-key-file", Path), ("drain", float)):
+        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
+    for name in ("lock-fd", "ready-fd"):
+        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
     return serve(ServeOptions(**vars(parser.parse_args(arguments))), build, fixed)
 
 

@@ -155,7 +155,7 @@ def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.ke
     return Path(base).expanduser() / "mlx-provider" / name
 
 
-def ensure_key(file: Path, remedy: str = "name a file that holds one") -> str:
+def ensure_key(file: Path, remedy: str) -> str:
     """Creates the file if missing. Raises `BadRequest` as `read_key`, `EngineUnavailable` with the
     remedy if it cannot be created."""
     try:

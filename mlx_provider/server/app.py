@@ -26,10 +26,10 @@ from ..serving.hub import on_this_machine
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import FOUND, Gate, Key, OperatorsAlone, error_response, own_names, owner_of
-from .figures import HEARTBEAT, FiguresRoute, ListenerRequest, ListenerRoute, until_stopped
 from .generate import Count, Generate, Reader, foreign, own
 from .handover import Activity, Handover, OutOfDate
 from .incoming import NDJSON, Bodies, Incoming
+from .stats import HEARTBEAT, ListenerRequest, ListenerRoute, StatsRoute, until_stopped
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
@@ -77,7 +77,7 @@ class EngineApp:
 
     def _routes(self, *, remote: bool) -> list[Route]:
         incoming = self._incoming(_sender if remote else lambda scope, tenant: {})
-        figures = FiguresRoute(self._service, self.stopping)
+        stats = StatsRoute(self._service, self.stopping)
         alone = [Middleware(OperatorsAlone)]
         owners = [
             _post("/v1/stop", self.handover.__call__),
@@ -92,7 +92,7 @@ class EngineApp:
             _post("/detokenize", Count(incoming, foreign(ROUTES["/detokenize"]), self._detokenize)),
             Route("/v1/attach", self._attach),
             Route("/health", self._health),
-            Route("/v1/figures", figures.__call__, middleware=alone),
+            Route("/v1/stats", stats.__call__, middleware=alone),
             Route("/metrics", self._metrics, middleware=alone),
             Route("/cache", self._cache, middleware=alone),
             Route("/cache", self._clear, methods=["DELETE"], middleware=alone),
@@ -102,7 +102,7 @@ class EngineApp:
         return Incoming(self.activity, self._bodies, marks, self.handover.admit)
 
     def _answer(self, incoming: Incoming, read: Reader) -> Generate:
-        return Generate(self._service, incoming, self.stopping, read=read)
+        return Generate(self._service, incoming, self.stopping, read)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
         counts = {
@@ -150,7 +150,7 @@ class EngineApp:
         return StreamingResponse(self._attachment_lines(request.scope), media_type=NDJSON)
 
     async def _attachment_lines(self, scope: Scope) -> AsyncIterator[bytes]:
-        with self.activity.attached():
+        with self.activity.attach():
             yield self._state_for(scope).model_dump_json().encode() + b"\n"
             async for _ in until_stopped(self.stopping, HEARTBEAT):
                 yield b"\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,12 @@ if TYPE_CHECKING:
     from ..serving.service import ChatService
 
 
+@dataclass(frozen=True)
 class Count:
-    """`answer`: makes the JSON of the reply, in a thread."""
-
-    def __init__(
-        self, incoming: Incoming, read: Reader, answer: Callable[[GenerateRequest], dict[str, Any]]
-    ) -> None:
-        self._incoming = incoming
-        self._read = read
-        self._answer = answer
+    _incoming: Incoming
+    _read: Reader
+    _answer: Callable[[GenerateRequest], dict[str, Any]]
+    """Makes the JSON of the reply, in a thread."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -99,19 +97,12 @@ def foreign(read_body: Read) -> Reader:
     return read
 
 
+@dataclass(frozen=True)
 class Generate:
-    def __init__(
-        self,
-        service: ChatService,
-        incoming: Incoming,
-        stopping: anyio.Event,
-        *,
-        read: Reader,
-    ) -> None:
-        self._read = read
-        self._service = service
-        self._incoming = incoming
-        self._stopping = stopping
+    _service: ChatService
+    _incoming: Incoming
+    _stopping: anyio.Event
+    _read: Reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -172,14 +163,11 @@ class _Answer:
             if generation is not None:
                 generation.close()
         if failure is not None:
-            await self._refusal_response(failure, scope["path"])(scope, receive, send)
-
-    def _refusal_response(self, error: MLXProviderError, path: str) -> Response:
-        stream = self._refusal(error) if self._refusal is not None else b""
-        if stream:
-            return Response(stream, media_type=api.MEDIA_TYPE)
-        closing = {"connection": "close"} if self._stopping.is_set() else None
-        return error_response(error, closing, path)
+            closing = {"connection": "close"} if self._stopping.is_set() else None
+            response: Response = error_response(failure, closing, scope["path"])
+            if self._refusal is not None and (stream := self._refusal(failure)):
+                response = Response(stream, media_type=api.MEDIA_TYPE)
+            await response(scope, receive, send)
 
     async def _watch_client(self, receive: Receive, group: TaskGroup) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -54,7 +54,7 @@ class Activity:
         self._since = time.monotonic()
 
     @contextmanager
-    def attached(self) -> Iterator[None]:
+    def attach(self) -> Iterator[None]:
         self.clients += 1
         try:
             yield

@@ -210,7 +210,7 @@ class Incoming:
         Counts as admitted until the caller's next `await`. Raises the errors of `parse`,
         `Bodies.read` and `admit`."""
         with ExitStack() as undo:
-            with self.activity.attached():  # may take longer than the idle limit
+            with self.activity.attach():  # may take longer than the idle limit
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
                 parsed = await self._parse(parse, body)

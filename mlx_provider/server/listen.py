@@ -100,9 +100,12 @@ def listen_tcp(host: str, port: int) -> Listener:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise EngineUnavailable(_why(host, port, error)) from None
-    shown = f"[{host}]" if ":" in host else host
-    return Listener(listener, f"http://{shown}:{listener.getsockname()[1]}")
+        why = f"cannot listen on port {port} of {host}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            why = f"port {port} on {host} is in use: choose another with --port"
+        raise EngineUnavailable(why) from None
+    name = f"[{host}]" if ":" in host else host
+    return Listener(listener, f"http://{name}:{listener.getsockname()[1]}")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -111,9 +114,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _why(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use: choose another with --port"
-    return f"cannot listen on port {port} of {host}: {error.strerror}"

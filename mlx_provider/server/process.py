@@ -29,8 +29,8 @@ from ..errors import EngineUnavailable
 from ..protocol.event_queue import Put
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
-from .figures import OpenListener
 from .listen import BACKLOG, Listener, listen_tcp
+from .stats import OpenListener
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
@@ -71,25 +71,17 @@ class StayAwake:
 
 
 class MemoryPressure:
-    def __init__(
-        self,
-        level: Callable[[], int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._level = level or pressure_level
-        self._clock = clock
+    def __init__(self) -> None:
         self._next = 0.0
 
-    def share_to_keep(self) -> float | None:
+    def share_to_keep(self, level: int, now: float) -> float | None:
         """`None`: keep all."""
-        level = self._level()
         if level <= NORMAL:
             self._next = 0.0
-            return None
-        if self._clock() < self._next:
-            return None
-        self._next = self._clock() + AGAIN_SECONDS
-        return 0.0 if level >= CRITICAL else 0.5
+        elif now >= self._next:
+            self._next = now + AGAIN_SECONDS
+            return 0.0 if level >= CRITICAL else 0.5
+        return None
 
 
 def pressure_level() -> int:
@@ -112,9 +104,7 @@ class LoopDelivery:
     def __call__(self, put: Put) -> None:
         try:
             self._loop.call_soon_threadsafe(put)
-        except (
-            RuntimeError
-        ):  # the loop has ended, so there is no reader, and no waiting thread either
+        except RuntimeError:  # the loop has ended, so nobody reads or waits
             put()
 
 
@@ -181,18 +171,14 @@ class EngineServer(uvicorn.Server):
 
         return OpenListener(listener.address, close)
 
-    async def _await_drain(self) -> None:
-        for _ in range(round(self._drain / DRAIN_POLL)):
-            if not self._app.activity.requests or self._hurry:
-                return
-            await asyncio.sleep(DRAIN_POLL)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, end open ones with a typed error, write replies, close."""
         self._listener.remove()
         for server in self.servers:
             server.close()
-        await self._await_drain()
+        for _ in range(round(self._drain / DRAIN_POLL)):
+            if self._app.activity.requests and not self._hurry:
+                await asyncio.sleep(DRAIN_POLL)
         self._app.stop()
         with anyio.move_on_after(CLOSE_LIMIT):
             await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
@@ -240,7 +226,8 @@ class EngineServer(uvicorn.Server):
             if self.should_exit:
                 return
             awake.update(busy=bool(activity.requests))
-            if (share := pressure.share_to_keep()) is not None:
+            share = pressure.share_to_keep(pressure_level(), time.monotonic())
+            if share is not None:
                 logger.warning("memory is short: the prefix cache keeps %d %%", 100 * share)
                 self._service.cache_shrink(share)
             if idle_limit is not None and activity.idle() > idle_limit:

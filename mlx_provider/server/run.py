@@ -18,7 +18,6 @@ from ..client.connection import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, prepare
 from ..config import (
     EngineSettings,
-    Runtime,
     engine_settings,
     home_state,
     runtime,
@@ -127,7 +126,13 @@ def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildSer
     prepare(here)
     if options.ready_fd is not None:  # a client started it, with its output in this file
         limit_log(here.log)
-    lock = _lock(options, here)
+    if options.lock_fd is not None:
+        lock = EngineLock.inherit(options.lock_fd)
+    elif (free := EngineLock.try_take(here.lock)) is not None:
+        lock = free
+    else:
+        running = holder(here.lock)
+        raise EngineUnavailable(f"an engine already runs in {here.folder} (process {running})")
     try:
         lock.sign()
         idle_limit = settings.idle_timeout if options.lock_fd is not None else None
@@ -146,17 +151,6 @@ def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildServ
     asyncio.run(_run(options, settings, build, None, lambda: listener, app, f" · key: {place}"))
 
 
-def _lock(options: ServeOptions, here: Runtime) -> EngineLock:
-    if options.lock_fd is not None:
-        return EngineLock.inherited(options.lock_fd)
-    lock = EngineLock.try_take(here.lock)
-    if lock is None:
-        raise EngineUnavailable(
-            f"an engine already runs in {here.folder} (process {holder(here.lock)})"
-        )
-    return lock
-
-
 async def _run(
     options: ServeOptions,
     settings: EngineSettings,
@@ -173,12 +167,8 @@ async def _run(
     except MLXProviderError:
         service.close()
         raise
-    app = make_app(
-        service,
-        blas=active(),
-        body_bytes=settings.body_bytes,
-        out_of_date=out_of_date,
-    )
+    body_bytes = settings.body_bytes
+    app = make_app(service, blas=active(), body_bytes=body_bytes, out_of_date=out_of_date)
     ready = partial(_ready, options, listener, app, note)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
     await server.run_until_stopped(idle_limit)

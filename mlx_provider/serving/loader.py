@@ -31,7 +31,7 @@ from ..errors import (
 from ..families.checkpoint import named_template, read_json
 from ..families.tokenizer.template_probe import try_template
 from ..isolation import LOG, Fault, Isolation
-from ..protocol.health import LoadingFigures
+from ..protocol.health import LoadingStats
 from ..protocol.requests import ModelOptions
 from ..records import (
     Function,
@@ -77,7 +77,7 @@ class LoadProgress:
     """What is loaded or measured now, for those who wait for a model. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._stages: dict[Callable[[], LoadingFigures], None] = {}
+        self._stages: dict[Callable[[], LoadingStats], None] = {}
 
     @contextmanager
     def stage(
@@ -85,9 +85,9 @@ class LoadProgress:
     ) -> Iterator[None]:
         """Report a stage during the block. `done` is called by other threads."""
 
-        def stats() -> LoadingFigures:
+        def stats() -> LoadingStats:
             reached = min(max(0, done()), total)
-            return LoadingFigures(model=model, what=what, done=reached, total=total, unit=unit)
+            return LoadingStats(model=model, what=what, done=reached, total=total, unit=unit)
 
         self._stages[stats] = None
         try:
@@ -95,7 +95,7 @@ class LoadProgress:
         finally:
             del self._stages[stats]
 
-    def figures(self) -> list[LoadingFigures]:
+    def stats(self) -> list[LoadingStats]:
         return [stats() for stats in list(self._stages)]
 
 

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..engine.step_output import Recorder
-from ..protocol.health import Figures, MemoryFigures
+from ..protocol.health import MemoryStats, Stats
 
 NAME = "mlx_provider"
 Sample = tuple[tuple[str, ...], float]
@@ -20,30 +20,30 @@ Sample = tuple[tuple[str, ...], float]
 class Gauges(Collector):
     """Keeps no state between scrapes, so a removed object disappears from the next one."""
 
-    def __init__(self, figures: Callable[[], Figures | None]) -> None:
-        self._figures = figures
+    def __init__(self, stats: Callable[[], Stats | None]) -> None:
+        self._stats = stats
 
     def describe(self) -> Iterable[Metric]:
         """Empty, because registration must not collect statistics."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        figures = self._figures()
-        if figures is None:
+        stats = self._stats()
+        if stats is None:
             return
-        sample = (figures.version, figures.device), 1
+        sample = (stats.version, stats.device), 1
         yield _gauge(
             "engine_info", "The engine process; always 1.", ("version", "device"), [sample]
         )
-        yield _gauge("requests", "Requests in flight.", ("model", "state"), _requests(figures))
-        for name, text, number in _numbers(figures):
+        yield _gauge("requests", "Requests in flight.", ("model", "state"), _requests(stats))
+        for name, text, number in _numbers(stats):
             yield _gauge(name, text, (), [((), number)])
-        yield from _of_drafters(figures)
-        yield from _of_memory(figures.memory)
+        yield from _of_drafters(stats)
+        yield from _of_memory(stats.memory)
 
 
-def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
-    engines, memory, cache = figures.engines, figures.memory, figures.prefix_cache
+def _numbers(stats: Stats) -> Iterator[tuple[str, str, float]]:
+    engines, memory, cache = stats.engines, stats.memory, stats.prefix_cache
     yield "requests_queued", "Requests that wait now.", sum(each.queued for each in engines)
     yield "requests_running", "Requests that run now.", sum(each.rows for each in engines)
     yield "models_loaded", "Models in memory.", len(memory.models)
@@ -55,11 +55,11 @@ def _numbers(figures: Figures) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_entries", "Stored paths.", cache.entries
 
 
-def _requests(figures: Figures) -> list[Sample]:
+def _requests(stats: Stats) -> list[Sample]:
     # the name of a model that is not loaded yet is the client's free text
-    named = {each.model for each in figures.engines}
+    named = {each.model for each in stats.engines}
     counted = Counter(
-        (each.model if each.model in named else "", each.state) for each in figures.requests
+        (each.model if each.model in named else "", each.state) for each in stats.requests
     )
     for model in named:
         for state in ("queued", "prefill", "decode"):
@@ -67,10 +67,10 @@ def _requests(figures: Figures) -> list[Sample]:
     return list(counted.items())
 
 
-def _of_drafters(figures: Figures) -> Iterator[Metric]:
+def _of_drafters(stats: Stats) -> Iterator[Metric]:
     drafted: Counter[tuple[str, ...]] = Counter()
     accepted: Counter[tuple[str, ...]] = Counter()
-    for each in figures.engines:
+    for each in stats.engines:
         if each.drafter:
             drafted[each.model, each.drafter] += each.drafted_tokens
             accepted[each.model, each.drafter] += each.accepted_tokens
@@ -82,7 +82,7 @@ def _of_drafters(figures: Figures) -> Iterator[Metric]:
     )
 
 
-def _of_memory(memory: MemoryFigures) -> Iterator[Metric]:
+def _of_memory(memory: MemoryStats) -> Iterator[Metric]:
     text = "Memory by owner; for rows and images the reserved memory."
     owners = [((owner,), nbytes) for owner, nbytes in memory.owners().items()]
     yield _gauge("memory_bytes", text, ("owner",), owners)
@@ -151,9 +151,9 @@ HISTOGRAMS: Mapping[str, tuple[str, Sequence[str], Sequence[str], Sequence[float
 
 
 class EngineMetrics(Recorder):
-    def __init__(self, figures: Callable[[], Figures | None] = lambda: None) -> None:
+    def __init__(self, stats: Callable[[], Stats | None] = lambda: None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=True)
-        registry.register(Gauges(figures))
+        registry.register(Gauges(stats))
         self._counters = {
             name: PrometheusCounter(name, text, labels, namespace=NAME, registry=registry)
             for name, (text, labels, _) in COUNTERS.items()

@@ -22,15 +22,15 @@ from ..engine.scheduling.scheduler import Budget
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied
-from ..protocol.health import PrefixCacheFigures
+from ..protocol.health import PrefixCacheStats
 from .load_queue import LoadQueue
 from .residents import MemoryLedger
 from .weights import Weights
 
 log = logging.getLogger(__name__)
 
-FIGURES_WAIT = 0.3
-NO_FIGURES = PrefixCacheFigures()
+STATS_WAIT = 0.3
+NO_STATS = PrefixCacheStats()
 
 
 class Prefixes:
@@ -52,8 +52,8 @@ class Prefixes:
         self._disk = folder, disk_bytes
         self._cache: PrefixCache | None = None
         ledger.in_use = lambda: self.in_use
-        self._newest = NO_FIGURES
-        self._pending: Future[PrefixCacheFigures] | None = None
+        self._newest = NO_STATS
+        self._pending: Future[PrefixCacheStats] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -64,13 +64,13 @@ class Prefixes:
         """Bytes that rows use, so that they cannot be evicted."""
         return self._cache.in_use if self._cache is not None else 0
 
-    def figures(self) -> PrefixCacheFigures:
+    def stats(self) -> PrefixCacheStats:
         """Never waits long for the engine thread: it then gives the previous ones."""
         if self._cache is None:
-            return NO_FIGURES
+            return NO_STATS
         try:
-            pending = self._pending = self._pending or self._worker.call(self._figures)
-            self._newest = pending.result(FIGURES_WAIT)
+            pending = self._pending = self._pending or self._worker.call(self._stats)
+            self._newest = pending.result(STATS_WAIT)
         except NotYet:
             return self._newest
         except (EngineDied, CancelledError):  # the next call asks a new engine thread
@@ -131,8 +131,8 @@ class Prefixes:
         self.evict_to(int(share * self.nbytes))
         mx.clear_cache()
 
-    def _figures(self) -> PrefixCacheFigures:
-        return NO_FIGURES if self._cache is None else self._cache.figures()
+    def _stats(self) -> PrefixCacheStats:
+        return NO_STATS if self._cache is None else self._cache.stats()
 
 
 @dataclass(frozen=True)

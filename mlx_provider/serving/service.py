@@ -34,11 +34,10 @@ from ..errors import (
 from ..isolation import Fault, Isolation, Trace
 from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
-from ..protocol.health import Figures, Health, PluginStatus
+from ..protocol.health import Health, PluginStatus, Stats
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..registry import PluginRegistry
 from ..upstream import blas
-from .figures import Active, Entry, InFlight, take
 from .metrics import EngineMetrics
 from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
@@ -46,6 +45,7 @@ from .permissions import Permissions, account, names_repository, read_permission
 from .prepared import prepare_embedding, prepare_generation, within_vocabulary
 from .prompt import Turn, prepare, prompt_text
 from .residents import Lease
+from .stats import Active, Entry, InFlight, take
 from .weights import ModelView
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class ChatService:
         self._permissions = Permissions(
             settings.model_roots, read_permissions(file) if file else {}
         )
-        self._recorder = EngineMetrics(self.figures)
+        self._recorder = EngineMetrics(self.stats)
         self._deliver = deliver
         self._worker = EngineWorker(self._take, self._fail_all)
         self._media = MediaRoom(settings.media_bytes, settings.max_queue)
@@ -280,13 +280,13 @@ class ChatService:
     def metrics(self) -> bytes:
         return self._recorder.exposition()
 
-    def figures(self) -> Figures:
+    def stats(self) -> Stats:
         """Waits briefly for the engine thread, never for the load of a model."""
         return take(
             self._in_flight.all(),
             self._models.queue.models(),
-            self._models.prefixes.figures(),
-            self._models.progress.figures(),
+            self._models.prefixes.stats(),
+            self._models.progress.stats(),
             device=device_name(),
             chosen_limit=self._settings.memory_limit,
             media=self._media.held,

@@ -1,4 +1,4 @@
-"""`mlx-provider bench`: measurements of the core from inside. No request uses this package."""
+"""`mlx-provider bench`: measurements that anyone can repeat. No request uses this package."""
 
 from __future__ import annotations
 

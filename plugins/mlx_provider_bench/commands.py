@@ -45,7 +45,6 @@ def speed(
 
 
 PrefixPart = StrEnum("PrefixPart", ["ttft", "conversation"])
-Dtype = StrEnum("Dtype", ["float32", "bfloat16", "float16"])
 
 
 def prefix(
@@ -66,18 +65,14 @@ def prefix(
     ] = None,
     document: Annotated[int, typer.Option(help="Tokens of the conversation's document.")] = 17_000,
     turns: Annotated[int, typer.Option(help="Turns of the conversation.")] = 6,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Expand the weights to it. Default: as they are.")
-    ] = None,
 ) -> None:
     """Measure what a stored prefix saves: time to first token, and a conversation."""
     preload()
     from .prefix_cache import Plan
     from .prefix_cache import bench as measure
 
-    plan = Plan(
-        model or Plan.models, tokens or Plan.sizes, dtype, document, turns, part or Plan.parts
-    )
+    sizes = tokens or Plan.sizes
+    plan = Plan(model or Plan.models, sizes, document, turns, part or Plan.parts)
     print_result(measure(plan, context.meta[PROGRESS]))
 
 

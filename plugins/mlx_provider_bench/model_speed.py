@@ -20,12 +20,12 @@ from mlx_provider.commands import (
     EngineClient,
     Failed,
     GenerateRequest,
-    engine_apart,
     folder_of,
+    separate_engine,
 )
 from mlx_provider.errors import MLXProviderError
 
-from .report import Result, print_rows, shown, surroundings
+from .report import Result, cell, print_rows, surroundings
 
 Messages = Sequence[dict[str, Any]]
 
@@ -73,6 +73,9 @@ class Answer:
     tokens: int
     prompt: int
     failure: str = ""
+    cached: int = 0
+    """Of the prompt's tokens."""
+    text: str = ""
 
     @property
     def pace(self) -> float:
@@ -91,29 +94,29 @@ def bench(plan: Plan, report: Callable[[str], None]) -> Result:
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
     total = len(plan.streams) * len(plan.prompts)
     report(f"an engine starts, loads {plan.model} and times its passes on this device")
-    with engine_apart() as (engine, _):
-        ask = partial(ask_together, engine, str(folder))
-        per_word = _ask(engine, str(folder), question("sample", SAMPLE), 1).prompt / SAMPLE
+    with separate_engine() as (engine, _):
+        together = partial(ask_together, engine, str(folder))
+        per_word = ask(engine, str(folder), question("sample", SAMPLE), 1).prompt / SAMPLE
         for count in plan.streams:
             report(f"streams: {count}; a short reply compiles kernels and is not measured")
-            ask([question(f"warming {count} {at}", SAMPLE) for at in range(count)], WARMING)
+            together([question(f"warming {count} {at}", SAMPLE) for at in range(count)], WARMING)
             for tokens in plan.prompts:
                 which = f"{len(result['rows']) + 1} of {total}"
                 report(f"{which}: streams: {count}, prompts of {tokens:,} tokens")
                 words = round(tokens / per_word)
                 asked = [question(f"{tokens} {count} {at}", words) for at in range(count)]
-                found = row(ask, asked, tokens, plan.reply)
-                report(f"{which}: {_figures(found)}")
+                found = row(together, asked, tokens, plan.reply)
+                report(f"{which}: {_summary(found)}")
                 result["rows"].append(found)
     print_rows(f"{plan.model}, {result['device']}", _TABLE, result["rows"])
     return result
 
 
-def _figures(row: Result) -> str:
+def _summary(row: Result) -> str:
     if why := row.get("failed"):
         return f"refused: {why}"
     known = {name: row[key] for name, key in list(_TABLE.items())[2:] if row.get(key) is not None}
-    return ", ".join(f"{name}: {shown(value)}" for name, value in known.items())
+    return ", ".join(f"{name}: {cell(value)}" for name, value in known.items())
 
 
 def row(ask: Ask, asked: Sequence[Messages], tokens: int, reply: int) -> Result:
@@ -140,7 +143,7 @@ def ask_together(
 ) -> list[Answer]:
     def one(messages: Messages) -> Answer:
         try:
-            return _ask(engine, model, messages, max_tokens)
+            return ask(engine, model, messages, max_tokens)
         except MLXProviderError as error:
             return Answer(0, 0, 0, 0, failure=error.message[:200])
 
@@ -151,21 +154,27 @@ def ask_together(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(engine: EngineClient, model: str, messages: Messages, max_tokens: int) -> Answer:
+def ask(
+    engine: EngineClient, model: str, messages: Messages, max_tokens: int, tenant: str | None = None
+) -> Answer:
     """Greedy. Raises the errors of the engine."""
-    began, first, usage = time.perf_counter(), None, None
-    asked = {"messages": messages, "max_tokens": max_tokens, "sampling": {"temperature": 0}}
-    generation = engine.submit(GenerateRequest.model_validate({"model": model, **asked}))
+    began, first, usage, text = time.perf_counter(), None, None, ""
+    fields = {"messages": messages, "max_tokens": max_tokens, "sampling": {"temperature": 0}}
+    request = GenerateRequest.model_validate({"model": model, "tenant": tenant, **fields})
+    generation = engine.submit(request)
     while events := generation.get():
         for event in events:
             if isinstance(event, Failed):
                 raise event.error.exception()
-            if isinstance(event, Delta) and event.reasoning + event.content and first is None:
-                first = time.perf_counter() - began
+            if isinstance(event, Delta) and (piece := event.reasoning + event.content):
+                first = time.perf_counter() - began if first is None else first
+                text += piece
             usage = event.usage if isinstance(event, Done) else usage
     total = time.perf_counter() - began
     tokens, prompt = (usage.completion_tokens, usage.prompt_tokens) if usage else (0, 0)
-    return Answer(total if first is None else first, total, tokens, prompt)
+    cached = usage.cached_tokens if usage else 0
+    first = total if first is None else first
+    return Answer(first, total, tokens, prompt, cached=cached, text=text)
 
 
 def failed(answers: Sequence[Answer]) -> str:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mlx_provider.records import LoadedModel
-
 Result = dict[str, Any]
 WIDTH = 150
 """Columns of a table that goes to a file."""
@@ -28,11 +26,6 @@ def surroundings(dtype: str) -> Result:
     }
 
 
-def size_of(model: LoadedModel) -> Result:
-    info = model.info
-    return {"model_type": info.model_type, "weights_bytes": info.weights_bytes}
-
-
 def against(measured: float, target: float, *, at_least: bool) -> Result:
     reached = measured >= target if at_least else measured <= target
     return {"measured": round(measured, 3), "target": target, "reached": reached}
@@ -49,7 +42,7 @@ def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Result]) -
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(shown(_at(row, key)) for key in columns.values()))
+        table.add_row(*(cell(_at(row, key)) for key in columns.values()))
     if table.row_count:
         console = Console(stderr=True)
         if not console.is_terminal:
@@ -63,7 +56,7 @@ def _at(row: Any, key: str) -> Any:
     return row
 
 
-def shown(value: object) -> str:
+def cell(value: object) -> str:
     """A cell: numbers short, a number with its target, nothing as a dash."""
     if isinstance(value, dict) and "target" in value:
         return f"{value['measured']:.3g} ({'ok' if value['reached'] else 'MISSED'})"

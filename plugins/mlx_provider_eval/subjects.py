@@ -19,18 +19,18 @@ from pydantic import ValidationError
 
 from mlx_provider.commands import (
     TIMEOUT,
-    Apart,
     GenerateRequest,
     ModelOptions,
     ModelStatus,
     PluginRegistry,
-    answered,
+    SeparateGateway,
     checkpoint,
     folder_of,
     full_name,
-    gateway_apart,
     installed_version,
     proxy_config,
+    run_request,
+    separate_gateway,
 )
 from mlx_provider.errors import BadRequest, EngineUnavailable, MLXProviderError
 
@@ -64,7 +64,7 @@ class Staged:
     subject: Subject
     name: str
     status: ModelStatus
-    apart: Apart
+    apart: SeparateGateway
 
     def count(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> int:
         """Tokens of the prompt, by the model's own template and tokenizer."""
@@ -150,7 +150,7 @@ def staging(
 
     Raises `NotInstalled` or `EngineUnavailable` if proxy or engine cannot start.
     """
-    with gateway_apart(_config(chosen), environ) as apart:
+    with separate_gateway(_config(chosen), environ) as apart:
         for number, subject in enumerate(chosen, 1):
             tell(subject.label)
             staged = _loaded(subject, f"subject-{number}", apart)
@@ -170,10 +170,10 @@ def _config(chosen: Sequence[Subject]) -> dict[str, Any]:
     return config
 
 
-def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Result:
+def _loaded(subject: Subject, name: str, apart: SeparateGateway) -> Staged | Result:
     before = _models(apart)
     try:
-        answered(apart.engine, _request(subject, HELLO, max_tokens=1))
+        run_request(apart.engine, _request(subject, HELLO, max_tokens=1))
     except EngineUnavailable:
         raise
     except MLXProviderError as error:
@@ -183,7 +183,7 @@ def _loaded(subject: Subject, name: str, apart: Apart) -> Staged | Result:
     return Staged(subject, name, added[-1], apart)
 
 
-def _models(apart: Apart) -> list[ModelStatus]:
+def _models(apart: SeparateGateway) -> list[ModelStatus]:
     try:
         return apart.engine.health().models
     except EngineUnavailable:  # the first request starts it

@@ -20,7 +20,7 @@ import pytest
 
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway.proxy import Proxy, free_port
-from mlx_provider.protocol.health import Figures, RequestFigures
+from mlx_provider.protocol.health import RequestStats, Stats
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
 MODULES = [path.stem for path in EXAMPLE.glob("*.py") if path.stem != "__main__"]
@@ -206,11 +206,11 @@ def test_ctrl_c_comes_in_the_middle_of_the_reply(
     """Not while the agent asks for a title, and not in the prefill."""
     with listening() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as its:
         for prompt, written, begun in ((700, 99, False), (8000, 9, False), (8000, 10, True)):
-            request = RequestFigures(
+            request = RequestStats(
                 id="1", model="m", state="decode", prompt_tokens=prompt, completion_tokens=written
             )
             line = (
-                Figures(version="1", device="cpu", pid=1, at=0.0, requests=[request])
+                Stats(version="1", device="cpu", pid=1, at=0.0, requests=[request])
                 .model_dump_json()
                 .encode()
             )

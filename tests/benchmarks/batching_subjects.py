@@ -7,11 +7,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mlx_provider.engine.execution.probe import probe
+from mlx_provider.commands import EngineSettings
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.probe import Probe, probe
+from mlx_provider.engine.scheduling.chunking import GRID
+from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
-from mlx_provider.testing.driver import TokenOutput, new_request
-from mlx_provider_bench.prefix_cache import server_engine
+from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
+
+WIDE = 2**50
+"""A memory budget that never matters here."""
+
+
+def size_of(model: LoadedModel) -> dict[str, Any]:
+    info = model.info
+    return {"model_type": info.model_type, "weights_bytes": info.weights_bytes}
+
+
+def server_engine(
+    model: LoadedModel, found: Probe, *, costs: Costs | None = None, **more: Any
+) -> Engine:
+    """With the limits of a server, and memory without end; measures its passes unless `costs` are
+    known."""
+    s = EngineSettings()
+    return new_engine(
+        model,
+        layout=found.layout,
+        mixes=found.mixes,
+        costs=costs or Costs(calibrate(model, model.make_cache, found).curve),
+        grid=GRID if found.memory.recurrent else 1,
+        max_chunk=s.max_chunk,
+        max_rows=s.max_rows,
+        reserve=s.output_reserve,
+        available=lambda: WIDE,
+        **more,
+    )
 
 
 @dataclass(eq=False)

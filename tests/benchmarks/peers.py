@@ -6,15 +6,15 @@ import base64
 import io
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from mlx_provider.errors import RequestFailed
 from mlx_provider_bench.model_speed import ORDER, WORDS
-from mlx_provider_bench.prefix_cache import Asked, words_of
+from random_weights import IMAGE_EDGE
 from servers import (
     Answer,
     Kind,
@@ -137,6 +137,31 @@ def image_part(seed: int, height: int, width: int) -> dict[str, Any]:
     Image.fromarray(tiny_pixels(seed, height, width)).save(file, "PNG")
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+@dataclass(frozen=True)
+class Asked:
+    document: str
+    question: str
+    image: int | None = None
+    """Seed of an image before the document."""
+    image_edge: int = IMAGE_EDGE
+    turns: tuple[tuple[str, str], ...] = ()
+
+    def asking(self, question: str) -> Asked:
+        return replace(self, question=question)
+
+    def followed_by(self, reply: str, question: str) -> Asked:
+        return replace(self, question=question, turns=(*self.turns, (self.question, reply)))
+
+
+def words_of(asked: Asked, image: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    opening: Any = asked.document
+    if asked.image is not None:
+        opening = [dict(image or {}), {"type": "text", "text": opening}]
+    turns = [text for turn in asked.turns for text in turn]
+    said = enumerate([opening, "I have read it.", *turns, asked.question])
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in said]
 
 
 def messages_of(asked: Asked) -> list[dict[str, Any]]:

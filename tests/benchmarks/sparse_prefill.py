@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from batching_subjects import server_engine, size_of
 from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
@@ -24,8 +25,7 @@ from mlx_provider.records import LoadedModel, Prompt, ScoresPrompts
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
-from mlx_provider_bench.prefix_cache import server_engine
-from mlx_provider_bench.report import Result, print_rows, size_of, surroundings
+from mlx_provider_bench.report import Result, print_rows, surroundings
 
 REPLY = 12
 LEAST = 256

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batch_generator import agreeing
-from batching_subjects import Job, TimedOutput
+from batching_subjects import Job, TimedOutput, server_engine, size_of
 from mlx_provider.commands import load_model
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
@@ -29,8 +29,7 @@ from mlx_provider.records.extensions import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import drafts_of
 from mlx_provider.testing.driver import new_request
-from mlx_provider_bench.prefix_cache import server_engine
-from mlx_provider_bench.report import Result, against, print_rows, size_of, surroundings
+from mlx_provider_bench.report import Result, against, print_rows, surroundings
 
 FLOOR = 0.97
 """Times the plain rate that no number of rows may fall below."""

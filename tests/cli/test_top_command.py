@@ -12,25 +12,25 @@ from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
 from mlx_provider.protocol.health import (
-    EngineFigures,
-    Figures,
+    EngineStats,
     Lookup,
-    MemoryFigures,
+    MemoryStats,
     ModelMemory,
-    PrefixCacheFigures,
+    PrefixCacheStats,
     PrefixNode,
-    RequestFigures,
-    StepFigures,
+    RequestStats,
+    Stats,
+    StepStats,
 )
 from mlx_provider.registry import PluginRegistry
 
-BUSY = Figures(
+BUSY = Stats(
     at=1e9,
     version="1.2.3",
     device="M9",
     pid=77,
     requests=[
-        RequestFigures(
+        RequestStats(
             id="chatcmpl-\x1b[31mred",
             model="qwen",
             state="decode",
@@ -41,17 +41,17 @@ BUSY = Figures(
             tokens_per_second=12.5,
             age=9.0,
         ),
-        RequestFigures(id="second", model="[red]qwen", state="queued", prompt_tokens=5, queued=2.0),
+        RequestStats(id="second", model="[red]qwen", state="queued", prompt_tokens=5, queued=2.0),
     ],
     engines=[
-        EngineFigures(
+        EngineStats(
             model="qwen",
             layout="grouped",
             mixes=True,
             queued=1,
             rows=1,
             steps=[
-                StepFigures(ago=1, seconds=0.05, rows=1, tokens=1, chunk=chunk, mixed=bool(chunk))
+                StepStats(ago=1, seconds=0.05, rows=1, tokens=1, chunk=chunk, mixed=bool(chunk))
                 for chunk in (0, 64, 512)
             ],
             step_median=0.05,
@@ -62,7 +62,7 @@ BUSY = Figures(
             accepted_tokens=7,
         )
     ],
-    prefix_cache=PrefixCacheFigures(
+    prefix_cache=PrefixCacheStats(
         entries=1,
         nodes=20,
         hit_rate=0.9,
@@ -75,7 +75,7 @@ BUSY = Figures(
             )
         ],
     ),
-    memory=MemoryFigures(
+    memory=MemoryStats(
         limit=2**34,
         active=2**33,
         prefix_cache=2**30,
@@ -84,8 +84,8 @@ BUSY = Figures(
 )  # fmt: skip
 
 
-class FiguresRoute(BaseHTTPRequestHandler):
-    """The engine's `/v1/figures`, with the key; a stream has three lines."""
+class StatsRoute(BaseHTTPRequestHandler):
+    """The engine's `/v1/stats`, with the key; a stream has three lines."""
 
     protocol_version = "HTTP/1.1"
     asked: list[str]
@@ -108,8 +108,8 @@ class FiguresRoute(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
-    FiguresRoute.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FiguresRoute)
+    StatsRoute.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StatsRoute)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -148,11 +148,11 @@ def test_once(engine: str) -> None:
 def test_json_once_and_as_lines(engine: str) -> None:
     code, shown = run(engine, "--once", "--json")
     assert code == 0
-    assert Figures.model_validate_json(shown) == BUSY
+    assert Stats.model_validate_json(shown) == BUSY
     code, shown = run(engine, "--json", "--every", "0.5")
     assert code == 0
-    assert [Figures.model_validate_json(line) for line in shown.splitlines()] == [BUSY] * 3
-    assert FiguresRoute.asked[-1] == "/v1/figures?stream=0.5"
+    assert [Stats.model_validate_json(line) for line in shown.splitlines()] == [BUSY] * 3
+    assert StatsRoute.asked[-1] == "/v1/stats?stream=0.5"
 
 
 def test_without_the_key_or_the_engine_it_says_so(engine: str) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import pytest
 
 from mlx_provider.client.messages import LineBuffer
 from mlx_provider.protocol.event_queue import JOINED, TAKEN, UNREAD_LIMIT, EventQueue, size
@@ -182,25 +179,3 @@ def test_a_long_line_costs_its_length_once() -> None:
     [event] = events
     assert isinstance(event, Delta)
     assert len(event.content) == 2**24
-
-
-async def test_a_close_that_meets_arriving_data_is_silent(
-    client: Any, request_of: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The loop is held while the engine writes, so that both come in the same turn."""
-    with caplog.at_level(logging.ERROR):
-        for at in range(20):
-            generation = await asyncio.to_thread(client.submit, request_of("count 100000 0.001"))
-            reading = asyncio.ensure_future(read_all(generation))
-            await asyncio.sleep(0.002 * (at % 3))
-            time.sleep(0.02)
-            generation.close()
-            assert isinstance((await reading)[-1], Failed)
-    assert [record.getMessage() for record in caplog.records] == []
-
-
-async def read_all(generation: Any) -> list[Any]:
-    events = []
-    while batch := await generation.aget(300):
-        events += batch
-    return events

@@ -114,10 +114,12 @@ def test_memory_and_the_wired_limit(subject: Make) -> None:
     small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": each}) for each in ("2G", "24G"))
     assert state(machine.memory, small) == {"memory.limit": "warn"}
     assert state(machine.memory, large) == {"memory.limit": "ok"}
-    assert state(machine.wired, subject(wired=lambda: 0, is_mac=True)) == {"memory.wired": "ok"}
+    assert state(machine.wired_memory, subject(wired=lambda: 0, is_mac=True)) == {
+        "memory.wired": "ok"
+    }
     raised = subject(wired=lambda: 60_000, is_mac=True)
-    assert state(machine.wired, raised) == {"memory.wired": "warn"}
-    assert state(machine.wired, subject()) == {}
+    assert state(machine.wired_memory, raised) == {"memory.wired": "warn"}
+    assert state(machine.wired_memory, subject()) == {}
 
 
 def test_settings(subject: Make) -> None:

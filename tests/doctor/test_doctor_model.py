@@ -84,8 +84,6 @@ def test_a_model_that_is_not_there(subject: Make, tmp_path: Path) -> None:
     empty = of_model(subject(tmp_path / "empty"))
     assert empty["model.found"] == "fail"
     assert not any(name.startswith("template.") for name in {**nowhere, **empty})
-    away = of_model(subject("maker/away", offline=True))
-    assert away["model.found"] == "fail"
 
 
 def test_a_model_that_the_hub_alone_has(

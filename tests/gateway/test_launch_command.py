@@ -268,7 +268,7 @@ def test_in_a_terminal_the_menu_asks() -> None:
         shown += os.read(terminal, 4096)
     os.close(terminal)
     os.waitpid(pid, 0)
-    assert b"not a valid integer" in shown
+    assert b"enter a valid integer" in shown
 
 
 def test_a_plugins_client_is_launched(

@@ -16,13 +16,6 @@ from mlx_provider.gateway.foreground import PASSED_ON
 from mlx_provider.isolation import Isolation
 
 LIMIT = 60
-DEAF = """
-import ctypes
-from mlx_provider.commands import long_command
-with long_command(print):
-    ctypes.CDLL(None).system(b"echo deaf; exec cat")
-"""
-"""The main thread stays in one call of C."""
 BENCH = """
 from mlx_provider.cli import main
 from mlx_provider import commands
@@ -52,19 +45,6 @@ def test_handlers_are_put_back() -> None:
     with long_command(print):
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in PASSED_ON] == before
-    assert signal.set_wakeup_fd(-1) == -1
-
-
-def test_a_call_that_does_not_return_is_ended() -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", DEAF], **pipes) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"deaf\n"
-        process.send_signal(signal.SIGTERM)
-        try:
-            assert process.wait(LIMIT) == 128 + signal.SIGTERM
-        finally:
-            process.kill()
 
 
 def test_a_benchmark_that_computes_ends() -> None:

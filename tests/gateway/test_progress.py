@@ -16,29 +16,27 @@ import pytest
 
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway.engine import THREAD, show_load, show_prefill, watch_engine
-from mlx_provider.protocol.health import Figures, Health, LoadingFigures, RequestFigures
+from mlx_provider.protocol.health import Health, LoadingStats, RequestStats, Stats
 
 
 class Engine:
     """What it does at each look; then nothing more."""
 
-    def __init__(self, *looks: RequestFigures | None) -> None:
+    def __init__(self, *looks: RequestStats | None) -> None:
         self._looks = iter(looks)
         self.looked_through = threading.Event()
 
-    def figures(self) -> Figures:
+    def stats(self) -> Stats:
         try:
             found = next(self._looks)
         except StopIteration:
             self.looked_through.set()
             raise EngineUnavailable("gone") from None
-        return Figures(
-            at=0, version="", device="", pid=1, requests=[] if found is None else [found]
-        )
+        return Stats(at=0, version="", device="", pid=1, requests=[] if found is None else [found])
 
 
-def prompt(done: int, whole: int = 44_100, state: str = "prefill") -> RequestFigures:
-    return RequestFigures.model_validate(
+def prompt(done: int, whole: int = 44_100, state: str = "prefill") -> RequestStats:
+    return RequestStats.model_validate(
         {
             "id": "r",
             "model": "m",
@@ -67,7 +65,7 @@ def join() -> None:
 
 def shown(terminal: tuple[int, TextIO], engine: Engine) -> str:
     ours, screen = terminal
-    with show_prefill(engine.figures, screen, every=0.001):
+    with show_prefill(engine.stats, screen, every=0.001):
         join()
     os.write(screen.fileno(), b"END")
     text = b""
@@ -106,7 +104,7 @@ def test_a_file_gets_lines(tmp_path: Path) -> None:
     )
     with (
         (tmp_path / "log").open("w") as screen,
-        show_prefill(engine.figures, screen, patience=0.001),
+        show_prefill(engine.stats, screen, patience=0.001),
     ):
         join()
     text = (tmp_path / "log").read_text()
@@ -114,26 +112,26 @@ def test_a_file_gets_lines(tmp_path: Path) -> None:
 
 
 def test_a_load_that_takes_time_is_told(tmp_path: Path) -> None:
-    def figures() -> Figures:
+    def stats() -> Stats:
         if not looks:
             told.append(("over", ""))
             threading.Event().wait(0.01)
-            return Figures(at=0, version="", device="", pid=1)
+            return Stats(at=0, version="", device="", pid=1)
         found = looks.pop(0)
         if found is None:
             raise EngineUnavailable("none")
-        return Figures(at=0, version="", device="", pid=1, loading=[found])
+        return Stats(at=0, version="", device="", pid=1, loading=[found])
 
     weights = {"model": "qwen", "what": "weights", "total": 4_600_000_000, "unit": "bytes"}
     looks = [
         None,
-        LoadingFigures(**weights, done=0),
-        LoadingFigures(**weights, done=3_100_000_000),
-        LoadingFigures(**weights, done=3_100_000_000),
-        LoadingFigures(model="qwen", what="measuring the time of passes", done=2, total=4),
+        LoadingStats(**weights, done=0),
+        LoadingStats(**weights, done=3_100_000_000),
+        LoadingStats(**weights, done=3_100_000_000),
+        LoadingStats(model="qwen", what="measuring the time of passes", done=2, total=4),
     ]
     told: list[tuple[str, str]] = []
-    with show_load(figures, lambda *line: told.append(line), patience=0.001):
+    with show_load(stats, lambda *line: told.append(line), patience=0.001):
         while ("over", "") not in told:
             threading.Event().wait(0.01)
     lines = [what.rpartition(" (")[0] for phase, what in told if phase == "loading"]

@@ -82,4 +82,4 @@ def test_this_machine_is_known() -> None:
     found = this_machine()
     assert found.memory > GB
     assert found.chip
-    assert platform.system() == "Darwin" or found.label.endswith(" GB")
+    assert platform.system() == "Darwin" or found.memory > 10**9

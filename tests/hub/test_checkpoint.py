@@ -20,7 +20,7 @@ from mlx_provider.gateway.models import (
     candidates_here,
     named_or_best,
     needs,
-    recommended,
+    recommend,
     require_fit,
 )
 from mlx_provider.registry import PluginRegistry
@@ -153,11 +153,11 @@ def test_what_does_not_fit_is_told_with_figures(hub: list[str]) -> None:
 
 
 def test_what_leaves_room_is_recommended() -> None:
-    few, many = recommended(REGISTRY, 8 * GB), recommended(REGISTRY, 80 * GB)
+    few, many = recommend(REGISTRY, 8 * GB), recommend(REGISTRY, 80 * GB)
     assert list(few) == list(many)[-len(few) :]
     assert 6 * GB in few.values()
     assert max(few.values()) <= 0.81 * 8 * GB < max(many.values())
-    assert recommended(REGISTRY, 1 * GB) == {}
+    assert recommend(REGISTRY, 1 * GB) == {}
 
 
 @pytest.mark.parametrize("name", ["maker/model", "/folder/model", "maker/model@main", "~/model/"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.protocol.health import EngineFigures, Figures
+from mlx_provider.protocol.health import EngineStats, Stats
 from mlx_provider.serving.metrics import EngineMetrics
 
 DASHBOARD: dict[str, Any] = json.loads(
@@ -26,9 +26,9 @@ VARIABLES = [
 @pytest.fixture(scope="module")
 def exposed() -> str:
     """What an engine with one model tells: every metric, with its type."""
-    engine = EngineFigures(model="m", layout="solo", mixes=False, queued=0, rows=0, drafter="d")
-    figures = Figures(at=0, version="1", device="d", pid=1, engines=[engine])
-    return EngineMetrics(lambda: figures).exposition().decode()
+    engine = EngineStats(model="m", layout="solo", mixes=False, queued=0, rows=0, drafter="d")
+    stats = Stats(at=0, version="1", device="d", pid=1, engines=[engine])
+    return EngineMetrics(lambda: stats).exposition().decode()
 
 
 def series(exposed: str) -> set[str]:

@@ -33,7 +33,7 @@ from mlx_provider.protocol.events import (
     ToolCallDelta,
     Usage,
 )
-from mlx_provider.protocol.health import Figures, Health
+from mlx_provider.protocol.health import Health, Stats
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 
 REFUSED = {
@@ -148,8 +148,8 @@ class ScriptedService:
     def metrics(self) -> bytes:
         return b""
 
-    def figures(self) -> Figures:
-        return Figures(at=time.time(), version=__version__, device="fake", pid=os.getpid())
+    def stats(self) -> Stats:
+        return Stats(at=time.time(), version=__version__, device="fake", pid=os.getpid())
 
     def cache_report(self) -> dict[str, Any]:
         return json.loads(json.dumps(self.seen))

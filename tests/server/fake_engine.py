@@ -35,7 +35,7 @@ from mlx_provider.protocol.events import (
     Timings,
     Usage,
 )
-from mlx_provider.protocol.health import Figures, Health, ModelStatus
+from mlx_provider.protocol.health import Health, ModelStatus, Stats
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.serving.metrics import EngineMetrics
 
@@ -154,8 +154,8 @@ class FakeService:
     def metrics(self) -> bytes:
         return self.metrics_of_engine.exposition()
 
-    def figures(self) -> Figures:
-        return Figures(at=time.time(), version=__version__, device="fake", pid=os.getpid())
+    def stats(self) -> Stats:
+        return Stats(at=time.time(), version=__version__, device="fake", pid=os.getpid())
 
     def cache_report(self) -> dict[str, Any]:
         unread = {name: queue.unread for name, queue in self.queues.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlx_provider.protocol.health import EngineFigures, Figures, RequestFigures
+from mlx_provider.protocol.health import EngineStats, RequestStats, Stats
 from mlx_provider.serving.metrics import EngineMetrics
 
 
@@ -50,13 +50,11 @@ def test_two_engines_count_apart() -> None:
 
 
 def test_names_that_clients_choose_make_no_series() -> None:
-    requests = [
-        RequestFigures(id=str(i), model=f"anything-{i}", state="preparing") for i in range(9)
-    ]
-    requests.append(RequestFigures(id="r", model="here", state="decode"))
-    engine = EngineFigures(model="here", layout="solo", mixes=False, queued=2, rows=1)
-    figures = Figures(at=0, version="1", device="d", pid=1, requests=requests, engines=[engine])
-    told = EngineMetrics(lambda: figures).exposition().decode()
+    requests = [RequestStats(id=str(i), model=f"anything-{i}", state="preparing") for i in range(9)]
+    requests.append(RequestStats(id="r", model="here", state="decode"))
+    engine = EngineStats(model="here", layout="solo", mixes=False, queued=2, rows=1)
+    stats = Stats(at=0, version="1", device="d", pid=1, requests=requests, engines=[engine])
+    told = EngineMetrics(lambda: stats).exposition().decode()
     assert "anything" not in told
     assert 'mlx_provider_requests{model="",state="preparing"} 9.0' in told
     assert 'mlx_provider_requests{model="here",state="decode"} 1.0' in told

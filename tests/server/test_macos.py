@@ -52,12 +52,8 @@ def test_machines_without_the_program_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_memory_goes_back_at_intervals_while_it_is_short() -> None:
-    seconds, levels = 0.0, [1, 2, 2, 2, 4, 1, 4]
-    pressure = MemoryPressure(lambda: levels.pop(0), lambda: seconds)
-    kept = []
-    while levels:
-        kept.append(pressure.share_to_keep())
-        seconds += 6
+    levels, pressure = [1, 2, 2, 2, 4, 1, 4], MemoryPressure()
+    kept = [pressure.share_to_keep(level, 6.0 * turn) for turn, level in enumerate(levels)]
     assert kept == [None, 0.5, None, 0.5, None, None, 0.0]
 
 

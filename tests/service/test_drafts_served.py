@@ -40,13 +40,13 @@ def test_a_client_may_have_no_drafts(model: Any) -> None:
 
 
 @pytest.mark.usefixtures("eager_drafts")
-def test_the_figures_have_the_number_of_accepted_drafts(model: Any) -> None:
+def test_the_stats_have_the_number_of_accepted_drafts(model: Any) -> None:
     answer = model.ask(max_tokens=30, options=ModelOptions())
     told = model.service.metrics().decode()
     assert answer.usage.drafted_tokens > 0
     assert f"mlx_provider_tokens_drafted_total {float(answer.usage.drafted_tokens)}" in told
     assert f"mlx_provider_tokens_accepted_total {float(answer.usage.accepted_tokens)}" in told
-    (engine,) = model.service.figures().engines
+    (engine,) = model.service.stats().engines
     assert engine.drafter == "mtp + lookup"
     assert engine.drafted_tokens == answer.usage.drafted_tokens
     assert engine.accepted_tokens == answer.usage.accepted_tokens

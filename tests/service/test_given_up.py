@@ -32,7 +32,7 @@ def test_a_repeated_prompt_continues_where_it_was_cancelled(
     given_up = model.start(LONG, max_tokens=4)
     while computed._value <= PASSES:
         time.sleep(0.01)
-    (request,) = client.figures().requests
+    (request,) = client.stats().requests
     given_up.close()
     left.set()
     answer = model.ask(LONG, max_tokens=4)

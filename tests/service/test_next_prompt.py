@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.protocol.health import EngineFigures
+from mlx_provider.protocol.health import EngineStats
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
 from mlx_provider.serving.next_prompt import Turn, known_head
@@ -90,8 +90,8 @@ def history(messages: list[Any], choice: Any, *, thoughts: bool) -> list[Any]:
     return [*messages, turn, *results]
 
 
-def figures(model: Any) -> EngineFigures:
-    (found,) = model.service.figures().engines
+def stats(model: Any) -> EngineStats:
+    (found,) = model.service.stats().engines
     return found
 
 
@@ -129,7 +129,7 @@ def test_the_next_request_computes_only_its_tool_result(
         assert first.reason == "tool_calls"
         assert first.arguments == [("write", ARGUMENTS)]
         await_heads(model)
-        ahead = figures(model).ahead_tokens
+        ahead = stats(model).ahead_tokens
         messages = history(messages, first, thoughts=False)
         then = ask(model, messages, tenant="a")
         computed = then.prompt_tokens - then.usage.cached_tokens
@@ -141,7 +141,7 @@ def test_the_next_request_computes_only_its_tool_result(
             [each.logprob for each in cold.only.logprobs], abs=1e-4
         )
     await_heads(model)
-    ahead = figures(model).ahead_tokens
+    ahead = stats(model).ahead_tokens
     assert (
         f"mlx_provider_prompt_tokens_ahead_total {float(ahead)}" in model.service.metrics().decode()
     )

@@ -25,8 +25,8 @@ from mlx_provider.errors import (
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import ErrorBody, Failed
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
-from mlx_provider.serving.figures import Active, Entry
 from mlx_provider.serving.residents import Lease
+from mlx_provider.serving.stats import Active, Entry
 from mlx_provider.serving.weights import ModelView
 from waiting import wait_until
 

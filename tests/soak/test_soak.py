@@ -132,7 +132,7 @@ def test_a_restart_of_the_engine_is_told_with_a_time_to_try_again(start, engine)
         )
         next(events)
         deadline = time.monotonic() + LIMIT
-        while len(engine.figures().requests) < 2:
+        while len(engine.stats().requests) < 2:
             assert time.monotonic() < deadline, "the story ended before the other one began"
             time.sleep(0.05)
         restart(idle=False)

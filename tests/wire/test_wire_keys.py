@@ -71,8 +71,8 @@ def test_a_named_key_is_one_account_with_one_share() -> None:
         ("DELETE", "/cache"),
         ("GET", "/cache"),
         ("GET", "/metrics"),
-        ("GET", "/v1/figures"),
-        ("GET", "/v1/figures?stream=1"),
+        ("GET", "/v1/stats"),
+        ("GET", "/v1/stats?stream=1"),
     ],
 )
 def test_a_named_key_neither_sees_nor_touches_what_is_of_all(

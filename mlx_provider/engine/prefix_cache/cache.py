@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from ...protocol.health import PrefixCacheFigures, PrefixNode
+from ...protocol.health import PrefixCacheStats, PrefixNode
 from ..memory import MemoryProfile
 from ..row_cache import Kind, Unstorable, grow_by, strictest
 from . import tree
@@ -422,11 +422,11 @@ class PrefixCache:
             "disk": None if self.disk is None else self.disk.report(),
         }
 
-    def figures(self) -> PrefixCacheFigures:
+    def stats(self) -> PrefixCacheStats:
         found = self.report()
         disk = found["disk"] or {"bytes": 0, "limit": 0}
-        known = PrefixCacheFigures.model_fields.keys() & found.keys()
-        return PrefixCacheFigures(
+        known = PrefixCacheStats.model_fields.keys() & found.keys()
+        return PrefixCacheStats(
             **{name: found[name] for name in known},
             disk_bytes=disk["bytes"],
             disk_limit=disk["limit"],

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_provider.errors import BadRequest
-from mlx_provider_bench.prefix_cache import IMAGE_EDGE
 from peers import MLX_LM, MLX_VLM
+from random_weights import IMAGE_EDGE
 from servers import Kind
 
 from .formats import FORMATS, refuse_unknown, write_format

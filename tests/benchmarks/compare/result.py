@@ -21,7 +21,7 @@ RESULT, REPORT = "result.json", "report.md"
 
 @dataclass
 class Result:
-    """Figures, and the runs that they are from."""
+    """Stats, and the runs that they are from."""
 
     runs: list[dict[str, Any]]
     """Command, time, machine, versions."""

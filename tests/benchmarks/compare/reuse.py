@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mlx_provider_bench.model_speed import document
-from mlx_provider_bench.prefix_cache import Asked
-from peers import messages_of
+from peers import Asked, messages_of
 from servers import Answer, Messages
 
 from .plan import Plan, Subject

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlx_provider.commands import PREFIX, Proxy, gateway_apart, proxy_config
+from mlx_provider.commands import PREFIX, Proxy, proxy_config, separate_gateway
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 from peers import HELLO, THINKING, through_proxy
 from servers import START_LIMIT, Answer, Client, Kept, Messages, Server, held
@@ -149,7 +149,7 @@ def _proxy(ending: ExitStack, config: Mapping[str, Any], variables: Mapping[str,
     """A proxy that answers; it and its engine end with `ending`."""
     own = {PREFIX + "IDLE_TIMEOUT": str(IDLE_SECONDS), "HF_HUB_OFFLINE": "1"}
     with held():
-        apart = ending.enter_context(gateway_apart(config, {**os.environ, **variables, **own}))
+        apart = ending.enter_context(separate_gateway(config, {**os.environ, **variables, **own}))
     apart.proxy.wait_ready()
     return apart.proxy
 

@@ -45,7 +45,7 @@ def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subprocess, "Popen", spawned)
     monkeypatch.setattr(apart, "start_proxy", start_proxy)
     monkeypatch.setenv("MLX_PROVIDER_TRANSPORT", "in_process")
-    with apart.gateway_apart({}) as running:
+    with apart.separate_gateway({}) as running:
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         while len(seen) < 2:

@@ -21,17 +21,17 @@ from ..errors import BadRequest, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 from ..protocol.health import (
-    EngineFigures,
-    Figures,
-    LoadingFigures,
+    EngineStats,
+    LoadingStats,
     Lookup,
-    MemoryFigures,
+    MemoryStats,
     MissReason,
     ModelMemory,
-    PrefixCacheFigures,
-    RequestFigures,
+    PrefixCacheStats,
     RequestState,
-    StepFigures,
+    RequestStats,
+    Stats,
+    StepStats,
 )
 from .next_prompt import Turn
 from .residents import Lease
@@ -153,19 +153,19 @@ REASONS: dict[str, MissReason] = {"cold": "cold", "diverged": "diverged", "no_st
 def take(
     entries: Sequence[Entry],
     weights: Sequence[Weights],
-    cache: PrefixCacheFigures,
-    loading: list[LoadingFigures],
+    cache: PrefixCacheStats,
+    loading: list[LoadingStats],
     *,
     device: str,
     chosen_limit: int | None,
     media: int,
-) -> Figures:
+) -> Stats:
     """`media`: bytes of images held by requests."""
     now = time.monotonic()
     engines = [(each, kind, run) for each in weights for kind, run in list(each.engines.items())]
     seen = [found for _, _, run in engines for found in run.engine.recent.lookups.copy()]
     seen.sort(reverse=True)
-    return Figures(
+    return Stats(
         at=time.time(),
         version=version("mlx-provider"),
         device=device,
@@ -176,7 +176,7 @@ def take(
         prefix_cache=cache.model_copy(
             update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS]]}
         ),
-        memory=MemoryFigures(
+        memory=MemoryStats(
             limit=memory_limit(chosen_limit),
             active=mx.get_active_memory(),
             pool=mx.get_cache_memory(),
@@ -187,19 +187,17 @@ def take(
     )
 
 
-def _request(entry: Entry, now: float) -> RequestFigures | None:
+def _request(entry: Entry, now: float) -> RequestStats | None:
     active = entry.active
     if active is None:
         age = now - entry.arrived
-        return RequestFigures(
-            id=entry.id, model=entry.model, state="preparing", age=age, queued=age
-        )
+        return RequestStats(id=entry.id, model=entry.model, state="preparing", age=age, queued=age)
     request = active.request
     state = STATES.get(request.phase)
     if state is None:
         return None
     timings = timings_of(request, now)
-    return RequestFigures(
+    return RequestStats(
         id=entry.id,
         model=active.model,
         state=state,
@@ -216,12 +214,12 @@ def _request(entry: Entry, now: float) -> RequestFigures | None:
     )
 
 
-def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> EngineFigures:
+def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> EngineStats:
     engine = instance.engine
     steps = [step for step in engine.recent.steps.copy() if now - step.ended <= WINDOW]
     spent = [step.seconds for step in steps]
     span = max(1.0, now - steps[0].ended + steps[0].seconds) if steps else 1.0
-    return EngineFigures(
+    return EngineStats(
         model=model,
         kind=kind,
         layout=engine.batch.layout.name,
@@ -240,9 +238,9 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
     )
 
 
-def _step(step: Step, now: float) -> StepFigures:
+def _step(step: Step, now: float) -> StepStats:
     fields = step._asdict()
-    return StepFigures(ago=now - fields.pop("ended"), **fields)
+    return StepStats(ago=now - fields.pop("ended"), **fields)
 
 
 def _lookup(found: LookedUp, now: float) -> Lookup:

@@ -1,4 +1,4 @@
-"""Routes that can last as long as their reader. `GET /v1/figures`: live statistics of the engine,
+"""Routes that can last as long as their reader. `GET /v1/stats`: live statistics of the engine,
 once or as a stream. `POST /v1/listener` on the owner's socket: a listener on loopback with its own
 key for one agent, which closes with that connection, so with the program that asked for it."""
 
@@ -31,7 +31,7 @@ HEARTBEAT = 10.0
 """Seconds between empty lines, which detect a lost connection."""
 
 
-class FiguresRoute:
+class StatsRoute:
     def __init__(self, service: ChatService, stopping: anyio.Event) -> None:
         self._service = service
         self._stopping = stopping
@@ -40,8 +40,8 @@ class FiguresRoute:
     async def __call__(self, request: Request) -> Response:
         every = request.query_params.get("stream")
         if every is None:
-            figures = await anyio.to_thread.run_sync(self._service.figures)
-            return JSONResponse(figures.model_dump())
+            stats = await anyio.to_thread.run_sync(self._service.stats)
+            return JSONResponse(stats.model_dump())
         seconds = _seconds(every)
         if self.streams >= STREAMS:
             raise Overloaded(f"{STREAMS} others watch the engine, the limit; try again later")
@@ -53,14 +53,14 @@ class FiguresRoute:
             yield await self._line()
 
     async def _line(self) -> bytes:
-        figures = await anyio.to_thread.run_sync(self._service.figures)
-        return figures.model_dump_json().encode() + b"\n"
+        stats = await anyio.to_thread.run_sync(self._service.stats)
+        return stats.model_dump_json().encode() + b"\n"
 
 
 class _Watched(StreamingResponse):
     """Counted from its head on: a body that is never read would not be counted."""
 
-    def __init__(self, route: FiguresRoute, lines: AsyncIterator[bytes]) -> None:
+    def __init__(self, route: StatsRoute, lines: AsyncIterator[bytes]) -> None:
         super().__init__(lines, media_type=NDJSON)
         self._route = route
 

@@ -1,4 +1,4 @@
-"""Live figures of a service, which never contain text of prompts."""
+"""Live stats of a service, which never contain text of prompts."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def own(tiny_class: Any, build_tiny: Any) -> Any:
 @pytest.fixture(autouse=True)
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine has the statistics of this moment, too, and none goes by the clock."""
-    monkeypatch.setattr(prefixes, "FIGURES_WAIT", 300)
-    monkeypatch.setattr("mlx_provider.serving.figures.WINDOW", 300)
+    monkeypatch.setattr(prefixes, "STATS_WAIT", 300)
+    monkeypatch.setattr("mlx_provider.serving.stats.WINDOW", 300)
 
 
-def test_figures_of_an_idle_service(make_service: Any) -> None:
-    figures = make_service()[0].figures()
-    assert (figures.requests, figures.engines, figures.prefix_cache.entries) == ([], [], 0)
-    assert figures.memory.limit > 0
+def test_stats_of_an_idle_service(make_service: Any) -> None:
+    stats = make_service()[0].stats()
+    assert (stats.requests, stats.engines, stats.prefix_cache.entries) == ([], [], 0)
+    assert stats.memory.limit > 0
 
 
 def test_what_is_loaded_and_measured(
     make_service: Any, build_tiny: Any, tiny_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefixes, "FIGURES_WAIT", 0)  # the engine thread is busy
+    monkeypatch.setattr(prefixes, "STATS_WAIT", 0)  # the engine thread is busy
     monkeypatch.setattr(engine_builder, "compiles", lambda: True)
     service, client = make_service(measurements="off")
     model = tiny_class(client, service, str(build_tiny("qwen3")))
@@ -54,7 +54,7 @@ def test_what_is_loaded_and_measured(
 
     def look() -> None:
         while not loaded.is_set():
-            seen.update((each.what, each.summary) for each in client.figures().loading)
+            seen.update((each.what, each.summary) for each in client.stats().loading)
 
     loaded = threading.Event()
     looking = threading.Thread(target=look)
@@ -68,58 +68,58 @@ def test_what_is_loaded_and_measured(
     assert seen["compiling kernels"].endswith("qwen3: compiling kernels")
     how = "measuring how rows decode together"
     assert seen[how].endswith(f"qwen3: {how}, step 1 of 2")
-    assert client.figures().loading == []
+    assert client.stats().loading == []
 
 
 def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
-    chunks = lambda: sum(s.chunk for e in own.client.figures().engines for s in e.steps)  # noqa: E731
+    chunks = lambda: sum(s.chunk for e in own.client.stats().engines for s in e.steps)  # noqa: E731
     earlier = chunks()
     drawn = Sampling(temperature=1, seed=1, logit_bias=QUIET)
     with own.pausing(after=40):
-        states = lambda: [each.state for each in own.client.figures().requests]  # noqa: E731
+        states = lambda: [each.state for each in own.client.stats().requests]  # noqa: E731
         running = own.start(SECRET * 4, max_tokens=400, sampling=drawn)
         wait_until(lambda: states() == ["decode"])  # a brief prompt would be first otherwise
         waiting = own.start("Hello", max_tokens=2)
         wait_until(lambda: states() == ["decode", "queued"])
-        wait_until(lambda: own.client.figures().requests[0].completion_tokens > 4)
-        figures = wait_until(lambda: (f := own.client.figures()).engines[0].queued and f)
-        first, second = figures.requests
+        wait_until(lambda: own.client.stats().requests[0].completion_tokens > 4)
+        stats = wait_until(lambda: (f := own.client.stats()).engines[0].queued and f)
+        first, second = stats.requests
         assert first.id == running.accepted.id
         assert first.prompt_tokens == running.accepted.prompt_tokens
         assert first.prefilled_tokens + first.cached_tokens == first.prompt_tokens
         assert first.tokens_per_second > 0
         assert second.queued > 0
         assert second.queued == second.age, "its prefill has not begun"
-        assert figures.waiting() == 1
-        assert "vault" not in figures.model_dump_json()
-        (engine,) = figures.engines
+        assert stats.waiting() == 1
+        assert "vault" not in stats.model_dump_json()
+        (engine,) = stats.engines
         assert (engine.queued, engine.rows) == (1, 1)
         assert chunks() - earlier == first.prefilled_tokens
         assert 0 < engine.step_median <= engine.step_longest
         assert engine.decoded_per_second > 0
-        (memory,) = figures.memory.models
+        (memory,) = stats.memory.models
         assert memory.model == first.model == engine.model
         assert memory.weights > 0
         assert memory.rows > 0
     running.close()
     own.read(waiting)
     wait_until(lambda: states() == [])
-    assert own.client.figures().memory.models[0].rows == 0
+    assert own.client.stats().memory.models[0].rows == 0
 
 
 def test_models_are_told_apart_by_the_names_of_their_requests(
     make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path, caplog: Any
 ) -> None:
-    """Two folders with one base name, in figures, metrics and log."""
+    """Two folders with one base name, in stats, metrics and log."""
     caplog.set_level(logging.INFO, "mlx_provider")
     service, client = make_service()
     names = {str(tmp_path / maker / "model") for maker in ("first", "second")}
     for name in names:
         shutil.copytree(build_tiny("qwen3"), name)
         tiny_class(client, service, name).ask("Hello", max_tokens=2)
-    figures = client.figures()
-    assert {each.model for each in figures.engines} == names
-    assert {each.model for each in figures.memory.models} == names
+    stats = client.stats()
+    assert {each.model for each in stats.engines} == names
+    assert {each.model for each in stats.memory.models} == names
     text = client.metrics().decode()
     for name in names:
         assert f'mlx_provider_requests{{model="{name}",state="decode"}} 0.0' in text
@@ -132,7 +132,7 @@ def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
     text = SECRET * 4
     for asked in (text, text, text[:90] + "Q" + text[91:]):
         own.ask(asked, max_tokens=2)
-    cache = own.client.figures().prefix_cache
+    cache = own.client.stats().prefix_cache
     diverged, again, cold = cache.recent[:3]
     assert [cold.reason, again.reason, diverged.reason] == ["cold", "", "diverged"]
     assert again.cached_tokens == again.prompt_tokens - 1
@@ -141,18 +141,18 @@ def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
     assert cache.nodes == len(cache.tree)
     assert [node.depth for node in cache.tree][:2] == [0, 1]
     assert sum(node.bytes for node in cache.tree) == cache.bytes
-    told = own.client.figures().model_dump_json()
+    told = own.client.stats().model_dump_json()
     assert "vault" not in told
     assert "/" not in cache.model_dump_json(), "no folder either"
 
 
 def test_the_engine_thread_is_not_waited_for(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own.ask(SECRET, max_tokens=2)
-    before, busy = own.client.figures().prefix_cache, threading.Event()
-    monkeypatch.setattr(prefixes, "FIGURES_WAIT", 0.05)
+    before, busy = own.client.stats().prefix_cache, threading.Event()
+    monkeypatch.setattr(prefixes, "STATS_WAIT", 0.05)
     own.service._worker.call(busy.wait)
     try:
-        assert own.client.figures().prefix_cache.entries == before.entries > 0
+        assert own.client.stats().prefix_cache.entries == before.entries > 0
     finally:
         busy.set()
 
@@ -160,7 +160,7 @@ def test_the_engine_thread_is_not_waited_for(own: Any, monkeypatch: pytest.Monke
 def test_metrics_have_the_same_values(own: Any) -> None:
     own.ask(SECRET, max_tokens=2)
     text = own.client.metrics().decode()
-    model = own.client.figures().memory.models[0].model
+    model = own.client.stats().memory.models[0].model
     for wanted in (
         f'mlx_provider_requests{{model="{model}",state="decode"}} 0.0',
         "mlx_provider_models_loaded 1.0",
