@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .inputs import Inputs, Tower
     from .prefix_cache.buffers import Lease
+    from .prefix_cache.disk import Restore
 
 
 class Phase(enum.Enum):
@@ -79,18 +80,6 @@ class RowForecast(Protocol):
 
     def advance(self, token: int) -> None:
         """Push the drawn token."""
-
-
-class Restore(Protocol):
-    """Reads a prefix from disk (`prefix_cache/disk.py`)."""
-
-    ended: bool
-    cache: list[Any] | None
-    """Set once the restore has ended."""
-    length: int
-
-    def abandon(self) -> None:
-        """End the restore at once."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +267,7 @@ class PrefillJob:
     aged: float = 0.0
     """Seconds of waiting: before admission, and later for chunks of other prompts."""
     done: int = 0
-    """Tokens that `cache` holds."""
+    """Tokens that `cache` holds, or is expected to begin with."""
     cache: list[Any] | None = None
     cuts: Sequence[int] = ()
     """Ascending token counts at which a chunk must end."""
@@ -319,10 +308,6 @@ class PrefillJob:
     def own_pass(self) -> bool:
         """Whether it shares no pass of the rows."""
         return self.request.inputs is not None or self.wants_prompt_logprobs
-
-    @property
-    def remaining(self) -> int:
-        return len(self.tokens) - self.done
 
     @property
     def cost(self) -> int:

@@ -51,11 +51,8 @@ class Prefill:
             return self._prepare(plan.prepared, plan)
         if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
             return None
-        inputs = chunk.job.request.inputs
         with Isolation() as tried:
-            if inputs is None:
-                return Prefilled(chunk.job, self._run_chunk(chunk, plan))
-            self._run_input(chunk, plan, inputs)
+            return Prefilled(chunk.job, self._run_chunk(chunk, plan))
         return Prefilled(chunk.job, None, tried.fault)
 
     def commit(self, prefilled: Prefilled) -> None:
@@ -119,49 +116,43 @@ class Prefill:
             job.tower = None
 
     def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:
-        """Append the chunk to the row's cache. Returns logits (vocab,) if it is the last one."""
-        engine = self._engine
-        job, request = chunk.job, chunk.job.request
-        prompt, cache = job.prompt, job.held()
-        media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
+        """Append the chunk to its row's cache. Returns logits (vocab,) if it is the last one of a
+        prompt. The last one of an input makes its vector."""
+        engine, job, request = self._engine, chunk.job, chunk.job.request
+        inputs, cache, last = request.inputs, job.held(), chunk.stop == len(job.tokens)
+        media = [s for s in job.prompt.spans if s.start < chunk.stop and s.end > chunk.start]
         load = engine.scheduler.chunking.load((), chunk)
         engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
-        given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
-        if job.places is not None:
-            logits = run_alone(engine.model, mixed_chunk(chunk))
-        elif job.wants_prompt_logprobs:
-            logits = self._with_logprobs(request, given)
+        given = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
+        logits, found = None, []
+        if inputs is not None:
+            inputs.run(engine.model, given)
+            found = [] if inputs.found is None else [inputs.found]
         else:
-            logits = engine.drafting.prefilled(engine.model, job, given)
-        last = chunk.stop == len(job.tokens)
-        wanted = [logits, *job.hidden] if last else arrays(cache)
+            logits = self._logits(chunk, given)
+            found = [logits, *job.hidden] if last else []
+        wanted = found if last else [*arrays(cache), *found]
         # a family may run a whole image with its first tokens, and others without cost
         self._launch_pass(chunk, plan, wanted, wait=last or bool(media), usual=not media)
+        if inputs is not None and last:
+            self._end_input(job, inputs)
         return logits if last else None
 
-    def _with_logprobs(self, request: Request, chunk: PrefillChunk) -> mx.array:
-        """Append a chunk and post the log-probabilities of its tokens. Returns logits (vocab,)
-        after its last."""
-        found, after = prompt_logprobs(self._engine.model, chunk, request, self._engine.token_names)
-        for row in request.rows:
-            self._engine.output.post(request, [Delta(index=row.index, logprobs=found)])
-        return after
-
-    def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
-        """Append the chunk to the input's cache. The last chunk makes its result."""
+    def _logits(self, chunk: Chunk, given: PrefillChunk) -> mx.array:
+        """Logits (vocab,) after a chunk."""
         engine, job = self._engine, chunk.job
-        load = engine.scheduler.chunking.load((), chunk)
-        engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
-        inputs.run(engine.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
-        found = [] if inputs.found is None else [inputs.found]
-        last = chunk.stop == len(job.tokens)
-        self._launch_pass(chunk, plan, found if last else [*arrays(job.held()), *found], wait=last)
-        if last:
-            engine.output.post(job.request, [inputs.finish()])
-            self._next_input(job, inputs)
+        if job.places is not None:
+            return run_alone(engine.model, mixed_chunk(chunk))
+        if not job.wants_prompt_logprobs:
+            return engine.drafting.prefilled(engine.model, job, given)
+        found, logits = prompt_logprobs(engine.model, given, job.request, engine.token_names)
+        for row in job.request.rows:
+            engine.output.post(job.request, [Delta(index=row.index, logprobs=found)])
+        return logits
 
-    def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
+    def _end_input(self, job: PrefillJob, inputs: Inputs) -> None:
         request = job.request
+        self._engine.output.post(request, [inputs.finish()])
         if inputs.left:
             job.go_on_with(inputs.tokens[inputs.at])
             self._engine.requests.begin(job)
