@@ -132,7 +132,7 @@ def test_a_drafter_that_is_not_ready_for_a_row_is_asked_again_at_the_next_step(
         request = new_request(PROMPTS[1], max_tokens=24)
         speculation = Speculation(Source(drafting), vocab=qwen3.info.vocab_size)
         serve(new_engine(qwen3, speculation=speculation), [request])
-        assert_as_alone(qwen3, [request])
+        assert_as_alone(qwen3, request)
         return drafting.calls
 
     class Silent(Reading):
@@ -175,7 +175,7 @@ def test_each_row_of_a_batch_has_the_drafter_that_knows_it(qwen3: TextModel) -> 
     )
     engine = new_engine(qwen3, mixes=True, speculation=speculation, clock=lambda: 0.0)
     together = steps_of(engine, [first, second])
-    assert_as_alone(qwen3, [first, second])
+    assert_as_alone(qwen3, first, second)
     assert together < 60
     for request, able, other in (
         (first, knows_first, knows_second),
@@ -192,7 +192,7 @@ def test_a_fault_of_one_drafter_leaves_the_rows_to_the_other(qwen3: TextModel) -
     vocab = qwen3.info.vocab_size
     speculation = Speculation(Source(failing), Source(able), vocab=vocab, clock=lambda: 0.0)
     serve(new_engine(qwen3, speculation=speculation, clock=lambda: 0.0), [request])
-    assert_as_alone(qwen3, [request])
+    assert_as_alone(qwen3, request)
     assert failing.calls == 2
     assert request.accepted > 30
 
@@ -217,7 +217,7 @@ def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> Non
         assert first.drafted == before
     run(engine)
     assert first.drafted > before
-    assert_as_alone(qwen3, [first, newcomer])
+    assert_as_alone(qwen3, first, newcomer)
 
 
 def test_a_client_that_wants_no_drafts_has_none(qwen3: TextModel) -> None:
@@ -289,7 +289,7 @@ def test_of_a_cancelled_row_with_drafts_the_accepted_tokens_are_stored(qwen3: Te
     engine.submit(again)
     run(engine)
     assert again.cached >= len(PROMPTS[3]) + 28
-    assert_as_alone(qwen3, [again])
+    assert_as_alone(qwen3, again)
 
 
 def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextModel) -> None:
@@ -425,7 +425,7 @@ def test_a_drafter_with_states_drafts_in_every_pass(qwen3: TextModel) -> None:
     vocab = qwen3.info.vocab_size
     speculation = Speculation(Source(drafting, qwen3), vocab=vocab, policy=Always())
     serve(new_engine(qwen3, speculation=speculation), [request])
-    assert_as_alone(qwen3, [request])
+    assert_as_alone(qwen3, request)
     # the first token comes with the prompt, and the last one is not drafted
     assert request.accepted == request.drafted >= 2 * (32 - 2) // 3
 
