@@ -291,7 +291,7 @@ class PrefillJob:
     tower: Tower | None = None
     """The run of the vision tower over its media, while it lasts."""
     pieces: int = 0
-    piece_seconds: float = 0.0
+    """Of the scoring, so far."""
 
     @property
     def restoring(self) -> bool:
