@@ -133,7 +133,7 @@ class Row:
     error: MLXProviderError | None = None
     """A failure in the row's own work. Its request ends with its next token."""
     retry_alone: bool = False
-    """After a failed device step: it decodes alone once before it joins other rows."""
+    """After a failed device step: its next pass has no other row."""
 
     lease: Lease | None = None
     """Its buffers that entries of the prefix cache may refer to."""

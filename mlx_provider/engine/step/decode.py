@@ -18,16 +18,8 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...upstream.cache_classes import whole_windows
-from ..execution.decode_batch import (
-    NO_DRAFTS,
-    DecodeBatch,
-    Drafts,
-    Forward,
-    PassResult,
-    Pending,
-    read_drawn,
-)
-from ..execution.sampler import Drawn, draw
+from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, PassResult, Pending, read_drawn
+from ..execution.sampler import draw
 from ..request import PrefillJob, Row
 from ..row_cache import grow_by
 from ..scheduling.chunking import Chunk, StepPlan
@@ -91,15 +83,17 @@ def commit(engine: Engine, decoded: Decoded) -> None:
         _take(engine, decoded.reads, decoded.read_at, left=1 + len(engine.pending_chunk_seconds))
     for rows, cause in forward.failed:
         left = [row for row in rows if row.finish is None]
-        if chunk is not None or (left and len(rows) > 1):
-            retry(engine, left, cause)
-        elif left:
+        alone = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
+        if alone and left:
             requests.fail_by_fault(engine, left[0].request, "its decode step", cause)
+        elif left or chunk is not None:
+            retry(engine, left, cause)
+    recovers = any(row.retry_alone for row in forward.rows)
     if forward.logits is not None:
         _draw_next(engine, forward, forward.logits)
     engine.pending_chunk_seconds = []
     engine.advanced = engine.clock()
-    if not forward.failed:
+    if not (forward.failed or recovers):
         engine.batching.passed(len(forward.rows))
 
 
@@ -109,6 +103,7 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
     asked: Mapping[Row, Asks] = {}
     first, seconds = False, _seconds(engine, plan)
     may_draft = engine.drafting.allowed(plan, possible=engine.batching.drafts)
+    may_draft = may_draft and not any(row.retry_alone for row in plan.rows)
     if may_draft:
         asked, first = engine.drafting.wanted(plan.rows, seconds)
     if not (asked or first or (plan.rows and engine.batch.drafted)):
@@ -176,36 +171,21 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     wanted: Sequence[Place] = list(places(forward.rows))
     running = [row in scheduler.running and not (fixed and batch.replays(row)) for row, _ in wanted]
     wanted, logits = select_places(running, wanted, logits)
-    if any(row.retry_alone for row, _ in wanted):
-        wanted, logits = rejoin(engine, wanted, logits)
-    if wanted:
-        rows = list(dict.fromkeys(row for row, _ in wanted))
-        with Isolation(partial(retry, engine, rows)):
-            launch_draws(engine, wanted, logits, forward.drafts)
-
-
-# -- draws
-
-
-def launch_draws(engine: Engine, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
-    rows, batch = [row for row, _ in places], engine.batch
-    masks = [_mask(row, at, drafts) for row, at in places]
-    if engine.fixed is None:
-        drawn = [ahead(row, drafts.get(row, ()), at) for row, at in places]
-        batch.drawn(rows, draw(logits, drawn, masks), drafts)
-        return
-    for i, row in enumerate(rows):
-        batch.drawn([row], draw(logits[i : i + 1], [row], masks[i : i + 1]))
-
-
-def draw_one(row: Row, logits: mx.array) -> Drawn:
-    """The next token of one row, from logits (vocab,). If drawing fails, an arbitrary token."""
-    mask = _mask(row, 0)
-    with requests.fails_next(row, "its sampling"):
-        drawn = draw(logits[None], [row], [mask])
-        mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
-        return drawn
-    return Drawn(mx.zeros(1, mx.int32), None)
+    rows = [row for row, _ in wanted]
+    if fixed is not None:
+        for i, row in enumerate(rows):
+            again = partial(retry, engine, [row])
+            own = requests.isolated(engine, row.request, "its sampling")
+            with own if row.retry_alone else Isolation(again):
+                batch.drawn([row], draw(logits[i : i + 1], [row], [_mask(row, 0)]))
+                row.retry_alone = False
+    elif rows:
+        with Isolation(partial(retry, engine, list(dict.fromkeys(rows)))):
+            masks = [_mask(row, at, forward.drafts) for row, at in wanted]
+            drawn = [ahead(row, forward.drafts.get(row, ()), at) for row, at in wanted]
+            batch.drawn(rows, draw(logits, drawn, masks), forward.drafts)
+            for row in rows:
+                row.retry_alone = False  # its own pass has worked
 
 
 def _mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
@@ -252,38 +232,19 @@ def end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
             engine.drafting.begin(row, job)
 
 
-def rejoin(
-    engine: Engine, wanted: Sequence[Place], logits: mx.array
-) -> tuple[Sequence[Place], mx.array]:
-    """Let rows of a failed step join if their committed tokens are in the cache again. Returns
-    the others."""
-    suspect, batch = [row.retry_alone for row, _ in wanted], engine.batch
-    for (row, _), own in zip(*select_places(suspect, wanted, logits), strict=True):
-        cache = batch.layout.extract(row)
-        batch.drop([row])
-        engine.scheduler.remove_rows([row])
-        _start_row(engine, row, cache, own)
-    return select_places([not each for each in suspect], wanted, logits)
-
-
 def _start_row(engine: Engine, row: Row, cache: list[Any], logits: mx.array) -> None:
+    """Take the first token of a row, one step before the row joins."""
     if row.finish is not None:  # another choice of its request has failed
         return
-    first = draw_one(row, logits)
-    drawn = decode_alone(engine, row, cache, first) if row.retry_alone else first
-    if drawn is not None and _first_token(engine, row, drawn):
-        engine.scheduler.add_row(row)
-        engine.batch.join(row, cache, drawn, committed=True)
-
-
-def _first_token(engine: Engine, row: Row, drawn: Drawn) -> bool:
-    """Take a token one step before the row joins. Returns whether the row continues."""
     with requests.isolated(engine, row.request, "its sampling") as work:
+        drawn = draw(logits[None], [row], [_mask(row, 0)])
         read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
     if work.fault is not None:
-        return False
+        return
     requests.take_tokens(engine, read, engine.clock())
-    return row.finish is None
+    if row.finish is None:
+        engine.scheduler.add_row(row)
+        engine.batch.join(row, cache, drawn, committed=True)
 
 
 # -- after a failure
@@ -305,24 +266,6 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     for job in engine.scheduler.retry_rows(rows):
         requests.look_up(engine, job)
     engine.batching.failed()
-
-
-def decode_alone(engine: Engine, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
-    """Decode a row of a failed step alone once. If that also fails, the row causes the failure."""
-    alone = DecodeBatch(engine.model, engine.batching.layout("solo"))
-    alone.join(row, cache, drawn)
-    with requests.isolated(engine, row.request, "its decode step") as work:
-        forward = alone.forward()
-        if forward.logits is None:
-            raise forward.failed[0][1].error
-        mx.eval(forward.logits)
-        read = [read for each in alone.read() for read in each.reads]
-        alone.drop([row])  # its recurrent state is back in `cache`
-    if work.fault is not None or forward.logits is None:
-        return None
-    row.retry_alone = False
-    requests.take_tokens(engine, read, engine.clock())
-    return None if row.finish is not None else draw_one(row, forward.logits[0])
 
 
 def select_places(
