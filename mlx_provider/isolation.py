@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -88,31 +88,37 @@ class FaultOrigin:
 
 def fault_origin(error: BaseException) -> FaultOrigin | None:
     """Prefers a third party's plugin to a built-in one."""
-    skipped = {*sys.stdlib_module_names, "", "pluggy"}
-    walked = traceback.walk_tb(error.__traceback__)
-    frames = [each for each in walked if _module(each[0]).partition(".")[0] not in skipped]
+    own = {*sys.stdlib_module_names, "", "pluggy"}
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _module(frame).partition(".")[0] not in own
+    ]
     if all(_below(_module(frame), CORE) for frame, _ in frames):
         return None
-    roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
+    points = [(_root(point.module), point) for point in entry_points(group=CORE)]
     owned = [
-        (point, at)
-        for at, (frame, _) in enumerate(frames)
-        if (point := next((p for root, p in roots if _below(_module(frame), root)), None))
+        (point, index)
+        for index, (frame, _) in enumerate(frames)
+        for point in [next((p for root, p in points if _below(_module(frame), root)), None)]
+        if point is not None
     ]
-    chosen = [each for each in owned if not _is_ours(each[0])] or owned
-    if not chosen:
+    others = [each for each in owned if not _is_ours(each[0])] or owned
+    if not others:
         return None
-    point, at = chosen[-1]
-    frame, line = frames[at]
-    first = next(first for other, first in chosen if other == point)
+    point, last = others[-1]
+    first = next(index for each, index in others if each == point)
+    frame, line = frames[last]
+    path = Path(frame.f_code.co_filename)
+    depth = _module(frame).count(".") + (path.name == "__init__.py")
     return FaultOrigin(
         point.name,
         "" if point.dist is None else f"{point.dist.name} {point.dist.version}",
         _name(frames[first][0]),
-        _shown(frame),
+        "/".join(path.parts[-1 - depth :]),
         line,
         _name(frame),
-        innermost=not any(_below(_module(each), CORE) for each, _ in frames[at + 1 :]),
+        innermost=not any(_below(_module(each), CORE) for each, _ in frames[last + 1 :]),
     )
 
 
@@ -146,13 +152,6 @@ def _is_ours(point: EntryPoint) -> bool:
 
 def _below(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
-
-
-def _shown(frame: FrameType) -> str:
-    """The path from its outermost package."""
-    path = Path(frame.f_code.co_filename)
-    depth = _module(frame).count(".") + (path.name == "__init__.py")
-    return "/".join(path.parts[-1 - depth :])
 
 
 @dataclass(frozen=True)
@@ -219,29 +218,28 @@ class Isolation:
 def _fault(error: BaseException) -> Fault:
     origin = None
     if isinstance(error, MLXProviderError):
-        told = f"{type(error).__name__}: {error.message}"
+        summary = f"{type(error).__name__}: {error.message}"
     else:
         origin = fault_origin(error)
         place = f" ({origin.where})" if origin else _place(error)
         if isinstance(error, SyntaxError) and error.filename:  # has a position that is in no frame
             place = ""
-        told = " ".join(f"{type(error).__name__}: {error}{place}".split())
-    fault = Fault(error, told, Trace("".join(traceback.format_exception(error))), origin)
+        summary = " ".join(f"{type(error).__name__}: {error}{place}".split())
+    fault = Fault(error, summary, Trace("".join(traceback.format_exception(error))), origin)
     for each in _chain(error):
         each.__traceback__ = None
     return fault
 
 
-def _chain(error: BaseException) -> Collection[BaseException]:
-    """The error, and all that led to it."""
-    found: dict[int, BaseException] = {}
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
         each = todo.pop()
-        if each is not None and id(each) not in found:
-            found[id(each)] = each
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
             todo += [each.__cause__, each.__context__]
-    return found.values()
+            yield each
 
 
 def _place(error: BaseException) -> str:

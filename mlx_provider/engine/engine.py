@@ -9,22 +9,21 @@ from math import inf
 from typing import Any
 
 from ..errors import MLXProviderError, RequestTimedOut
-from ..isolation import Isolation
 from ..records import LoadedModel
 from .execution.decode_batch import DecodeBatch
 from .inputs import FeatureCache
 from .prefix_cache.policy import PrefixCachePolicy
-from .request import Phase, PrefillJob, Request, Row
+from .request import Phase, Request, Row
 from .scheduling.chunking import StepPlan
 from .scheduling.costs import PassTimer
-from .scheduling.record import Start, StepRecord
+from .scheduling.record import StepRecord
 from .scheduling.scheduler import Scheduler
 from .sizes import FixedShapes
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
-from .step.decode import Decode, Decoded
-from .step.prefill import Prefill, Prefilled
-from .step.requests import Requests
+from .step import decode, prefill, requests
+from .step.decode import Decoded
+from .step.prefill import Prefilled
 from .step_output import Post, Recent, Recorder, Step, StepOutput, TokenNames
 
 RESTORING_REST = 0.05
@@ -77,11 +76,8 @@ class Engine:
         self.batch.shows = self.drafting.shows
         # without cycles, the weights of a model that leaves are free at once
         engine: Engine = weakref.proxy(self)
-        self.requests = Requests(engine)
-        self.decode = Decode(engine)
-        self.prefill = Prefill(engine)
-        scheduler.preview = lambda job: engine._preview(job)
-        scheduler.claim = lambda job: engine.requests.claim(job)
+        scheduler.preview = lambda job: requests.preview(engine, job)
+        scheduler.claim = lambda job: requests.claim(engine, job)
         self._waits_for_disk = False
 
     @property
@@ -103,11 +99,11 @@ class Engine:
             return  # cancelled before it arrived
         self.end_ahead()
         job = self.scheduler.submit(request, self.clock())
-        self.requests.look_up(job)
+        requests.look_up(self, job)
         if request.ahead:
             prefixes = self.prefix_cache
             if prefixes is None or not prefixes.pays_ahead(job):
-                self.requests.abandon(request)
+                requests.abandon(self, request)
             return
         self.recorder.count("requests_received")
 
@@ -122,13 +118,13 @@ class Engine:
 
     def end_ahead(self) -> None:
         for job in [job for job in self.scheduler.waiting if job.request.ahead]:
-            self.requests.abandon(job.request)
+            requests.abandon(self, job.request)
 
     def cancel(self, request: Request) -> None:
-        self.requests.cancel(request)
+        requests.cancel(self, request)
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        self.requests.fail(request, error)
+        requests.fail(self, request, error)
 
     # -- the step
 
@@ -156,11 +152,11 @@ class Engine:
         next one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream
         waits for it. If drafts pay, the last tokens are committed before any pass."""
         self._prepare(record)
-        plan, drafts, caught_up = self.decode.draft(self.scheduler.remaining_plan(record.plan))
+        plan, drafts, caught_up = decode.draft(self, self.scheduler.remaining_plan(record.plan))
         self.scheduler.charge_step(plan)
-        if (decoded := self.decode.run(plan, drafts, caught_up=caught_up)) is not None:
+        if (decoded := decode.run(self, plan, drafts, caught_up=caught_up)) is not None:
             yield decoded
-        if (prefilled := self.prefill.run(plan)) is not None:
+        if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled
         if self.prefix_cache is not None:
             self.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
@@ -173,51 +169,34 @@ class Engine:
         """Take the tokens that were read and draw the next ones, or let the rows of a complete
         prompt decode. Changes requests, their events, and the rows of the batch."""
         if isinstance(result, Decoded):
-            self.decode.commit(result)
+            decode.commit(self, result)
+            if result.chunk is not None and result.unreadable is None:
+                prefill.commit_mixed(self, result.chunk, result.forward)
         else:
-            self.prefill.commit(result)
-
-    def _preview(self, job: PrefillJob) -> Start | None:
-        with Isolation():  # what fails here fails again, and is reported, when the prompt begins
-            return self._start_of(job)
-        return Start(0, job.cuts)
-
-    def _start_of(self, job: PrefillJob) -> Start | None:
-        if not job.uses_prefix_cache:
-            return Start(0, job.cuts)
-        found = Start()
-        if self.prefix_cache is not None:
-            start = self.prefix_cache.preview(job)
-            if start is None:
-                return None
-            found = Start(*start)
-        sparse = self.sparse_prefill
-        if sparse is not None and sparse.will_score(job, found.done):
-            return Start(scored=True)
-        return found
+            prefill.commit(self, result)
 
     def _prepare(self, record: StepRecord) -> None:
         """What happens before the passes: requests and rows end or wait, prompts begin."""
-        requests, prefixes = self.requests, self.prefix_cache
+        prefixes = self.prefix_cache
         for request in record.expired:
-            requests.fail(request, RequestTimedOut("the request's time limit has passed"))
+            requests.fail(self, request, RequestTimedOut("the request's time limit has passed"))
         for row in record.cut:
-            requests.cut(row)
+            requests.cut(self, row)
         for row, tokens in record.trims.items():
             if prefixes is not None and row not in record.preempted:
                 prefixes.trim(row, tokens)
         for row in record.preempted:
             if row in self.scheduler.running:  # else its request failed when another row was cut
-                requests.store(row.request, [row])
-                requests.drop_rows([row])
+                requests.store(self, row.request, [row])
+                requests.drop_rows(self, [row])
         for job in self.scheduler.apply(record):
-            requests.look_up(job)
+            requests.look_up(self, job)
         for job in record.begins:
             if job not in self.scheduler.waiting:
                 continue
             self.output.start(job.request)
-            with requests.isolated(job.request, "its prefill"):
-                requests.begin(job)
+            with requests.isolated(self, job.request, "its prefill"):
+                requests.begin(self, job)
 
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .inputs import Inputs, Tower
     from .prefix_cache.buffers import Lease
+    from .prefix_cache.disk import Restore
 
 
 class Phase(enum.Enum):
@@ -81,18 +82,6 @@ class RowForecast(Protocol):
         """Push the drawn token."""
 
 
-class Restore(Protocol):
-    """Reads a prefix from disk (`prefix_cache/disk.py`)."""
-
-    ended: bool
-    cache: list[Any] | None
-    """Set once the restore has ended."""
-    length: int
-
-    def abandon(self) -> None:
-        """End the restore at once."""
-
-
 @dataclass(frozen=True)
 class SamplingParams:
     """The request's own values, else those of the model, else neutral ones."""
@@ -144,7 +133,7 @@ class Row:
     error: MLXProviderError | None = None
     """A failure in the row's own work. Its request ends with its next token."""
     retry_alone: bool = False
-    """After a failed device step: it decodes alone once before it joins other rows."""
+    """After a failed device step: its next pass has no other row."""
 
     lease: Lease | None = None
     """Its buffers that entries of the prefix cache may refer to."""
@@ -278,7 +267,7 @@ class PrefillJob:
     aged: float = 0.0
     """Seconds of waiting: before admission, and later for chunks of other prompts."""
     done: int = 0
-    """Tokens that `cache` holds."""
+    """Tokens that `cache` holds, or is expected to begin with."""
     cache: list[Any] | None = None
     cuts: Sequence[int] = ()
     """Ascending token counts at which a chunk must end."""
@@ -302,7 +291,7 @@ class PrefillJob:
     tower: Tower | None = None
     """The run of the vision tower over its media, while it lasts."""
     pieces: int = 0
-    piece_seconds: float = 0.0
+    """Of the scoring, so far."""
 
     @property
     def restoring(self) -> bool:
@@ -319,10 +308,6 @@ class PrefillJob:
     def own_pass(self) -> bool:
         """Whether it shares no pass of the rows."""
         return self.request.inputs is not None or self.wants_prompt_logprobs
-
-    @property
-    def remaining(self) -> int:
-        return len(self.tokens) - self.done
 
     @property
     def cost(self) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..isolation import Isolation
-from ..records import LoadedModel, ScoresPrompts, Scoring
+from ..records import LoadedModel, ScoresPrompts
 from ..upstream.cache_classes import sparse, unsupported, widest_window
 from ..upstream.cache_lists import leaves
 from .execution.batching import CircuitBreaker
@@ -147,7 +147,9 @@ class SparsePrefill:
 
     def will_score(self, job: PrefillJob, cached: int) -> bool:
         """Whether `begin` would start to score a prompt of which so many tokens are cached."""
-        return self._applies(job) and self._breaker.closed and not self._whole(job, cached)
+        with Isolation():  # `begin` reports it
+            return self._applies(job) and self._breaker.closed and not self._whole(job, cached)
+        return False
 
     def _applies(self, job: PrefillJob) -> bool:
         """A prompt that was prefilled completely before must give the same result."""
@@ -163,38 +165,31 @@ class SparsePrefill:
             self._prefill_whole(job, "the scorer keeps failing")
             return
         with Isolation() as tried:
-            self._begin_scoring(job)
+            if why := self._whole(job, job.done):
+                self._prefill_whole(job, why)
+            else:
+                job.scoring = self._scorer.scoring(list(job.tokens))
         if tried.fault is not None:
             self._failed(job, tried.fault.summary)
-
-    def _begin_scoring(self, job: PrefillJob) -> None:
-        if why := self._whole(job, job.done):
-            self._prefill_whole(job, why)
-        else:
-            job.scoring = self._scorer.scoring(list(job.tokens))
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
         """Score pieces while they fit, at least one. After the last, the job has its tokens.
         `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
-        end = self._clock() + seconds
+        now = self._clock()
+        end, most = now + seconds, OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS
         with Isolation() as tried:
             while job.scoring is not None:
-                self._advance(job, job.scoring)
-                if self._clock() + job.piece_seconds > end:
+                scores = job.scoring.advance()  # the first piece also waits for the rows' pass
+                began, now = now, self._clock()
+                job.pieces += 1
+                if scores is not None:
+                    self._thin_out(job, scores)
+                elif job.pieces > most:
+                    raise Nonsense(f"no scores after {job.pieces} pieces")
+                elif now + (now - began) > end:
                     break
         if tried.fault is not None:
             self._failed(job, tried.fault.summary)
-
-    def _advance(self, job: PrefillJob, scoring: Scoring) -> None:
-        """Score and time a piece. The first piece in a step also waits for the pass of the rows."""
-        began = self._clock()
-        scores = scoring.advance()
-        job.piece_seconds = self._clock() - began
-        job.pieces += 1
-        if scores is None and job.pieces > OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS:
-            raise Nonsense(f"no scores after {job.pieces} pieces")
-        if scores is not None:
-            self._thin_out(job, scores)
 
     def _whole(self, job: PrefillJob, cached: int) -> str:
         """Why all of a long prompt must be computed. Empty: it need not be."""

@@ -83,7 +83,7 @@ class Server:
                 self.calls.run()
             self.policy.begin(job, len(asked.prompt) + len(asked.reply))
         ids = as_ids(asked.prompt + asked.reply)
-        while job.remaining:
+        while job.cost:
             start, job.done = job.done, self._next(job)
             self.model.feed(job.held(), ids, start, job.done)
             request.prefilled += job.done - start

@@ -272,7 +272,7 @@ def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
 
 def test_a_prompt_with_nobody_beside_it_is_scored_in_few_steps(qwen3: TextModel) -> None:
     engine, request = thinning(qwen3, Scripted(25)), new_request(text(600))
-    ticking(engine, 0.01)  # thrice for a piece
+    ticking(engine, 0.03)  # once for a piece
     engine.submit(request)
     steps = 0
     while request.kept is None:

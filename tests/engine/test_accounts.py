@@ -10,7 +10,8 @@ from mlx_provider.engine.request import PrefillJob
 from mlx_provider.engine.scheduling.admission import above_share
 from mlx_provider.errors import Overloaded
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import assert_as_alone
 
 LAPTOP = Estimate(CHIPS["M3 Max"], MODELS["dense 8B"])
 
@@ -61,7 +62,7 @@ def test_long_prompts_of_one_account_run_although_short_ones_of_another_never_en
     for _ in range(LONG // SHORT + 2):
         ahead, now = run.ask("b", SHORT, 1), ahead
         run.wait_of(now)
-    assert not long.remaining
+    assert not long.cost
 
 
 def test_each_account_keeps_one_row() -> None:
@@ -103,5 +104,4 @@ def test_a_preempted_row_continues_with_the_same_tokens(qwen3: TextModel, full: 
         steps += 1
     assert steps <= 5
     run(engine)
-    for request in (*flood, other):
-        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
+    assert_as_alone(qwen3, *flood, other)

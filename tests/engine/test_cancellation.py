@@ -11,8 +11,8 @@ import pytest
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, SamplingParams
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from references import alone
+from mlx_provider.testing.driver import new_engine, new_request, run
+from references import assert_as_alone
 
 
 def test_cancel_while_queued_in_prefill_and_in_decode(
@@ -54,7 +54,7 @@ def test_cancel_of_one_choice_holder_ends_every_choice(qwen3: TextModel) -> None
         engine.step()
     engine.cancel(several)
     run(engine)
-    assert output_of(other).tokens == output_of(alone(qwen3, other)).tokens
+    assert_as_alone(qwen3, other)
 
 
 @pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.sweep)])
@@ -105,5 +105,5 @@ def test_of_a_row_that_leaves_right_after_it_joined_the_cached_tokens_are_stored
     engine.submit(again)
     run(engine)
     assert again.cached == len(tokens) + (steps if steps > 1 else 0)
-    assert output_of(again).tokens == output_of(alone(qwen3, again)).tokens
+    assert_as_alone(qwen3, again)
     assert not caplog.records

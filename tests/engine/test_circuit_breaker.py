@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
-from mlx_provider.engine.engine import Engine
+from failing import Failing, streams
 from mlx_provider.engine.execution import batching as circuit_breaker
 from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.batching import CircuitBreaker
-from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from references import alone
+from mlx_provider.testing.driver import new_engine, new_request, run
+from references import assert_as_alone
 
 WAIT = 8
 
@@ -66,41 +62,10 @@ def test_successful_steps_reset_the_failures_and_the_wait() -> None:
     assert steps_until_tried(breaker) == WAIT
 
 
-@dataclass
-class Failing:
-    """A model whose passes fail on demand, and that records the number of tokens of each pass."""
-
-    inner: TextModel
-    fails: Callable[[int], bool]
-    sizes: list[int] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def decode(self, tokens: mx.array, *args: Any) -> mx.array:
-        self.sizes.append(tokens.size)
-        logits = self.inner.decode(tokens, *args)
-        if self.fails(tokens.size):
-            raise RuntimeError("[metal] command buffer failed")
-        return logits
-
-
-def streams(engine: Engine, count: int = 3, max_tokens: int = 60) -> list[Request]:
-    requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=max_tokens) for i in range(count)]
-    for request in requests:
-        engine.submit(request)
-    return requests
-
-
-def assert_as_alone(model: TextModel, requests: list[Request]) -> None:
-    for request in requests:
-        assert output_of(request).tokens == output_of(alone(model, request)).tokens
-
-
 @pytest.mark.parametrize("layout", ["grouped", "merged"])
 def test_rows_decode_together_again_once_that_works(qwen3: TextModel, layout: str) -> None:
     broken = [True]
-    model = Failing(qwen3, lambda size: broken[0] and size > 1)
+    model = Failing(qwen3, lambda tokens, places: broken[0] and len(tokens) > 1)
     engine = new_engine(model, layout=layout)  # type: ignore[arg-type]
     requests = streams(engine)
     while engine.batch.layout.name != "solo":
@@ -110,31 +75,31 @@ def test_rows_decode_together_again_once_that_works(qwen3: TextModel, layout: st
         engine.step()
     decoding = list(engine.scheduler.running)
     assert len(decoding) == 3
-    model.sizes.clear()
+    model.decodes.clear()
     engine.step()
-    assert model.sizes == [3], "the rows that decoded alone share a pass, and none starts anew"
+    assert model.decodes == [3], "the rows that decoded alone share a pass, and none starts anew"
     run(engine)
     assert engine.batch.layout.name == layout
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_each_failed_try_lengthens_the_wait_for_the_next(qwen3: TextModel) -> None:
-    model = Failing(qwen3, lambda size: size > 1)
+    model = Failing(qwen3, lambda tokens, places: len(tokens) > 1)
     engine = new_engine(model)  # type: ignore[arg-type]
     requests = streams(engine, max_tokens=150)
     run(engine)
-    tries = [at for at, size in enumerate(model.sizes) if size > 1]
+    tries = [at for at, size in enumerate(model.decodes) if size > 1]
     between = [b - a for a, b in itertools.pairwise(tries[1:])]
     assert len(between) >= 2
     assert all(b > 1.5 * a for a, b in itertools.pairwise(between))
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_rows_that_cannot_be_merged_continue_alone(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = [True]
-    model = Failing(qwen3, lambda size: broken[0] and size > 1)
+    model = Failing(qwen3, lambda tokens, places: broken[0] and len(tokens) > 1)
     engine = new_engine(model)  # type: ignore[arg-type]
     requests = streams(engine)
     while engine.batch.layout.name != "solo":
@@ -154,12 +119,12 @@ def test_rows_that_cannot_be_merged_continue_alone(
     assert "rows cannot decode together yet: " in caplog.text
     assert "no room to merge" in caplog.text
     assert engine.batch.layout.name == "grouped"
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
     broken = [True]
-    model = Failing(qwen3, lambda size: broken[0] and size > 3)
+    model = Failing(qwen3, lambda tokens, places: broken[0] and len(tokens) > 3)
     engine = new_engine(model, mixes=True, max_chunk=32)  # type: ignore[arg-type]
     requests = streams(engine, max_tokens=120)
     while len(engine.scheduler.running) < 3:
@@ -169,16 +134,16 @@ def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
         engine.submit(requests[-1])
         if word == 300:
             broken[0] = False
-            model.sizes.clear()
+            model.decodes.clear()
         while requests[-1].unfinished:
             engine.step()
         assert engine.batch.mixes == (word == 300), word
         for _ in range(2 * WAIT if word == 200 else 0):
             engine.step()
     run(engine)
-    assert max(model.sizes) > 3
+    assert max(model.decodes) > 3
     assert engine.batch.layout.name == "grouped"
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_a_model_with_only_the_solo_layout_never_tries_to_batch_rows(qwen3: TextModel) -> None:
@@ -197,4 +162,4 @@ def test_a_model_with_only_the_solo_layout_never_tries_to_batch_rows(qwen3: Text
     run(engine)
     assert failures[0] == 3
     assert engine.batch.layout is layout
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)

@@ -29,10 +29,3 @@ def test_features_larger_than_the_budget_are_not_stored() -> None:
     cache.put(("", "1"), features(1))
     assert cache.get(("", "1")) is None
     assert cache.nbytes == 0
-
-
-def test_clear_forgets_all() -> None:
-    cache = FeatureCache(EACH)
-    cache.put(("", "1"), features(1))
-    cache.clear()
-    assert cache.get(("", "1")) is None

@@ -15,8 +15,8 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import KEPT, UNASKED, source_of, speculation_of
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import Drafter, DraftRow, ShowsHidden
-from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
-from references import alone
+from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, run
+from references import assert_as_alone
 
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(120)]
 
@@ -79,8 +79,7 @@ def test_rows_that_join_in_chunks_and_drafts_that_fail(qwen3: TextModel, mixes: 
     noting = serve(qwen3, requests, mixes=mixes)
     check(qwen3, noting)
     assert sum(request.drafted for request in requests) > 20
-    for request in requests:
-        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
+    assert_as_alone(qwen3, *requests)
     if not mixes:  # the longest prompt has shown its maximum of states
         assert max(hidden.shape[0] for _, hidden in noting.seen) == KEPT
 
@@ -111,8 +110,7 @@ def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextMo
     run(engine)
     check(qwen3, noting)
     assert any(hidden.shape[0] == KEPT for _, hidden in noting.seen[before:])
-    for request in requests:
-        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
+    assert_as_alone(qwen3, *requests)
 
 
 def test_states_of_many_prompts_are_bounded(qwen3: TextModel) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 from xml.etree.ElementTree import ParseError
 
 import jinja2
-import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_provider import PrefillChunk
+from failing import Failing, First
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
@@ -28,38 +27,13 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, output_of, run
-from references import alone
+from references import assert_as_alone
 
 POISON = 77
 
 
-@dataclass
-class Flaky:
-    """The real model, with device steps that fail on demand."""
-
-    inner: TextModel
-    fails_beyond: int = 10**9
-    """Fail every decode step in which a row has reached this position."""
-    fails_batches: int = 0
-    """Number of decode steps with several rows that fail."""
-    fails_prefill_of: int | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        if self.fails_prefill_of in chunk.prompt.tokens[chunk.start : chunk.stop]:
-            raise RuntimeError("[metal] prefill out of memory")
-        return self.inner.prefill(chunk)
-
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        logits = self.inner.decode(tokens, cache, positions)
-        if tokens.size > 1 and self.fails_batches > 0:
-            self.fails_batches -= 1
-            raise RuntimeError("[metal] command buffer failed")
-        if max(positions.tolist()) >= self.fails_beyond:
-            raise RuntimeError("[metal] poisoned row")
-        return logits
+def several(tokens: list[int], places: list[int]) -> bool:
+    return len(tokens) > 1
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -71,10 +45,6 @@ def start(engine: Engine, tokens: Sequence[list[int]], **more: Any) -> list[Requ
     for request in requests:
         engine.submit(request)
     return requests
-
-
-def assert_as_alone(model: TextModel, request: Request) -> None:
-    assert output_of(request).tokens == output_of(alone(model, request)).tokens
 
 
 def error_of(request: Request) -> str:
@@ -90,8 +60,7 @@ def test_a_broken_detokenizer_ends_its_request_alone(qwen3: TextModel) -> None:
     run(engine)
     assert "broken output" in error_of(requests[1])
     assert requests[1].phase is Phase.DONE
-    for request in (requests[0], requests[2], requests[3]):
-        assert_as_alone(qwen3, request)
+    assert_as_alone(qwen3, requests[0], requests[2], requests[3])
 
 
 class BrokenGrammar:
@@ -114,28 +83,27 @@ def test_a_broken_grammar_ends_its_request_alone(qwen3: TextModel) -> None:
 
 
 def test_a_prefill_that_fails_ends_its_request_alone(qwen3: TextModel) -> None:
-    model = Flaky(qwen3, fails_prefill_of=POISON)
+    model = Failing(qwen3, fails_prefill=lambda tokens: POISON in tokens)
     engine = new_engine(model)  # type: ignore[arg-type]
     requests = start(engine, [*prompts(2), [40, POISON, 41]])
     run(engine)
-    assert "prefill out of memory" in error_of(requests[2])
+    assert "command buffer failed" in error_of(requests[2])
     assert_as_alone(qwen3, requests[0])
     assert_as_alone(qwen3, requests[1])
 
 
 def test_a_failed_batch_step_is_run_again_without_effect_on_results(qwen3: TextModel) -> None:
-    model = Flaky(qwen3, fails_batches=1)
-    engine = new_engine(model)  # type: ignore[arg-type]
+    once = First(1, several)
+    engine = new_engine(Failing(qwen3, once))  # type: ignore[arg-type]
     requests = start(engine, prompts(4))
     run(engine)
-    assert model.fails_batches == 0
-    for request in requests:
-        assert_as_alone(qwen3, request)
+    assert not once.left
+    assert_as_alone(qwen3, *requests)
     assert engine.batch.layout.name == "grouped"
 
 
 def test_a_row_is_run_again_if_the_other_rows_of_a_failed_step_have_ended(qwen3: TextModel) -> None:
-    model = Flaky(qwen3)
+    model = Failing(qwen3)
     engine = new_engine(model)  # type: ignore[arg-type]
     ending, staying = (
         new_request(t, max_tokens=n) for t, n in zip(prompts(2), (9, 20), strict=True)
@@ -144,32 +112,29 @@ def test_a_row_is_run_again_if_the_other_rows_of_a_failed_step_have_ended(qwen3:
         engine.submit(request)
     while len(output_of(ending).tokens) < 8:
         engine.step()
-    model.fails_batches = 1
+    model.fails = once = First(1, several)
     run(engine)
-    assert model.fails_batches == 0
+    assert not once.left
     assert_as_alone(qwen3, staying)
 
 
 def test_rows_decode_alone_after_batching_failed_again(qwen3: TextModel) -> None:
-    model = Flaky(qwen3, fails_batches=10**9)
-    engine = new_engine(model)  # type: ignore[arg-type]
+    engine = new_engine(Failing(qwen3, several))  # type: ignore[arg-type]
     requests = start(engine, prompts(4))
     run(engine)
-    for request in requests:
-        assert_as_alone(qwen3, request)
+    assert_as_alone(qwen3, *requests)
     assert engine.batch.layout.name == "solo"
 
 
 @pytest.mark.parametrize("layout", ["grouped", "merged", "solo"])
 def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
     # the row with 100 prompt tokens fails from its 8th token; no other row gets that far
-    model = Flaky(qwen3, fails_beyond=107)
+    model = Failing(qwen3, lambda tokens, places: max(places) >= 107)
     engine = new_engine(model, layout=layout)  # type: ignore[arg-type]
     requests = start(engine, [*prompts(4)[:3], [50] * 100])
     run(engine)
-    assert "poisoned row" in error_of(requests[3])
-    for request in requests[:3]:
-        assert_as_alone(qwen3, request)
+    assert "command buffer failed" in error_of(requests[3])
+    assert_as_alone(qwen3, *requests[:3])
     assert engine.scheduler.idle
 
 
@@ -187,17 +152,7 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
     engine = new_engine(qwen3, prefix_cache=prefix_cache, available=lambda: 300, reserve=4)
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
     run(engine)
-    for request in requests:
-        assert_as_alone(qwen3, request)
-
-
-def test_requests_after_a_failure_are_served(qwen3: TextModel) -> None:
-    engine = new_engine(Flaky(qwen3, fails_prefill_of=POISON))  # type: ignore[arg-type]
-    start(engine, [[POISON]])
-    run(engine)
-    (after,) = start(engine, prompts(1))
-    run(engine)
-    assert_as_alone(qwen3, after)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:
@@ -232,8 +187,7 @@ def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
         engine.step()
         waits += any(w.rows[0].tokens for w in engine.scheduler.waiting)
     assert waits > 0
-    for request in requests:
-        assert_as_alone(qwen3, request)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: TextModel) -> None:

@@ -3,93 +3,36 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlx_provider import PrefillChunk
+from failing import Failing, First, decoding
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.batching import MixedBatches
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Phase, PrefillJob, Request
-from mlx_provider.engine.scheduling.chunking import Chunk
+from mlx_provider.engine.request import Phase
 from mlx_provider.engine.scheduling.record import Start
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from references import alone
+from references import assert_as_alone
 
 POISON = 15
 """A token that nobody draws."""
 LONG = [100 + 3 * i % 250 for i in range(200)]
 
 
-@dataclass
-class Watched:
-    """A model that records its passes, and fails on demand."""
-
-    inner: TextModel
-    fails: Callable[[list[int]], bool] = lambda tokens: False
-    """Whether a pass over these tokens fails."""
-    only_decode: bool = False
-    prefills: list[int] = field(default_factory=list)
-    decodes: list[int] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        tokens = list(chunk.prompt.tokens[chunk.start : chunk.stop])
-        self.prefills.append(len(tokens))
-        logits = self.inner.prefill(chunk)
-        return logits if self.only_decode else self._checked(logits, tokens)
-
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> mx.array:
-        self.decodes.append(tokens.size)
-        return self._checked(
-            self.inner.decode(tokens, cache, positions, logits_at), tokens.tolist()
-        )  # type: ignore[arg-type]
-
-    def _checked(self, logits: mx.array, tokens: list[int]) -> mx.array:
-        if self.fails(tokens):
-            raise RuntimeError("[metal] command buffer failed")
-        return logits
-
-
 def engine_of(model: Any, **more: Any) -> Engine:
     return new_engine(model, mixes=True, max_chunk=32, **more)
 
 
-def streams(engine: Engine, count: int = 3) -> list[Request]:
-    """Requests that are decoding."""
-    requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=60) for i in range(count)]
-    for request in requests:
-        engine.submit(request)
-    while len(engine.scheduler.running) < count:
-        engine.step()
-    return requests
-
-
-def assert_as_alone(model: TextModel, *requests: Request) -> None:
-    for request in requests:
-        assert output_of(request).tokens == output_of(alone(model, request)).tokens
-
-
 def test_a_long_prompt_has_few_passes_of_its_own(qwen3: TextModel) -> None:
-    model = Watched(qwen3)
+    model = Failing(qwen3)
     engine = engine_of(model)
-    others = streams(engine)
+    others = decoding(engine)
     model.prefills.clear()
     model.decodes.clear()
     long = new_request(LONG, max_tokens=9, n=2)
@@ -103,7 +46,7 @@ def test_a_long_prompt_has_few_passes_of_its_own(qwen3: TextModel) -> None:
 def test_a_prompt_with_mixed_chunks_is_stored_in_the_prefix_cache(qwen3: TextModel) -> None:
     prefix_cache = PrefixCache(budget=lambda: 2**24)
     engine = engine_of(qwen3, prefix_cache=prefix_cache)
-    streams(engine)
+    decoding(engine)
     first, again = (new_request(LONG, max_tokens=4) for _ in range(2))
     engine.submit(first)
     run(engine)
@@ -122,7 +65,7 @@ def test_a_prompt_that_begins_elsewhere_than_planned_is_computed_from_there(
     if stored:
         engine.submit(new_request(LONG[:stored], max_tokens=1))
         run(engine)
-    others = streams(engine)
+    others = decoding(engine)
     for _ in range(10):  # the rows owe no time to a chunk
         engine.step()
     engine.scheduler.preview = lambda job: Start(0 if stored else 64, job.cuts)
@@ -142,7 +85,7 @@ def test_a_prompt_that_gets_no_cache_fails_alone(qwen3: TextModel) -> None:
         return qwen3.make_cache()
 
     engine = engine_of(qwen3, make_cache=make_cache)
-    others = streams(engine)
+    others = decoding(engine)
     for _ in range(10):  # the rows owe no time to a chunk
         engine.step()
     full, long = True, new_request(LONG, max_tokens=9)
@@ -152,23 +95,10 @@ def test_a_prompt_that_gets_no_cache_fails_alone(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, *others)
 
 
-def test_a_cancelled_prompt_leaves_the_rows_alone(qwen3: TextModel) -> None:
-    engine = engine_of(qwen3)
-    others = streams(engine)
-    long = new_request(LONG, max_tokens=9)
-    engine.submit(long)
-    for _ in range(6):
-        engine.step()
-    assert long.phase is Phase.PREFILL
-    engine.cancel(long)
-    run(engine)
-    assert_as_alone(qwen3, *others)
-
-
 def test_a_cancelled_prompt_leaves_no_cache_behind(qwen3: TextModel) -> None:
     """The record of passes that can have caused an error outlives these passes."""
     engine = engine_of(qwen3)
-    others = streams(engine)
+    others = decoding(engine)
     long = new_request(LONG, max_tokens=9)
     engine.submit(long)
     while not long.prefilled:
@@ -191,7 +121,7 @@ def test_a_draw_that_fails_in_a_mixed_pass_is_repeated(
     """Also with the last chunk of a prompt, whose prefill starts again."""
     prefix_cache = PrefixCache(budget=lambda: 2**24) if stored else None
     engine = engine_of(qwen3, prefix_cache=prefix_cache)
-    others = streams(engine)
+    others = decoding(engine)
     long = new_request(LONG, max_tokens=9)
     failures: list[int] = []
 
@@ -212,37 +142,20 @@ def test_a_draw_that_fails_in_a_mixed_pass_is_repeated(
 def test_a_failed_mixed_pass_is_run_again_without_effect_on_results(
     qwen3: TextModel, rows: int
 ) -> None:
-    failures: list[int] = []
-
-    def fails(tokens: list[int]) -> bool:
-        if len(tokens) > 5 and not failures:
-            failures.append(len(tokens))
-            return True
-        return False
-
-    engine = engine_of(Watched(qwen3, fails, only_decode=True))
-    others = streams(engine, rows)
+    once = First(1, lambda tokens, places: len(tokens) > 5)
+    engine = engine_of(Failing(qwen3, once))
+    others = decoding(engine, rows)
     long = new_request(LONG, max_tokens=9)
     engine.submit(long)
     run(engine)
-    assert failures
-    assert_as_alone(qwen3, *others, long)
-    assert engine.batch.layout.name == "grouped"
-
-
-def test_rows_decode_together_if_mixed_passes_always_fail(qwen3: TextModel) -> None:
-    engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 5, only_decode=True))
-    others = streams(engine)
-    long = new_request(LONG, max_tokens=9)
-    engine.submit(long)
-    run(engine)
+    assert not once.left
     assert_as_alone(qwen3, *others, long)
     assert engine.batch.layout.name == "grouped"
 
 
 def test_no_chunk_is_mixed_when_rows_decode_alone(qwen3: TextModel) -> None:
-    engine = engine_of(Watched(qwen3, lambda tokens: len(tokens) > 1, only_decode=True))
-    others = streams(engine)
+    engine = engine_of(Failing(qwen3, lambda tokens, places: len(tokens) > 1))
+    others = decoding(engine)
     while engine.batch.layout.name != "solo":
         engine.step()
     long = new_request(LONG, max_tokens=9)
@@ -257,9 +170,9 @@ def test_no_chunk_is_mixed_when_rows_decode_alone(qwen3: TextModel) -> None:
 def test_an_error_one_step_later_is_first_attributed_to_the_chunk(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Watched(qwen3)
+    model = Failing(qwen3)
     engine = engine_of(model)
-    others = streams(engine)
+    others = decoding(engine)
     read, failures = engine.batch.read, [0]
 
     def fails() -> Any:
@@ -277,23 +190,11 @@ def test_an_error_one_step_later_is_first_attributed_to_the_chunk(
     assert engine.batch.layout.name == "grouped"
 
 
-def test_an_error_belongs_to_this_pass_or_the_one_before(qwen3: TextModel) -> None:
-    mixed = MixedBatches(possible=True)
-    job = PrefillJob(new_request(LONG), [], LONG, done=16, cache=qwen3.make_cache())
-    mixed.take_along(Chunk(job, 16, 32))
-    mixed.take_along(None)
-    assert mixed.blame()
-    assert (job.cache, job.done) == (None, 0)
-    assert not mixed.blame(), "it has started again"
-    mixed.take_along(None)
-    assert not mixed.blame()
-
-
 @pytest.mark.parametrize("at", [100, 199])
 def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: int) -> None:
-    model = Watched(qwen3, fails=lambda tokens: POISON in tokens)
+    model = Failing(qwen3, lambda tokens, places: POISON in tokens, lambda tokens: POISON in tokens)
     engine = engine_of(model)
-    others = streams(engine)
+    others = decoding(engine)
     poisoned = new_request([POISON if i == at else t for i, t in enumerate(LONG)], max_tokens=9)
     engine.submit(poisoned)
     run(engine)
@@ -302,21 +203,15 @@ def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: 
     assert "command buffer failed" in events[-1].error.message
     assert_as_alone(qwen3, *others)
     assert engine.batch.layout.name == "grouped"
-    (after,) = streams(engine, 1)
+    (after,) = decoding(engine, 1)
     run(engine)
     assert_as_alone(qwen3, after)
 
 
 def test_the_probe_permits_mixed_passes_only_if_they_are_exact(qwen3: TextModel) -> None:
-    class Wrong(Watched):
-        def decode(
-            self,
-            tokens: mx.array,
-            cache: list[Any],
-            positions: mx.array,
-            logits_at: mx.array | None = None,
-        ) -> mx.array:
-            logits = self.inner.decode(tokens, cache, positions, logits_at)
+    class Wrong(Failing):
+        def decode(self, tokens: mx.array, *given: Any) -> mx.array:
+            logits = self.inner.decode(tokens, *given)
             return logits + mx.arange(logits.shape[1]) * 0.01 if tokens.size > 5 else logits
 
     found = probe(Wrong(qwen3), qwen3.make_cache, ("grouped", "merged", "solo"))  # type: ignore[arg-type]

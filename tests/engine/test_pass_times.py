@@ -17,8 +17,8 @@ from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.step import prefill
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
-from references import alone
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, run
+from references import assert_as_alone
 
 CURVE = Curve(((1, 0.01), (256, 0.2)))
 
@@ -152,8 +152,7 @@ def test_the_engine_does_not_wait_for_a_chunk_after_the_rows(
     assert device.launched.count("chunk") >= 10
     assert device.waits == 1, "for the last one, whose logits are wanted"
     run(engine)
-    for request in (stream, long):
-        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
+    assert_as_alone(qwen3, stream, long)
 
 
 def test_a_failed_chunk_after_the_rows_is_run_again(qwen3: TextModel) -> None:
@@ -177,5 +176,19 @@ def test_a_failed_chunk_after_the_rows_is_run_again(qwen3: TextModel) -> None:
     engine.step()
     assert job.done == 0
     run(engine)
-    for request in (stream, long):
-        assert output_of(request).tokens == output_of(alone(qwen3, request)).tokens
+    assert_as_alone(qwen3, stream, long)
+
+
+def test_brief_prompts_join_before_the_first_decodes_again(qwen3: TextModel) -> None:
+    engine = new_engine(qwen3, clock=lambda: 0.0)  # as if prefill took no time
+    requests = [new_request([30 + i] * 12, max_tokens=6) for i in range(4)]
+    for request in requests:
+        engine.submit(request)
+    for joined in range(1, 5):
+        engine.step()
+        assert [len(request.rows[0].tokens) for request in requests] == [1] * joined + [0] * (
+            4 - joined
+        )
+    engine.step()
+    engine.step()
+    assert all(len(request.rows[0].tokens) > 1 for request in requests)

@@ -17,7 +17,7 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Delta, TokenLogprob
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from references import alone
+from references import alone, assert_as_alone
 from tiny import build
 
 PROMPT = [30 + (i * 7) % 200 for i in range(100)]
@@ -64,8 +64,7 @@ def test_they_are_those_of_the_whole_prompt(tmp_path: Path, family: str) -> None
     np.testing.assert_allclose(found, wanted(model, PROMPT), atol=2e-4)
     assert all(len(each.top) == 2 for each in first[1:])
     assert output_of(request, 1).tokens == output_of(alone(model, request)).tokens
-    for other in others:
-        assert output_of(other).tokens == output_of(alone(model, other)).tokens
+    assert_as_alone(model, *others)
 
 
 @pytest.mark.parametrize("tokens", [[40], [40, 41]])

@@ -25,7 +25,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DeviceTokens, DraftRow
 from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
-from references import alone
+from references import alone, assert_as_alone
 from schedules import Oracle, steps_of
 from tiny import build
 
@@ -57,11 +57,6 @@ def serve(engine: Engine, requests: Sequence[Request]) -> None:
     run(engine)
 
 
-def assert_as_alone(model: LoadedModel, requests: Sequence[Request]) -> None:
-    for request in requests:
-        assert output_of(request).tokens == output_of(alone(model, request)).tokens
-
-
 class Raising:
     calls = 0
 
@@ -73,7 +68,7 @@ class Raising:
 def test_no_request_fails_if_a_drafter_raises(qwen3: TextModel) -> None:
     drafting, requests = Raising(), asked()
     serve(drafted(qwen3, drafting), requests)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
     assert 0 < drafting.calls < 5  # after failures, it is not called for a while
 
 
@@ -109,7 +104,7 @@ def test_wrong_guesses_of_a_drafter_do_not_change_tokens(
 
     requests = asked()
     serve(drafted(qwen3, Lying()), requests)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_guesses_for_other_rows_than_requested_are_ignored(qwen3: TextModel) -> None:
@@ -119,7 +114,7 @@ def test_guesses_for_other_rows_than_requested_are_ignored(qwen3: TextModel) -> 
 
     requests = asked()
     serve(drafted(qwen3, Short()), requests)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
     assert not any(request.drafted for request in requests)
 
 
@@ -137,7 +132,7 @@ def test_a_drafter_that_is_not_ready_for_a_row_is_asked_again_at_the_next_step(
         request = new_request(PROMPTS[1], max_tokens=24)
         speculation = Speculation(Source(drafting), vocab=qwen3.info.vocab_size)
         serve(new_engine(qwen3, speculation=speculation), [request])
-        assert_as_alone(qwen3, [request])
+        assert_as_alone(qwen3, request)
         return drafting.calls
 
     class Silent(Reading):
@@ -151,7 +146,7 @@ def test_a_drafter_that_is_not_ready_for_a_row_is_asked_again_at_the_next_step(
 def test_right_drafts_save_steps(qwen3: TextModel) -> None:
     requests, plain = asked(), asked()
     with_drafts = steps_of(drafted(qwen3, knowing(qwen3, requests, share=1.0)), requests)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
     assert all(request.accepted == request.drafted > 12 for request in requests)
     assert with_drafts < 0.7 * steps_of(new_engine(qwen3, mixes=True), plain)
 
@@ -180,7 +175,7 @@ def test_each_row_of_a_batch_has_the_drafter_that_knows_it(qwen3: TextModel) -> 
     )
     engine = new_engine(qwen3, mixes=True, speculation=speculation, clock=lambda: 0.0)
     together = steps_of(engine, [first, second])
-    assert_as_alone(qwen3, [first, second])
+    assert_as_alone(qwen3, first, second)
     assert together < 60
     for request, able, other in (
         (first, knows_first, knows_second),
@@ -197,7 +192,7 @@ def test_a_fault_of_one_drafter_leaves_the_rows_to_the_other(qwen3: TextModel) -
     vocab = qwen3.info.vocab_size
     speculation = Speculation(Source(failing), Source(able), vocab=vocab, clock=lambda: 0.0)
     serve(new_engine(qwen3, speculation=speculation, clock=lambda: 0.0), [request])
-    assert_as_alone(qwen3, [request])
+    assert_as_alone(qwen3, request)
     assert failing.calls == 2
     assert request.accepted > 30
 
@@ -222,21 +217,21 @@ def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> Non
         assert first.drafted == before
     run(engine)
     assert first.drafted > before
-    assert_as_alone(qwen3, [first, newcomer])
+    assert_as_alone(qwen3, first, newcomer)
 
 
 def test_a_client_that_wants_no_drafts_has_none(qwen3: TextModel) -> None:
     requests = asked()
     requests[1].drafts = False
     serve(drafted(qwen3, knowing(qwen3, requests)), requests)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
     assert [request.drafted > 0 for request in requests] == [True, False, True, True, True]
 
 
 def test_nothing_is_drafted_if_rows_decode_alone(qwen3: TextModel) -> None:
     requests = asked()
     serve(drafted(qwen3, knowing(qwen3, requests), layout="solo"), requests)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
     assert not any(request.drafted for request in requests)
 
 
@@ -252,7 +247,7 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
     engine.step()
     assert engine.scheduler.queued
     run(engine)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
@@ -278,7 +273,7 @@ def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
     model.fail = True
     run(engine)
     assert not model.fail
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_of_a_cancelled_row_with_drafts_the_accepted_tokens_are_stored(qwen3: TextModel) -> None:
@@ -294,7 +289,7 @@ def test_of_a_cancelled_row_with_drafts_the_accepted_tokens_are_stored(qwen3: Te
     engine.submit(again)
     run(engine)
     assert again.cached >= len(PROMPTS[3]) + 28
-    assert_as_alone(qwen3, [again])
+    assert_as_alone(qwen3, again)
 
 
 def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextModel) -> None:
@@ -316,7 +311,7 @@ def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(
     params = [SamplingParams(temperature=1.3, seed=i) for i in range(24)]
     requests = [new_request(PROMPTS[1], max_tokens=6, params=each) for each in params]
     serve(drafted(qwen3, knowing(qwen3, requests, share=0.5), max_rows=32), requests)
-    assert_as_alone(qwen3, requests)
+    assert_as_alone(qwen3, *requests)
     assert sum(request.drafted for request in requests) > 40
 
 
@@ -401,7 +396,7 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
     oracle = knowing(qwen3, requests)
     requests[2].rows[0].constraint = Broken(lambda at: set(range(384)))
     serve(drafted(qwen3, oracle), requests)
-    assert_as_alone(qwen3, [request for i, request in enumerate(requests) if i != 2])
+    assert_as_alone(qwen3, *requests[:2], *requests[3:])
     assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=300))
 
 
@@ -430,7 +425,7 @@ def test_a_drafter_with_states_drafts_in_every_pass(qwen3: TextModel) -> None:
     vocab = qwen3.info.vocab_size
     speculation = Speculation(Source(drafting, qwen3), vocab=vocab, policy=Always())
     serve(new_engine(qwen3, speculation=speculation), [request])
-    assert_as_alone(qwen3, [request])
+    assert_as_alone(qwen3, request)
     # the first token comes with the prompt, and the last one is not drafted
     assert request.accepted == request.drafted >= 2 * (32 - 2) // 3
 

@@ -74,7 +74,7 @@ class Accounts:
         if chunk is not None:
             chunk.job.done = chunk.stop
             scheduler.charge_chunk(chunk)
-            if not chunk.job.remaining:
+            if not chunk.job.cost:
                 self._joined(chunk.job)
 
     def _joined(self, job: PrefillJob) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from mlx_provider.engine.request import Request
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing import driver
+from mlx_provider.testing.driver import output_of
 
 
 class _Asked:
@@ -41,3 +42,8 @@ def _answered(asked: _Asked) -> Request:
 def alone(model: LoadedModel, request: Request) -> Request:
     """`driver.alone`, for models whose answers do not change from one call to the next."""
     return _answered(_Asked(model, request))
+
+
+def assert_as_alone(model: LoadedModel, *requests: Request) -> None:
+    for request in requests:
+        assert output_of(request).tokens == output_of(alone(model, request)).tokens

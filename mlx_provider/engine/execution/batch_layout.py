@@ -75,7 +75,7 @@ class Group:
     alike: list[list[Any]]
     """Layers that shared one array of offsets when the group was made, in lists."""
     apart: int = 0
-    """Passes without drafts until its only row, which had drafts, may share a group again."""
+    """Passes until its only row, which had drafts or a failed step, may share a group again."""
 
     @classmethod
     def of(cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
@@ -201,9 +201,9 @@ class Layout:
             self._unverified[row].kept = tokens
 
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
-        """The passes for one token of every row. Only one pass of all rows includes the chunk, and
-        rows with drafts. `widths`: their token counts; call `keep` for these rows before any other
-        use."""
+        """The passes for one token of every row. A row whose step failed has its own. Only one pass
+        of all other rows includes the chunk, and rows with drafts. `widths`: their token counts;
+        call `keep` for these rows before any other use."""
         self._settle()
         self._reunite(widths)
         self._separate(widths)
@@ -220,19 +220,20 @@ class Layout:
         wide = [*drafting.values(), *([] if chunk is None else [chunk.wide])]
         if not wide or not self.one_pass:
             return [Pass(tile.rows, tile.cache, fillers=tile.missing) for tile in self._tiles]
-        if not self._tiles:
-            return [Pass([], with_wide_rows(None, [], [], wide), tuple(widths), chunk)]
-        (tile,) = self._tiles
+        alone = [tile for tile in self._tiles if tile.rows[0].retry_alone]
+        passes = [Pass(tile.rows, tile.cache) for tile in alone]
+        if len(alone) == len(self._tiles):
+            cache = with_wide_rows(None, [], [], wide)
+            return [*passes, Pass([], cache, tuple(widths), chunk)]
+        tile = self._tiles[-1]
         cache = with_wide_rows(tile.cache, tile.caches(), tile.sizes, wide)
-        return [Pass(tile.rows, cache, tuple(widths), chunk)]
+        return [*passes, Pass(tile.rows, cache, tuple(widths), chunk)]
 
     def _arrange(self, groups: list[Group]) -> list[list[Group]]:
-        """The groups of each pass. In fixed passes, a row whose step failed has its own."""
-        if self.one_pass:
-            return [groups] if groups else []
-        size = max(1, self._size)
-        alone = [[group] for group in groups if self._size and group.rows[0].retry_alone]
-        others = [group for group in groups if [group] not in alone]
+        """The groups of each pass; last the one with all rows that share it."""
+        alone = [[group] for group in groups if group.rows[0].retry_alone]
+        others = [group for group in groups if not group.rows[0].retry_alone]
+        size = max(1, len(others) if self.one_pass else self._size)
         return alone + [others[at : at + size] for at in range(0, len(others), size)]
 
     def _split(self) -> None:
@@ -250,7 +251,7 @@ class Layout:
     def _add(self, row: Row, cache: RowCache) -> None:
         """To the group that fits best, or to a new one."""
         fits: list[Group] = []
-        if self._merges and mergeable(cache):
+        if self._merges and not row.retry_alone and mergeable(cache):
             prefix = shared_prefix(cache)
             fits = [
                 group
@@ -261,6 +262,7 @@ class Layout:
             ]
         if not fits:
             self.groups.append(Group.of([row], [cache], profile(cache)))
+            self.groups[-1].apart = int(row.retry_alone)
             return
         best = min(fits, key=lambda group: abs(group.rows[0].held - row.held))
         caches = [*best.caches(best.rows), cache]

@@ -189,12 +189,9 @@ class Chunking:
         same passes, because results depend on where they end."""
         sizes = self._sizes(job)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
-        size = best_size(
-            few if job.wants_prompt_logprobs else sizes,
-            lambda size: self._as_measured.pass_of(0, 0, size, job.done),
-            self.limits.stall_target,
-        )
-        return _next(job, size)
+        sizes = few if job.wants_prompt_logprobs else sizes
+        seconds = partial(self._as_measured.pass_of, 0, 0, depth=job.done)
+        return _next(job, worthwhile(within(sizes, seconds, self.limits.stall_target), seconds))
 
     def brief(self, job: PrefillJob) -> bool:
         """Whether decoding rows could wait for the whole prompt in one pass."""
@@ -269,15 +266,9 @@ def fixed_sizes(most: int) -> list[int]:
     return chunk_sizes(0, 2 * most, 4 * most, most)
 
 
-def best_size(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> int:
-    """The smallest size with nearly the best rate among those within `target` seconds. If almost no
-    size is within the target, it chooses among those that take little more than the smallest,
-    because decoding rows wait that long anyway."""
-    return _nearly_best(within(sizes, seconds, target), seconds)[0]
-
-
 def within(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> list[int]:
-    """Sizes within `target` seconds, or that take little more time than the smallest."""
+    """Sizes within `target` seconds, or that take little more time than the smallest, because
+    decoding rows wait that long anyway."""
     longest = max(target, LITTLE_MORE * seconds(sizes[0]))
     return [n for n in sizes if seconds(n) <= longest]
 

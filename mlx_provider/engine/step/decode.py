@@ -18,22 +18,14 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...upstream.cache_classes import whole_windows
-from ..execution.decode_batch import (
-    NO_DRAFTS,
-    DecodeBatch,
-    Drafts,
-    Forward,
-    PassResult,
-    Pending,
-    read_drawn,
-)
-from ..execution.sampler import Drawn, draw
+from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, PassResult, Pending, read_drawn
+from ..execution.sampler import draw
 from ..request import PrefillJob, Row
 from ..row_cache import grow_by
 from ..scheduling.chunking import Chunk, StepPlan
 from ..speculation.policy import Asks
 from ..speculation.tokens_ahead import Mask, Place, ahead, places
-from .requests import not_kept
+from . import requests
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -59,272 +51,222 @@ class Decoded:
     """Why those tokens cannot be read."""
 
 
-class Decode:
-    """Engine thread only."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def run(self, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> Decoded | None:
-        """Launch the pass, and read the tokens of the last one while it runs. `caught_up`: they
-        have been read."""
-        engine, chunk = self._engine, plan.chunk if plan.mixed else None
-        if not plan.rows and chunk is None:
-            return None
-        expected, began = self._seconds(plan)(sum(map(len, drafts.values()))), engine.clock()
-        along = engine.batch.mixed.take_along(chunk)
-        forward = engine.batch.forward(along, drafts)
-        load = engine.scheduler.chunking.load(plan.rows, chunk)
-        engine.timer.launch(expected, engine.clock() if caught_up else began, load)
-        if drafts:
-            engine.drafting.waited(drafts, engine.clock() - engine.read_at)
-        engine.corrupted = {row for rows, _ in forward.failed for row in rows}
-        if caught_up:
-            return Decoded(forward, chunk)
-        with Isolation() as reading:
-            reads = engine.batch.read()
-            return Decoded(forward, chunk, reads, engine.clock())
-        return Decoded(forward, chunk, unreadable=reading.fault)
-
-    def commit(self, decoded: Decoded) -> None:
-        """Take the tokens that were read, and draw the next ones."""
-        if decoded.unreadable is not None:
-            self.retry_all(decoded.unreadable)
-            return
-        engine, forward, chunk = self._engine, decoded.forward, decoded.chunk
-        if decoded.reads is not None:
-            self._take(decoded.reads, decoded.read_at, left=1 + len(engine.pending_chunk_seconds))
-        for rows, cause in forward.failed:
-            left = [row for row in rows if row.finish is None]
-            mixed = chunk is not None
-            self.retry_pass(left, cause, alone=len(rows) == 1, mixed=mixed)
-        if forward.logits is not None:
-            self._draw_next(forward, forward.logits)
-        if chunk is not None and forward.took_chunk and chunk.due:
-            chunk.job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
-            self._engine.prefill.commit_mixed(chunk, forward.chunk_logits)
-        engine.pending_chunk_seconds = []
-        engine.advanced = engine.clock()
-        if not forward.failed:
-            engine.batch.passed(len(forward.rows))
-
-    def draft(self, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
-        """If drafts pay, read the tokens of the last pass first, because drafts follow them.
-        Returns the plan without what ended with these tokens, drafts, and whether any were read."""
-        engine = self._engine
-        asked: Mapping[Row, Asks] = {}
-        first, seconds = False, self._seconds(plan)
-        may_draft = engine.drafting.allowed(plan, possible=engine.batch.checks_drafts)
-        if may_draft:
-            asked, first = engine.drafting.wanted(plan.rows, seconds)
-        if not (asked or first or (plan.rows and engine.batch.drafted)):
-            return plan, NO_DRAFTS, False
-        readable, drafts = self._catch_up(), NO_DRAFTS
-        if may_draft and readable:
-            isolated = engine.requests.fails_next
-            drafts = engine.drafting.guessed(plan.rows, seconds, asked, isolated)
-        return engine.scheduler.remaining_plan(plan, readable=readable), drafts, True
-
-    def _seconds(self, plan: StepPlan) -> Callable[[int], float]:
-        """Duration of the plan's pass by the number of its drafts."""
-        longer = self._engine.scheduler.chunking.wider(plan)
-        return lambda drafts: plan.pass_seconds + longer(drafts)
-
-    def _catch_up(self) -> bool:
-        """Take the tokens of the last pass before the next one is launched. Returns whether that
-        worked."""
-        engine = self._engine
-        with Isolation() as reading:
-            found = engine.batch.catch_up()
-        if reading.fault is not None:
-            self.retry_all(reading.fault)
-            return False
-        engine.read_at = engine.clock()
-        self._take(found, engine.read_at, left=len(engine.pending_chunk_seconds), apart=True)
-        return True
-
-    def _take(
-        self, found: Sequence[PassResult], now: float, *, left: int, apart: bool = False
-    ) -> None:
-        """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
-        row, because drafts were in it."""
-        engine = self._engine
-        guessed = any(each.drafts for each in found)
-        times = engine.timer.end(now, left=left, usual=not guessed)
-        engine.drafting.passed(found, times)
-        if not apart:
-            self._engine.requests.take_tokens([read for each in found for read in each.reads], now)
-            return
-        for each in found:
-            self._take_result(each, now)
-
-    def _take_result(self, result: PassResult, now: float) -> None:
-        """Take what held of a row's drafts, token by token."""
-        engine, row = self._engine, result.row
-        if result.drafts:
-            held = len(result.reads) - 1
-            engine.drafting.held(row, result.drafts, held)
-            engine.recorder.count("tokens_drafted", result.drafts)
-            engine.recorder.count("tokens_accepted", held)
-            engine.recent.drafted += result.drafts
-            engine.recent.accepted += held
-        for stay, read in enumerate(result.reads, 1):
-            if row.finish is None:
-                engine.batch.layout.keep(row, stay)
-                self._engine.requests.take_tokens([read], now)
-
-    def _draw_next(self, forward: Forward, logits: mx.array) -> None:
-        """Draw after every place of the rows, as if their drafts held."""
-        self._engine.drafting.show(forward)
-        scheduler, batch, fixed = self._engine.scheduler, self._engine.batch, self._engine.fixed
-        wanted: Sequence[Place] = list(places(forward.rows))
-        running = [
-            row in scheduler.running and not (fixed and batch.replays(row)) for row, _ in wanted
-        ]
-        wanted, logits = select_places(running, wanted, logits)
-        if any(row.retry_alone for row, _ in wanted):
-            wanted, logits = self.rejoin(wanted, logits)
-        if wanted:
-            rows = list(dict.fromkeys(row for row, _ in wanted))
-            with Isolation(partial(self.retry, rows)):
-                self.launch_draws(wanted, logits, forward.drafts)
-
-    # -- draws
-
-    def launch_draws(self, places: Sequence[Place], logits: mx.array, drafts: Drafts) -> None:
-        rows, batch = [row for row, _ in places], self._engine.batch
-        masks = [self._mask(row, at, drafts) for row, at in places]
-        if self._engine.fixed is None:
-            drawn = [ahead(row, drafts.get(row, ()), at) for row, at in places]
-            batch.drawn(rows, draw(logits, drawn, masks), drafts)
-            return
-        for i, row in enumerate(rows):
-            batch.drawn([row], draw(logits[i : i + 1], [row], masks[i : i + 1]))
-
-    def draw_one(self, row: Row, logits: mx.array) -> Drawn:
-        """The next token of one row, from logits (vocab,). If drawing fails, an arbitrary token."""
-        mask = self._mask(row, 0)
-        with self._engine.requests.fails_next(row, "its sampling"):
-            drawn = draw(logits[None], [row], [mask])
-            mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
-            return drawn
-        return Drawn(mx.zeros(1, mx.int32), None)
-
-    def _mask(self, row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
-        """The grammar's mask after `at` of the row's drafts."""
-        if row.constraint is None:
-            return None
-        if row in drafts:
-            return row.masks[at]  # type: ignore[no-any-return]
-        with self._engine.requests.fails_next(row, "its grammar"):
-            return row.constraint.mask()
+def run(engine: Engine, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> Decoded | None:
+    """Launch the pass, and read the tokens of the last one while it runs. `caught_up`: they
+    have been read."""
+    chunk = plan.chunk if plan.mixed else None
+    if not plan.rows and chunk is None:
         return None
+    expected, began = _seconds(engine, plan)(sum(map(len, drafts.values()))), engine.clock()
+    along = engine.batch.mixed.take_along(chunk)
+    forward = engine.batch.forward(along, drafts)
+    load = engine.scheduler.chunking.load(plan.rows, chunk)
+    engine.timer.launch(expected, engine.clock() if caught_up else began, load)
+    if drafts:
+        engine.drafting.waited(drafts, engine.clock() - engine.read_at)
+    engine.corrupted = {row for rows, _ in forward.failed for row in rows}
+    if caught_up:
+        return Decoded(forward, chunk)
+    with Isolation() as reading:
+        reads = engine.batch.read()
+        return Decoded(forward, chunk, reads, engine.clock())
+    return Decoded(forward, chunk, unreadable=reading.fault)
 
-    # -- after a prefill
 
-    def end_prefill(self, job: PrefillJob, logits: mx.array) -> None:
-        engine = self._engine
-        if not engine.scheduler.running:
-            engine.advanced = engine.clock()
-        job.request.features = {}
-        for span in job.request.prompt.spans:
-            if span.ready is not None:
-                span.ready.drop()
-        if engine.prefix_cache is not None:
-            with Isolation(partial(not_kept, job.request)):
-                engine.prefix_cache.keep_prefill(job)
-        if job.request.prefilled >= LONG_PREFILL_TOKENS:
-            mx.clear_cache()
-        cache, job.cache = job.held(), None
-        if job.places is not None:
-            cache = whole_windows(cache)
-        grow_by(cache, engine.scheduler.admission.kv_growth(job))
-        engine.scheduler.end_prefill(job)
-        if engine.prefix_cache is not None:
-            caches = engine.prefix_cache.fork(job.rows, cache)
+def commit(engine: Engine, decoded: Decoded) -> None:
+    """Take the tokens that were read, and draw the next ones."""
+    if decoded.unreadable is not None:
+        retry_all(engine, decoded.unreadable)
+        return
+    forward, chunk = decoded.forward, decoded.chunk
+    if decoded.reads is not None:
+        _take(engine, decoded.reads, decoded.read_at, left=1 + len(engine.pending_chunk_seconds))
+    for rows, cause in forward.failed:
+        left = [row for row in rows if row.finish is None]
+        alone = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
+        if alone and left:
+            requests.fail_by_fault(engine, left[0].request, "its decode step", cause)
+        elif left or chunk is not None:
+            retry(engine, left, cause)
+    recovers = any(row.retry_alone for row in forward.rows)
+    if forward.logits is not None:
+        _draw_next(engine, forward, forward.logits)
+    engine.pending_chunk_seconds = []
+    engine.advanced = engine.clock()
+    if not (forward.failed or recovers):
+        engine.batch.passed(len(forward.rows))
+
+
+def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
+    """If drafts pay, read the tokens of the last pass first, because drafts follow them.
+    Returns the plan without what ended with these tokens, drafts, and whether any were read."""
+    asked: Mapping[Row, Asks] = {}
+    first, seconds = False, _seconds(engine, plan)
+    may_draft = engine.drafting.allowed(plan, possible=engine.batch.checks_drafts)
+    may_draft = may_draft and not any(row.retry_alone for row in plan.rows)
+    if may_draft:
+        asked, first = engine.drafting.wanted(plan.rows, seconds)
+    if not (asked or first or (plan.rows and engine.batch.drafted)):
+        return plan, NO_DRAFTS, False
+    readable, drafts = _catch_up(engine), NO_DRAFTS
+    if may_draft and readable:
+        isolated = requests.fails_next
+        drafts = engine.drafting.guessed(plan.rows, seconds, asked, isolated)
+    return engine.scheduler.remaining_plan(plan, readable=readable), drafts, True
+
+
+def _seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
+    """Duration of the plan's pass by the number of its drafts."""
+    longer = engine.scheduler.chunking.wider(plan)
+    return lambda drafts: plan.pass_seconds + longer(drafts)
+
+
+def _catch_up(engine: Engine) -> bool:
+    """Take the tokens of the last pass before the next one is launched. Returns whether that
+    worked."""
+    with Isolation() as reading:
+        found = engine.batch.catch_up()
+    if reading.fault is not None:
+        retry_all(engine, reading.fault)
+        return False
+    engine.read_at = engine.clock()
+    _take(engine, found, engine.read_at, left=len(engine.pending_chunk_seconds), apart=True)
+    return True
+
+
+def _take(
+    engine: Engine, found: Sequence[PassResult], now: float, *, left: int, apart: bool = False
+) -> None:
+    """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
+    row, because drafts were in it."""
+    guessed = any(each.drafts for each in found)
+    times = engine.timer.end(now, left=left, usual=not guessed)
+    engine.drafting.passed(found, times)
+    if not apart:
+        requests.take_tokens(engine, [read for each in found for read in each.reads], now)
+        return
+    for each in found:
+        _take_result(engine, each, now)
+
+
+def _take_result(engine: Engine, result: PassResult, now: float) -> None:
+    """Take what held of a row's drafts, token by token."""
+    row = result.row
+    if result.drafts:
+        held = len(result.reads) - 1
+        engine.drafting.held(row, result.drafts, held)
+        engine.recorder.count("tokens_drafted", result.drafts)
+        engine.recorder.count("tokens_accepted", held)
+        engine.recent.drafted += result.drafts
+        engine.recent.accepted += held
+    for stay, read in enumerate(result.reads, 1):
+        if row.finish is None:
+            engine.batch.layout.keep(row, stay)
+            requests.take_tokens(engine, [read], now)
+
+
+def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
+    """Draw after every place of the rows, as if their drafts held."""
+    engine.drafting.show(forward)
+    scheduler, batch, fixed = engine.scheduler, engine.batch, engine.fixed
+    wanted: Sequence[Place] = list(places(forward.rows))
+    running = [row in scheduler.running and not (fixed and batch.replays(row)) for row, _ in wanted]
+    wanted, logits = select_places(running, wanted, logits)
+    rows = [row for row, _ in wanted]
+    if fixed is not None:
+        for i, row in enumerate(rows):
+            again = partial(retry, engine, [row])
+            own = requests.isolated(engine, row.request, "its sampling")
+            with own if row.retry_alone else Isolation(again):
+                batch.drawn([row], draw(logits[i : i + 1], [row], [_mask(row, 0)]))
+                row.retry_alone = False
+    elif rows:
+        with Isolation(partial(retry, engine, list(dict.fromkeys(rows)))):
+            masks = [_mask(row, at, forward.drafts) for row, at in wanted]
+            drawn = [ahead(row, forward.drafts.get(row, ()), at) for row, at in wanted]
+            batch.drawn(rows, draw(logits, drawn, masks), forward.drafts)
+            for row in rows:
+                row.retry_alone = False  # its own pass has worked
+
+
+def _mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
+    """The grammar's mask after `at` of the row's drafts."""
+    if row.constraint is None:
+        return None
+    if row in drafts:
+        return row.masks[at]  # type: ignore[no-any-return]
+    with requests.fails_next(row, "its grammar"):
+        return row.constraint.mask()
+    return None
+
+
+# -- after a prefill
+
+
+def end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
+    if not engine.scheduler.running:
+        engine.advanced = engine.clock()
+    job.request.features = {}
+    for span in job.request.prompt.spans:
+        if span.ready is not None:
+            span.ready.drop()
+    if engine.prefix_cache is not None:
+        with requests.isolated_cache(job.request):
+            engine.prefix_cache.keep_prefill(job)
+    if job.request.prefilled >= LONG_PREFILL_TOKENS:
+        mx.clear_cache()
+    cache, job.cache = job.held(), None
+    if job.places is not None:
+        cache = whole_windows(cache)
+    grow_by(cache, engine.scheduler.admission.kv_growth(job))
+    engine.scheduler.end_prefill(job)
+    if engine.prefix_cache is not None:
+        caches = engine.prefix_cache.fork(job.rows, cache)
+    else:
+        caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
+    for row, own in zip(job.rows, caches, strict=True):
+        if row.held > len(job.tokens):
+            engine.scheduler.add_row(row)
+            engine.batch.join_again(row, own)
         else:
-            caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
-        for row, own in zip(job.rows, caches, strict=True):
-            if row.held > len(job.tokens):
-                engine.scheduler.add_row(row)
-                engine.batch.join_again(row, own)
-            else:
-                self._start_row(row, own, logits)
-                engine.drafting.begin(row, job)
+            _start_row(engine, row, own, logits)
+            engine.drafting.begin(row, job)
 
-    def rejoin(self, wanted: Sequence[Place], logits: mx.array) -> tuple[Sequence[Place], mx.array]:
-        """Let rows of a failed step join if their committed tokens are in the cache again. Returns
-        the others."""
-        suspect, batch = [row.retry_alone for row, _ in wanted], self._engine.batch
-        for (row, _), own in zip(*select_places(suspect, wanted, logits), strict=True):
-            cache = batch.layout.extract(row)
-            batch.drop([row])
-            self._engine.scheduler.remove_rows([row])
-            self._start_row(row, cache, own)
-        return select_places([not each for each in suspect], wanted, logits)
 
-    def _start_row(self, row: Row, cache: list[Any], logits: mx.array) -> None:
-        if row.finish is not None:  # another choice of its request has failed
-            return
-        first = self.draw_one(row, logits)
-        drawn = self.decode_alone(row, cache, first) if row.retry_alone else first
-        if drawn is not None and self._first_token(row, drawn):
-            self._engine.scheduler.add_row(row)
-            self._engine.batch.join(row, cache, drawn, committed=True)
+def _start_row(engine: Engine, row: Row, cache: list[Any], logits: mx.array) -> None:
+    """Take the first token of a row, one step before the row joins."""
+    if row.finish is not None:  # another choice of its request has failed
+        return
+    with requests.isolated(engine, row.request, "its sampling") as work:
+        drawn = draw(logits[None], [row], [_mask(row, 0)])
+        read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
+    if work.fault is not None:
+        return
+    requests.take_tokens(engine, read, engine.clock())
+    if row.finish is None:
+        engine.scheduler.add_row(row)
+        engine.batch.join(row, cache, drawn, committed=True)
 
-    def _first_token(self, row: Row, drawn: Drawn) -> bool:
-        """Take a token one step before the row joins. Returns whether the row continues."""
-        with self._engine.requests.isolated(row.request, "its sampling") as work:
-            read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
-        if work.fault is not None:
-            return False
-        self._engine.requests.take_tokens(read, self._engine.clock())
-        return row.finish is None
 
-    # -- after a failure
+# -- after a failure
 
-    def retry_pass(self, left: list[Row], fault: Fault, *, alone: bool, mixed: bool) -> None:
-        """`left`: rows of the pass that have not ended since. `alone`: it had only one row."""
-        if mixed or (left and not alone):
-            self.retry(left, fault)
-        elif left:
-            self._engine.requests.fail_by_fault(left[0].request, "its decode step", fault)
 
-    def retry_all(self, fault: Fault) -> None:
-        """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
-        running = list(self._engine.scheduler.running)
-        self._engine.corrupted = set(running)
-        self.retry(running, fault)
+def retry_all(engine: Engine, fault: Fault) -> None:
+    """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
+    running = list(engine.scheduler.running)
+    engine.corrupted = set(running)
+    retry(engine, running, fault)
 
-    def retry(self, rows: Sequence[Row], fault: Fault) -> None:
-        engine = self._engine
-        log.warning(
-            "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
-        )
-        engine.timer.forget()
-        self._engine.requests.drop_rows(rows)
-        for job in engine.scheduler.retry_rows(rows):
-            self._engine.requests.look_up(job)
-        engine.batch.failed()
 
-    def decode_alone(self, row: Row, cache: list[Any], drawn: Drawn) -> Drawn | None:
-        """Decode a row of a failed step alone once. If that also fails, the row causes the
-        failure."""
-        engine = self._engine
-        alone = DecodeBatch(engine.model, "solo", fixed=engine.fixed)
-        alone.join(row, cache, drawn)
-        with self._engine.requests.isolated(row.request, "its decode step") as work:
-            forward = alone.forward()
-            if forward.logits is None:
-                raise forward.failed[0][1].error
-            mx.eval(forward.logits)
-            read = [read for each in alone.read() for read in each.reads]
-            alone.drop([row])  # its recurrent state is back in `cache`
-        if work.fault is not None or forward.logits is None:
-            return None
-        row.retry_alone = False
-        self._engine.requests.take_tokens(read, engine.clock())
-        return None if row.finish is not None else self.draw_one(row, forward.logits[0])
+def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
+    log.warning(
+        "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
+    )
+    engine.timer.forget()
+    requests.drop_rows(engine, rows)
+    for job in engine.scheduler.retry_rows(rows):
+        requests.look_up(engine, job)
+    engine.batch.failed()
 
 
 def select_places(

@@ -13,7 +13,7 @@ from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, TokenLogprob
 from ...records import LoadedModel, PrefillChunk, ShowsLogits
 from ..execution.batching import mixed_chunk
-from ..execution.decode_batch import read_logprobs
+from ..execution.decode_batch import Forward, read_logprobs
 from ..execution.sampler import scored
 from ..inputs import Inputs, Tower
 from ..memory import arrays
@@ -22,7 +22,7 @@ from ..row_cache import grow_by
 from ..scheduling.chunking import Chunk, StepPlan
 from ..sparse_prefill import run_alone
 from ..step_output import TokenNames
-from .decode import LONG_PREFILL_TOKENS
+from . import decode, requests
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -38,178 +38,172 @@ class Prefilled:
     fault: Fault | None = None
 
 
-class Prefill:
-    """Engine thread only."""
+def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
+    """Run the chunk with its own pass, or what must be done before the chunks of a prompt."""
+    chunk = None if plan.mixed else plan.chunk
+    if plan.prepared is not None and plan.prepared.cache is not None:
+        return _prepare(engine, plan.prepared, plan)
+    if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
+        return None
+    with Isolation() as tried:
+        return Prefilled(chunk.job, _run_chunk(engine, chunk, plan))
+    return Prefilled(chunk.job, None, tried.fault)
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
-    def run(self, plan: StepPlan) -> Prefilled | None:
-        """Run the chunk with its own pass, or what must be done before the chunks of a prompt."""
-        chunk = None if plan.mixed else plan.chunk
-        if plan.prepared is not None and plan.prepared.cache is not None:
-            return self._prepare(plan.prepared, plan)
-        if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
-            return None
-        inputs = chunk.job.request.inputs
-        with Isolation() as tried:
-            if inputs is None:
-                return Prefilled(chunk.job, self._run_chunk(chunk, plan))
-            self._run_input(chunk, plan, inputs)
-        return Prefilled(chunk.job, None, tried.fault)
+def commit(engine: Engine, prefilled: Prefilled) -> None:
+    """Let the rows of a complete prompt decode. A failure ends only its request."""
+    job, fault = prefilled.job, prefilled.fault
+    if fault is not None:
+        engine.timer.forget()
+        job.drop_cache()  # corrupted, so it must not reach the prefix cache
+        requests.fail_by_fault(engine, job.request, "its prefill", fault)
+    elif prefilled.logits is not None and job.request.ahead:
+        requests.abandon(engine, job.request)
+    elif prefilled.logits is not None:
+        decode.end_prefill(engine, job, prefilled.logits)
 
-    def commit(self, prefilled: Prefilled) -> None:
-        """Let the rows of a complete prompt decode. A failure ends only its request."""
-        job, fault = prefilled.job, prefilled.fault
-        if fault is not None:
-            self._engine.timer.forget()
-            job.drop_cache()  # corrupted, so it must not reach the prefix cache
-            self._engine.requests.fail_by_fault(job.request, "its prefill", fault)
-        elif prefilled.logits is not None and job.request.ahead:
-            self._engine.requests.abandon(job.request)
-        elif prefilled.logits is not None:
-            self._engine.decode.end_prefill(job, prefilled.logits)
 
-    def commit_mixed(self, chunk: Chunk, logits: mx.array | None) -> None:
-        """A chunk was launched with the rows. `logits` (vocab,) follow it if it is the last one."""
-        job = chunk.job
-        with Isolation() as tried:
-            self._record_chunk(chunk)
-            if logits is not None:
-                mx.eval(logits)
-        if tried.fault is not None:
-            log.warning(
-                "request %s starts its prefill again: %s", job.request.id, tried.fault.summary
-            )
-            self._engine.batch.mixed.blame()
-        elif logits is not None and job in self._engine.scheduler.waiting:
-            self._engine.decode.end_prefill(job, logits)
+def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
+    """A chunk was launched with the rows."""
+    job, logits = chunk.job, forward.chunk_logits
+    if not (forward.took_chunk and chunk.due):
+        return
+    job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
+    with Isolation() as tried:
+        _record_chunk(engine, chunk)
+        if logits is not None:
+            mx.eval(logits)
+    if tried.fault is not None:
+        log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.summary)
+        engine.batch.mixed.blame()
+    elif logits is not None and job in engine.scheduler.waiting:
+        decode.end_prefill(engine, job, logits)
 
-    def _prepare(self, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
-        engine, seconds, began = self._engine, plan.preparing_seconds, self._engine.clock()
-        with Isolation() as tried:
-            if job.unembedded:
-                self._run_tower(job, seconds)
-                engine.scheduler.charge_tower(plan, engine.clock() - began)
-            elif job.scoring is not None and engine.sparse_prefill is not None:
-                engine.sparse_prefill.advance(job, seconds)
-                if job.scoring is None:
-                    grow_by(job.held(), engine.scheduler.admission.kv_capacity(job))
-                    engine.recorder.count("tokens_skipped", job.request.skipped)
-        engine.timer.forget()  # this time is not that of a pass
-        engine.pending_chunk_seconds = []
-        return None if tried.fault is None else Prefilled(job, None, tried.fault)
 
-    def _run_tower(self, job: PrefillJob, seconds: float) -> None:
-        """Take cached features, and run slices of the tower for the others."""
-        engine, features = self._engine, job.request.features
-        if job.tower is None:
-            for span in job.unembedded:
-                known = engine.features.get((job.request.salt, span.content_hash))
-                features |= {} if known is None else {span.content_hash: known}
-            job.tower = Tower(engine.model, job.unembedded, engine.clock)
-        waiting = job.tower.waiting
-        if waiting:
-            made = job.tower.run(seconds)
-            for span, each in zip(waiting[: len(made)], made, strict=True):
-                engine.features.put((job.request.salt, span.content_hash), each)
-                features[span.content_hash] = each
-            del waiting[: len(made)]
-        if not waiting:
-            job.tower = None
+def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
+    seconds, began = plan.preparing_seconds, engine.clock()
+    with Isolation() as tried:
+        if job.unembedded:
+            _run_tower(engine, job, seconds)
+            engine.scheduler.charge_tower(plan, engine.clock() - began)
+        elif job.scoring is not None and engine.sparse_prefill is not None:
+            engine.sparse_prefill.advance(job, seconds)
+            if job.scoring is None:
+                grow_by(job.held(), engine.scheduler.admission.kv_capacity(job))
+                engine.recorder.count("tokens_skipped", job.request.skipped)
+    engine.timer.forget()  # this time is not that of a pass
+    engine.pending_chunk_seconds = []
+    return None if tried.fault is None else Prefilled(job, None, tried.fault)
 
-    def _run_chunk(self, chunk: Chunk, plan: StepPlan) -> mx.array | None:
-        """Append the chunk to the row's cache. Returns logits (vocab,) if it is the last one."""
-        engine = self._engine
-        job, request = chunk.job, chunk.job.request
-        prompt, cache = job.prompt, job.held()
-        media = [s for s in prompt.spans if s.start < chunk.stop and s.end > chunk.start]
-        load = engine.scheduler.chunking.load((), chunk)
-        engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
-        given = PrefillChunk(prompt, chunk.start, chunk.stop, cache, request.features)
-        if job.places is not None:
-            logits = run_alone(engine.model, mixed_chunk(chunk))
-        elif job.wants_prompt_logprobs:
-            logits = self._with_logprobs(request, given)
-        else:
-            logits = engine.drafting.prefilled(engine.model, job, given)
-        last = chunk.stop == len(job.tokens)
-        wanted = [logits, *job.hidden] if last else arrays(cache)
-        # a family may run a whole image with its first tokens, and others without cost
-        self._launch_pass(chunk, plan, wanted, wait=last or bool(media), usual=not media)
-        return logits if last else None
 
-    def _with_logprobs(self, request: Request, chunk: PrefillChunk) -> mx.array:
-        """Append a chunk and post the log-probabilities of its tokens. Returns logits (vocab,)
-        after its last."""
-        found, after = prompt_logprobs(self._engine.model, chunk, request, self._engine.token_names)
-        for row in request.rows:
-            self._engine.output.post(request, [Delta(index=row.index, logprobs=found)])
-        return after
+def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
+    """Take cached features, and run slices of the tower for the others."""
+    features = job.request.features
+    if job.tower is None:
+        for span in job.unembedded:
+            known = engine.features.get((job.request.salt, span.content_hash))
+            features |= {} if known is None else {span.content_hash: known}
+        job.tower = Tower(engine.model, job.unembedded, engine.clock)
+    waiting = job.tower.waiting
+    if waiting:
+        made = job.tower.run(seconds)
+        for span, each in zip(waiting[: len(made)], made, strict=True):
+            engine.features.put((job.request.salt, span.content_hash), each)
+            features[span.content_hash] = each
+        del waiting[: len(made)]
+    if not waiting:
+        job.tower = None
 
-    def _run_input(self, chunk: Chunk, plan: StepPlan, inputs: Inputs) -> None:
-        """Append the chunk to the input's cache. The last chunk makes its result."""
-        engine, job = self._engine, chunk.job
-        load = engine.scheduler.chunking.load((), chunk)
-        engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
-        inputs.run(engine.model, PrefillChunk(job.prompt, chunk.start, chunk.stop, job.held()))
+
+def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
+    """Append the chunk to its row's cache. Returns logits (vocab,) if it is the last one of a
+    prompt. The last one of an input makes its vector."""
+    job, request = chunk.job, chunk.job.request
+    inputs, cache, last = request.inputs, job.held(), chunk.stop == len(job.tokens)
+    media = [s for s in job.prompt.spans if s.start < chunk.stop and s.end > chunk.start]
+    load = engine.scheduler.chunking.load((), chunk)
+    engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
+    given = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
+    logits, found = None, []
+    if inputs is not None:
+        inputs.run(engine.model, given)
         found = [] if inputs.found is None else [inputs.found]
-        last = chunk.stop == len(job.tokens)
-        self._launch_pass(chunk, plan, found if last else [*arrays(job.held()), *found], wait=last)
-        if last:
-            engine.output.post(job.request, [inputs.finish()])
-            self._next_input(job, inputs)
+    else:
+        logits = _logits(engine, chunk, given)
+        found = [logits, *job.hidden] if last else []
+    wanted = found if last else [*arrays(cache), *found]
+    # a family may run a whole image with its first tokens, and others without cost
+    _launch_pass(engine, chunk, plan, wanted, wait=last or bool(media), usual=not media)
+    if inputs is not None and last:
+        _end_input(engine, job, inputs)
+    return logits if last else None
 
-    def _next_input(self, job: PrefillJob, inputs: Inputs) -> None:
-        request = job.request
-        if inputs.left:
-            job.go_on_with(inputs.tokens[inputs.at])
-            self._engine.requests.begin(job)
-            return
-        for row in request.rows:
-            row.finish = "stop"
-        self._engine.requests.release(request, request.rows)
-        self._engine.output.end(request, "stop")
-        if request.prefilled >= LONG_PREFILL_TOKENS:
-            mx.clear_cache()
 
-    def _launch_pass(
-        self,
-        chunk: Chunk,
-        plan: StepPlan,
-        wanted: list[mx.array],
-        *,
-        wait: bool,
-        usual: bool = True,
-    ) -> None:
-        """Launch the chunk's own pass. `usual`: its time is representative of the pace of the
-        device."""
-        engine = self._engine
-        if plan.rows and engine.scheduler.running and not wait:
-            # the pass of the next token follows without a gap
-            mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-            engine.batch.mixed.ran_apart(chunk.job)
-            engine.pending_chunk_seconds.append(plan.chunk_seconds)
-        else:
-            mx.eval(wanted)
-            if not usual:
-                engine.timer.forget()
-            engine.timer.end(engine.clock())
-            engine.pending_chunk_seconds = []
-        self._record_chunk(chunk)
+def _logits(engine: Engine, chunk: Chunk, given: PrefillChunk) -> mx.array:
+    """Logits (vocab,) after a chunk."""
+    job = chunk.job
+    if job.places is not None:
+        return run_alone(engine.model, mixed_chunk(chunk))
+    if not job.wants_prompt_logprobs:
+        return engine.drafting.prefilled(engine.model, job, given)
+    found, logits = prompt_logprobs(engine.model, given, job.request, engine.token_names)
+    for row in job.request.rows:
+        engine.output.post(job.request, [Delta(index=row.index, logprobs=found)])
+    return logits
 
-    def _record_chunk(self, chunk: Chunk) -> None:
-        """The chunk is in its job's cache."""
-        job = chunk.job
-        job.done = chunk.stop
-        job.request.prefilled += chunk.size
-        self._engine.scheduler.charge_chunk(chunk)
-        self._engine.recorder.count("prompt_tokens_prefilled", chunk.size)
-        if job.request.ahead:
-            self._engine.recent.ahead += chunk.size
-            self._engine.recorder.count("prompt_tokens_ahead", chunk.size)
-        if self._engine.prefix_cache is not None and job.uses_prefix_cache:
-            self._engine.prefix_cache.passed(job, chunk.start)
+
+def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
+    request = job.request
+    engine.output.post(request, [inputs.finish()])
+    if inputs.left:
+        job.go_on_with(inputs.tokens[inputs.at])
+        requests.begin(engine, job)
+        return
+    for row in request.rows:
+        row.finish = "stop"
+    requests.release(engine, request, request.rows)
+    engine.output.end(request, "stop")
+    if request.prefilled >= decode.LONG_PREFILL_TOKENS:
+        mx.clear_cache()
+
+
+def _launch_pass(
+    engine: Engine,
+    chunk: Chunk,
+    plan: StepPlan,
+    wanted: list[mx.array],
+    *,
+    wait: bool,
+    usual: bool = True,
+) -> None:
+    """Launch the chunk's own pass. `usual`: its time is representative of the pace of the
+    device."""
+    if plan.rows and engine.scheduler.running and not wait:
+        # the pass of the next token follows without a gap
+        mx.async_eval(wanted)  # type: ignore[no-untyped-call]
+        engine.batch.mixed.ran_apart(chunk.job)
+        engine.pending_chunk_seconds.append(plan.chunk_seconds)
+    else:
+        mx.eval(wanted)
+        if not usual:
+            engine.timer.forget()
+        engine.timer.end(engine.clock())
+        engine.pending_chunk_seconds = []
+    _record_chunk(engine, chunk)
+
+
+def _record_chunk(engine: Engine, chunk: Chunk) -> None:
+    """The chunk is in its job's cache."""
+    job = chunk.job
+    job.done = chunk.stop
+    job.request.prefilled += chunk.size
+    engine.scheduler.charge_chunk(chunk)
+    engine.recorder.count("prompt_tokens_prefilled", chunk.size)
+    if job.request.ahead:
+        engine.recent.ahead += chunk.size
+        engine.recorder.count("prompt_tokens_ahead", chunk.size)
+    if engine.prefix_cache is not None and job.uses_prefix_cache:
+        engine.prefix_cache.passed(job, chunk.start)
 
 
 def prompt_logprobs(

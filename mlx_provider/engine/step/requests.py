@@ -15,6 +15,7 @@ from ..execution.decode_batch import Logprob, Read
 from ..prefix_cache.cache import Match
 from ..request import Phase, PrefillJob, Request, Row
 from ..row_cache import grow_by
+from ..scheduling.record import Start
 from ..step_output import LookedUp
 
 if TYPE_CHECKING:
@@ -27,193 +28,219 @@ Progress = tuple[Sequence[Event], FinishReason | None]
 """The events of a row's step, and why it ends. `None`: it continues."""
 
 
-class Requests:
-    """Engine thread only."""
+# -- prompts
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
-    # -- prompts
+def look_up(engine: Engine, job: PrefillJob) -> None:
+    if engine.prefix_cache is not None and job.uses_prefix_cache:
+        with isolated_cache(job.request):
+            engine.prefix_cache.look_up(job)
 
-    def look_up(self, job: PrefillJob) -> None:
-        if self._engine.prefix_cache is not None and job.uses_prefix_cache:
-            with Isolation(partial(_not_cached, job.request)):
-                self._engine.prefix_cache.look_up(job)
 
-    def claim(self, job: PrefillJob) -> None:
-        if self._engine.prefix_cache is not None:
-            with Isolation(partial(_not_cached, job.request)):
-                self._engine.prefix_cache.claim(job)
+def claim(engine: Engine, job: PrefillJob) -> None:
+    if engine.prefix_cache is not None:
+        with isolated_cache(job.request):
+            engine.prefix_cache.claim(job)
 
-    def begin(self, job: PrefillJob) -> None:
-        """Give an admitted prompt its row cache, or start a restore from disk."""
-        engine = self._engine
-        inputs, job.awaits_scores = job.request.inputs, False
-        capacity = len(job.tokens) if inputs else engine.scheduler.admission.kv_capacity(job)
-        if engine.prefix_cache is not None and job.uses_prefix_cache:
-            with Isolation(partial(_not_cached, job.request)) as found:
-                self._record_lookup(job.request, engine.prefix_cache.begin(job, capacity))
-            if found.fault is not None:
-                job.leave_prefix()
-        if job.restoring:
-            return
-        if engine.sparse_prefill is not None and job.uses_prefix_cache:
-            engine.sparse_prefill.begin(job)
-        if not job.uses_prefix_cache:
+
+def preview(engine: Engine, job: PrefillJob) -> Start | None:
+    """Where `begin` will let a prompt start. `None`: it will wait for the disk."""
+    if not job.uses_prefix_cache:
+        return Start(0, job.cuts)
+    found: Start | None = Start()
+    if engine.prefix_cache is not None:
+        with isolated_cache(job.request):
+            start = engine.prefix_cache.preview(job)
+            found = None if start is None else Start(*start)
+    scorer = engine.sparse_prefill
+    if found is not None and scorer is not None and scorer.will_score(job, found.done):
+        return Start(scored=True)
+    return found
+
+
+def begin(engine: Engine, job: PrefillJob) -> None:
+    """Give an admitted prompt its row cache, or start a restore from disk."""
+    inputs, job.awaits_scores = job.request.inputs, False
+    capacity = len(job.tokens) if inputs else engine.scheduler.admission.kv_capacity(job)
+    if engine.prefix_cache is not None and job.uses_prefix_cache:
+        with isolated_cache(job.request) as found:
+            _record_lookup(engine, job.request, engine.prefix_cache.begin(job, capacity))
+        if found.fault is not None:
             job.leave_prefix()
-        if job.cache is None:
-            job.cache = engine.make_cache()
-            grow_by(job.cache, capacity)
-        if job.places is not None:
-            job.cache = sparse(job.cache)
-        if not job.request.ahead:
-            engine.recorder.count("prompt_tokens_cached", job.done)
-
-    def _record_lookup(self, request: Request, found: Match | None) -> None:
-        if found is None or request.ahead:
-            return
-        diverged = found.diverged_at is not None
-        seen = LookedUp(
-            self._engine.clock(), request.id, found.asked, found.shared, found.length, diverged
-        )
-        self._engine.recent.lookups.append(seen)
-        for outcome, tokens in seen.lost.items():
-            self._engine.recorder.count("prefix_lookup_tokens", tokens, outcome)
-
-    # -- requests
-
-    def cancel(self, request: Request) -> None:
-        if self.abandon(request):
-            self._engine.output.end(request, "cancelled")
-
-    def fail(self, request: Request, error: MLXProviderError) -> None:
-        if self.abandon(request):
-            self._engine.output.fail(request, error)
-
-    def isolated(self, request: Request, part: str) -> Isolation:
-        """Wraps a request's own work. An error in it ends only this request."""
-        return Isolation(partial(self.fail_by_fault, request, part))
-
-    def fails_next(self, row: Row, part: str) -> Isolation:
-        """Wraps a row's own work. An error in it ends its request with its next token."""
-        return Isolation(partial(_fails, row, part))
-
-    def fail_by_fault(self, request: Request, part: str, fault: Fault) -> None:
-        self.fail(request, _error(request, part, fault))
-
-    def abandon(self, request: Request) -> bool:
-        """End a request without an event, and keep what it has computed. Returns whether it was
-        still active."""
-        if request.phase is Phase.DONE:
-            return False
-        for row in request.unfinished:
-            row.finish = "cancelled"
-        self.release(request, request.rows)
-        if request.ahead:
-            request.drop_rows()  # no client reads it
-        return True
-
-    # -- tokens
-
-    def take_tokens(self, reads: Sequence[Read], now: float) -> None:
-        live = [read for read in reads if read[0].finish is None]
-        for row, token, _ in live:  # before any row ends, because its request's others are stored
-            self._engine.output.add_token(row.request, now)
-            row.tokens.append(token)
-        for row, token, logprob in live:
-            self._advance(row, self._push_token, token, logprob)
-
-    def _push_token(self, row: Row, token: int, logprob: Logprob | None) -> Progress:
-        request = row.request
-        if token in request.stop_tokens:
-            return _last(row, "stop")
-        if row.constraint is not None:
-            row.constraint.advance(token)
-        self._engine.drafting.follow(row, token)
-        described = None
-        if logprob is not None:
-            described = self._engine.token_names.describe(token, logprob)
-        deltas = list(row.output.push(token, described))
-        if row.output.stopped or (row.constraint is not None and row.constraint.finished):
-            return _last(row, "stop", deltas)
-        if len(row.tokens) >= request.max_tokens:
-            return _last(row, "length", deltas)
-        return deltas, None
-
-    def cut(self, row: Row) -> None:
-        self._advance(row, _last, "length")
-
-    def _advance(self, row: Row, work: Callable[..., Progress], *how: Any) -> None:
-        """Do the row's own work, post its events, and end the row or its request if need be."""
-        request = row.request
-        progress: Progress = (), None
-        if row.finish is not None:  # another choice made its request fail
-            return
-        if row.error is None:
-            with self.fails_next(row, "its text"):
-                progress = work(row, *how)
-        if row.error is not None:
-            self.fail(request, row.error)
-            return
-        events, reason = progress
-        if events:
-            self._engine.output.post(request, events)
-        if reason is None:
-            return
-        row.finish = reason
-        self.release(request, [row])
-        if not request.unfinished:
-            self._engine.output.end(request, reason)
-
-    # -- endings
-
-    def release(self, request: Request, rows: Sequence[Row]) -> None:
-        """Free the resources of rows: their place in the batch, or their prefill."""
-        scheduler = self._engine.scheduler
-        running = [row for row in rows if row in scheduler.running]
-        self.store(request, running)
-        if self._engine.prefix_cache is not None:  # rows may end with their first token
-            failed = self._engine.corrupted
-            intact = [row for row in rows if row not in failed and not row.retry_alone]
-            self._engine.prefix_cache.give_back(intact)
-        self.drop_rows(running)
-        scheduler.remove_rows(running)
-        for row in rows:
-            row.lease = None
-        if not request.unfinished:
-            for job in scheduler.remove_request(request):
-                job.restart()  # references to its last passes then keep no cache alive
-            request.features = {}
-
-    def drop_rows(self, rows: Sequence[Row]) -> None:
-        self._engine.batch.drop(rows)
-        self._engine.drafting.forget(rows)
-        self._engine.charge_merged()
-        for row in rows:
-            row.lease, row.merged = None, 0
-
-    def store(self, request: Request, running: Sequence[Row]) -> None:
-        """Store what rows and prefills of a request have computed in the prefix cache."""
-        engine = self._engine
-        if engine.prefix_cache is None:
-            return
-        with Isolation(partial(not_kept, request)):
-            for row in running:
-                cached = engine.batch.cached_tokens(row)
-                if row in engine.corrupted:
-                    continue
-                if cached:
-                    own = engine.batch.extract(row)
-                    engine.prefix_cache.keep_row(row, row.tokens[:cached], own)
-                engine.prefix_cache.give_back([row])
-            for job in engine.scheduler.waiting:
-                if job.request is request and not request.unfinished:
-                    engine.prefix_cache.keep_prefill(job)
-                    engine.prefix_cache.give_back(job.rows)
+    if job.restoring:
+        return
+    if engine.sparse_prefill is not None and job.uses_prefix_cache:
+        engine.sparse_prefill.begin(job)
+    if not job.uses_prefix_cache:
+        job.leave_prefix()
+    if job.cache is None:
+        job.cache = engine.make_cache()
+        grow_by(job.cache, capacity)
+    if job.places is not None:
+        job.cache = sparse(job.cache)
+    if not job.request.ahead:
+        engine.recorder.count("prompt_tokens_cached", job.done)
 
 
-def _not_cached(request: Request, fault: Fault) -> None:
-    log.error("request %s gets nothing from the prefix cache\n%s", request.id, fault.trace)
+def _record_lookup(engine: Engine, request: Request, found: Match | None) -> None:
+    if found is None or request.ahead:
+        return
+    diverged = found.diverged_at is not None
+    seen = LookedUp(engine.clock(), request.id, found.asked, found.shared, found.length, diverged)
+    engine.recent.lookups.append(seen)
+    for outcome, tokens in seen.lost.items():
+        engine.recorder.count("prefix_lookup_tokens", tokens, outcome)
+
+
+# -- requests
+
+
+def cancel(engine: Engine, request: Request) -> None:
+    if abandon(engine, request):
+        engine.output.end(request, "cancelled")
+
+
+def fail(engine: Engine, request: Request, error: MLXProviderError) -> None:
+    if abandon(engine, request):
+        engine.output.fail(request, error)
+
+
+def isolated(engine: Engine, request: Request, part: str) -> Isolation:
+    """Wraps a request's own work. An error in it ends only this request."""
+    return Isolation(partial(fail_by_fault, engine, request, part))
+
+
+def fails_next(row: Row, part: str) -> Isolation:
+    """Wraps a row's own work. An error in it ends its request with its next token."""
+    return Isolation(partial(_fails, row, part))
+
+
+def isolated_cache(request: Request) -> Isolation:
+    """Wraps a use of the prefix cache. An error in it costs only this use."""
+    return Isolation(partial(_cache_failed, request))
+
+
+def fail_by_fault(engine: Engine, request: Request, part: str, fault: Fault) -> None:
+    fail(engine, request, _error(request, part, fault))
+
+
+def abandon(engine: Engine, request: Request) -> bool:
+    """End a request without an event, and keep what it has computed. Returns whether it was
+    still active."""
+    if request.phase is Phase.DONE:
+        return False
+    for row in request.unfinished:
+        row.finish = "cancelled"
+    release(engine, request, request.rows)
+    if request.ahead:
+        request.drop_rows()  # no client reads it
+    return True
+
+
+# -- tokens
+
+
+def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
+    live = [read for read in reads if read[0].finish is None]
+    for row, token, _ in live:  # before any row ends, because its request's others are stored
+        engine.output.add_token(row.request, now)
+        row.tokens.append(token)
+    for row, token, logprob in live:
+        _advance(engine, row, partial(_push_token, engine), token, logprob)
+
+
+def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -> Progress:
+    request = row.request
+    if token in request.stop_tokens:
+        return _last(row, "stop")
+    if row.constraint is not None:
+        row.constraint.advance(token)
+    engine.drafting.follow(row, token)
+    described = None
+    if logprob is not None:
+        described = engine.token_names.describe(token, logprob)
+    deltas = list(row.output.push(token, described))
+    if row.output.stopped or (row.constraint is not None and row.constraint.finished):
+        return _last(row, "stop", deltas)
+    if len(row.tokens) >= request.max_tokens:
+        return _last(row, "length", deltas)
+    return deltas, None
+
+
+def cut(engine: Engine, row: Row) -> None:
+    _advance(engine, row, _last, "length")
+
+
+def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any) -> None:
+    """Do the row's own work, post its events, and end the row or its request if need be."""
+    request = row.request
+    progress: Progress = (), None
+    if row.finish is not None:  # another choice made its request fail
+        return
+    if row.error is None:
+        with fails_next(row, "its text"):
+            progress = work(row, *how)
+    if row.error is not None:
+        fail(engine, request, row.error)
+        return
+    events, reason = progress
+    if events:
+        engine.output.post(request, events)
+    if reason is None:
+        return
+    row.finish = reason
+    release(engine, request, [row])
+    if not request.unfinished:
+        engine.output.end(request, reason)
+
+
+# -- endings
+
+
+def release(engine: Engine, request: Request, rows: Sequence[Row]) -> None:
+    """Free the resources of rows: their place in the batch, or their prefill."""
+    scheduler = engine.scheduler
+    running = [row for row in rows if row in scheduler.running]
+    store(engine, request, running)
+    if engine.prefix_cache is not None:  # rows may end with their first token
+        failed = engine.corrupted
+        intact = [row for row in rows if row not in failed and not row.retry_alone]
+        engine.prefix_cache.give_back(intact)
+    drop_rows(engine, running)
+    scheduler.remove_rows(running)
+    for row in rows:
+        row.lease = None
+    if not request.unfinished:
+        for job in scheduler.remove_request(request):
+            job.restart()  # references to its last passes then keep no cache alive
+        request.features = {}
+
+
+def drop_rows(engine: Engine, rows: Sequence[Row]) -> None:
+    engine.batch.drop(rows)
+    engine.drafting.forget(rows)
+    engine.charge_merged()
+    for row in rows:
+        row.lease, row.merged = None, 0
+
+
+def store(engine: Engine, request: Request, running: Sequence[Row]) -> None:
+    """Store what rows and prefills of a request have computed in the prefix cache."""
+    if engine.prefix_cache is None:
+        return
+    with isolated_cache(request):
+        for row in running:
+            cached = engine.batch.cached_tokens(row)
+            if row in engine.corrupted:
+                continue
+            if cached:
+                own = engine.batch.extract(row)
+                engine.prefix_cache.keep_row(row, row.tokens[:cached], own)
+            engine.prefix_cache.give_back([row])
+        for job in engine.scheduler.waiting:
+            if job.request is request and not request.unfinished:
+                engine.prefix_cache.keep_prefill(job)
+                engine.prefix_cache.give_back(job.rows)
 
 
 def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Progress:
@@ -232,5 +259,5 @@ def _error(request: Request, part: str, fault: Fault) -> MLXProviderError:
     return fault.of_request(part)
 
 
-def not_kept(request: Request, fault: Fault) -> None:
-    log.error("request %s could not be kept in the prefix cache\n%s", request.id, fault.trace)
+def _cache_failed(request: Request, fault: Fault) -> None:
+    log.error("request %s: the prefix cache failed\n%s", request.id, fault.trace)

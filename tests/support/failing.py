@@ -1,0 +1,82 @@
+"""A real model whose passes fail on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_provider import PrefillChunk
+from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.request import Request
+from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import new_request
+
+
+def never(*given: list[int]) -> bool:
+    return False
+
+
+@dataclass
+class First:
+    """True the first `left` times that a condition holds."""
+
+    left: int
+    condition: Callable[..., bool]
+
+    def __call__(self, *given: list[int]) -> bool:
+        fails = self.left > 0 and self.condition(*given)
+        self.left -= fails
+        return fails
+
+
+@dataclass
+class Failing:
+    """Records the number of tokens of each pass. A pass fails after it has changed its caches."""
+
+    inner: TextModel
+    fails: Callable[[list[int], list[int]], bool] = never
+    """Whether a pass over these tokens at these positions, of rows or with them, fails."""
+    fails_prefill: Callable[[list[int]], bool] = never
+    prefills: list[int] = field(default_factory=list)
+    decodes: list[int] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def prefill(self, chunk: PrefillChunk) -> mx.array:
+        tokens = list(chunk.prompt.tokens[chunk.start : chunk.stop])
+        self.prefills.append(len(tokens))
+        logits = self.inner.prefill(chunk)
+        return _checked(logits, fails=self.fails_prefill(tokens))
+
+    def decode(
+        self, tokens: mx.array, cache: list[Any], positions: mx.array, *wanted: mx.array
+    ) -> mx.array:
+        self.decodes.append(tokens.size)
+        logits = self.inner.decode(tokens, cache, positions, *wanted)
+        given: Any = (tokens.tolist(), positions.tolist())
+        return _checked(logits, fails=self.fails(*given))
+
+
+def _checked(logits: mx.array, *, fails: bool) -> mx.array:
+    if fails:
+        raise RuntimeError("[metal] command buffer failed")
+    return logits
+
+
+def streams(engine: Engine, count: int = 3, max_tokens: int = 60) -> list[Request]:
+    requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=max_tokens) for i in range(count)]
+    for request in requests:
+        engine.submit(request)
+    return requests
+
+
+def decoding(engine: Engine, count: int = 3) -> list[Request]:
+    """The same once all of them decode."""
+    requests = streams(engine, count)
+    while len(engine.scheduler.running) < count:
+        engine.step()
+    return requests
