@@ -12,15 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context
 from ..records import Client
 from ..registry import PluginRegistry
-from ..serving.estimate import Footprint, context_that_fits, footprint, text_fields
 from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name, local_folder
 from .config import Served
+
+if TYPE_CHECKING:
+    from ..serving.estimate import Footprint
 
 WIDE = {"Pro", "Max", "Ultra"}
 """Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
@@ -165,6 +168,8 @@ def candidate(
 ) -> Candidate:
     """Reads only the model's small files, here or on the Hub. `wanted`: a context that the user
     requests. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`."""
+    from ..serving.estimate import context_that_fits, text_fields
+
     model = full_name(model)
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
@@ -192,6 +197,8 @@ def candidate(
 
 def needs(found: Outline) -> Footprint:
     """The weights alone if the config does not describe the rest."""
+    from ..serving.estimate import Footprint, footprint
+
     try:
         return footprint(found.config, found.weight_bytes)
     except BadRequest:
