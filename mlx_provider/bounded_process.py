@@ -96,10 +96,10 @@ class BoundedProcesses:
     ) -> None:
         self._memory = memory
         self._command = [sys.executable, "-P", __file__, str(program), str(memory), *arguments]
-        self._idle: list[_Running] = []
+        self.idle: list[_Running] = []
         self._lock = threading.Lock()
         self._places = threading.Semaphore(at_once)
-        weakref.finalize(self, _end_all, self._idle)
+        weakref.finalize(self, _end_all, self.idle)
 
     def ask(self, message: bytes, setups: Mapping[str, bytes]) -> bytes:
         """The answer. `setups`: messages that the process must have read before. Raises
@@ -113,8 +113,8 @@ class BoundedProcesses:
                 _write(running.process, message)
                 answer = _read(running.process)
             with self._lock:
-                if answer is not None and len(self._idle) < MOST_IDLE:
-                    self._idle.append(running)
+                if answer is not None and len(self.idle) < MOST_IDLE:
+                    self.idle.append(running)
                     return answer
             code = _end(running.process)
         if answer is None:
@@ -123,8 +123,8 @@ class BoundedProcesses:
 
     def _idle_or_new(self, setups: Mapping[str, bytes]) -> _Running:
         with self._lock:
-            while self._idle:
-                running = self._idle.pop()
+            while self.idle:
+                running = self.idle.pop()
                 full = len(running.setups | setups.keys()) > MAX_SETUPS
                 if running.process.poll() is None and not full:
                     return running

@@ -48,7 +48,7 @@ class InProcessClient:
     """`EngineClient` over a service object: the same objects, without JSON."""
 
     def __init__(self, service: ChatService) -> None:
-        self._service = service
+        self.service = service
         self.count = service.count
         self.health = service.health
         self.stats = service.stats
@@ -59,8 +59,8 @@ class InProcessClient:
 
     def submit(self, request: ModelRequest) -> Generation:
         queue = EventQueue()
-        accepted = self._service.submit(request, queue)
-        return Generation(accepted, queue, partial(self._service.cancel, accepted.id))
+        accepted = self.service.submit(request, queue)
+        return Generation(accepted, queue, partial(self.service.cancel, accepted.id))
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,19 @@ class Generation:
 
     def __init__(self, accepted: Accepted, events: EventQueue, cancel: Callable[[], None]) -> None:
         self.accepted = accepted
-        self._events = events
+        self.events = events
         self._finalizer = weakref.finalize(self, cancel)
 
     def get(self, timeout: float | None = None) -> list[Event]:
         """Raises `RequestTimedOut` after `timeout` seconds without events."""
-        return self._events.get(timeout)
+        return self.events.get(timeout)
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        return await self._events.aget(timeout)
+        return await self.events.aget(timeout)
 
     def close(self) -> None:
         """Cancels the rest of the request. Idempotent, never blocks, safe from any thread."""
-        if self._events.ended:
+        if self.events.ended:
             self._finalizer.detach()
         self._finalizer()
 

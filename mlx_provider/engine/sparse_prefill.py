@@ -138,7 +138,7 @@ class SparsePrefill:
         self._scorer = scorer
         self._share = share
         self._least = least
-        self._clock = clock
+        self.clock = clock
         self._breaker = CircuitBreaker()
 
     @property
@@ -175,12 +175,12 @@ class SparsePrefill:
     def advance(self, job: PrefillJob, seconds: float) -> None:
         """Score pieces while they fit, at least one. After the last, the job has its tokens.
         `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
-        now = self._clock()
+        now = self.clock()
         end, most = now + seconds, OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS
         with Isolation() as tried:
             while job.scoring is not None:
                 scores = job.scoring.advance()  # the first piece also waits for the rows' pass
-                began, now = now, self._clock()
+                began, now = now, self.clock()
                 job.pieces += 1
                 if scores is not None:
                     self._thin_out(job, scores)

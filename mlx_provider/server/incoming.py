@@ -102,8 +102,8 @@ class Bodies:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._large = ByteGate(limit)
-        self._small = ByteGate(SMALL_ROOM)
+        self.large = ByteGate(limit)
+        self.small = ByteGate(SMALL_ROOM)
         self.parsing = ByteGate(PARSED_AT_ONCE)
 
     async def read(self, scope: Scope, receive: Receive) -> Body:
@@ -115,7 +115,7 @@ class Bodies:
             if "expect" not in headers:
                 await _drain(receive)
             raise self._too_large(f"{length} bytes")
-        gate = self._small if (length or 0) <= SMALL else self._large
+        gate = self.small if (length or 0) <= SMALL else self.large
         body = Body(bytearray(), gate.ask(0, owner_of(scope)))
         try:
             await self._read(body, receive)
@@ -126,15 +126,15 @@ class Bodies:
 
     async def _charge(self, ticket: Ticket, size: int) -> Ticket:
         """Wait until a body may have so many bytes. Returns its new ticket."""
-        if size <= SMALL or ticket.gate is self._large:
+        if size <= SMALL or ticket.gate is self.large:
             return await ticket.grow(size)
-        larger = await self._large.ask(size, ticket.owner).arrive()
+        larger = await self.large.ask(size, ticket.owner).arrive()
         ticket.close()
         return larger
 
     def close(self) -> None:
         stopping = EngineUnavailable("the engine is stopping")
-        for gate in (self._small, self._large, self.parsing):
+        for gate in (self.small, self.large, self.parsing):
             gate.refuse(stopping)
 
     async def _read(self, body: Body, receive: Receive) -> None:

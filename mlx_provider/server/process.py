@@ -55,19 +55,19 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 class StayAwake:
     def __init__(self, program: Path = CAFFEINATE) -> None:
         self._program = program
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def update(self, *, busy: bool) -> None:
         """The assertion also ends with this process (`-w`). A program that has ended by itself is
         started again."""
-        running = self._process is not None and self._process.poll() is None
+        running = self.process is not None and self.process.poll() is None
         if busy and not running and self._program.exists():
             command = [os.fspath(self._program), "-i", "-w", str(os.getpid())]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        elif not busy and self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-            self._process = None
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        elif not busy and self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
 
 
 class MemoryPressure:
@@ -123,13 +123,13 @@ class EngineServer(uvicorn.Server):
         """`drain`: seconds that requests in flight may take after the stop."""
         super().__init__(_config_of(app.asgi))
         self.server_state: WatchedState = WatchedState(limits or ConnectionLimits())
-        self._app = app
+        self.app = app
         self._service = service
-        self._listener = listener
+        self.listener = listener
         self._ready = ready
         self._drain = drain
         self._hurry = False
-        app.handover.stop = self._stop
+        app.handover.stop = self.stop
         app.listener.listen = self._listen
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
@@ -138,7 +138,7 @@ class EngineServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         watches = [loop.create_task(w) for w in (self._watch(idle_limit), self._watch_clients())]
         try:
-            await self.serve(sockets=[self._listener.socket])
+            await self.serve(sockets=[self.listener.socket])
         finally:
             for watch in watches:
                 watch.cancel()
@@ -147,7 +147,7 @@ class EngineServer(uvicorn.Server):
         await super().startup(sockets)
         # asyncio has one number for the length of this queue and for the connections accepted in
         # one turn
-        self._listener.socket.listen(BACKLOG)
+        self.listener.socket.listen(BACKLOG)
         self._ready()
 
     async def _listen(self, app: ASGIApp) -> OpenListener:
@@ -173,18 +173,18 @@ class EngineServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, end open ones with a typed error, write replies, close."""
-        self._listener.remove()
+        self.listener.remove()
         for server in self.servers:
             server.close()
         for _ in range(round(self._drain / DRAIN_POLL)):
-            if self._app.activity.requests and not self._hurry:
+            if self.app.activity.requests and not self._hurry:
                 await asyncio.sleep(DRAIN_POLL)
-        self._app.stop()
+        self.app.stop()
         with anyio.move_on_after(CLOSE_LIMIT):
             await anyio.to_thread.run_sync(self._service.close, abandon_on_cancel=True)
         await asyncio.sleep(0)  # deliver what `close` posted from its own thread first
         stopped = EngineUnavailable("the engine was stopped while it held this request")
-        self._app.activity.fail_open(stopped)
+        self.app.activity.fail_open(stopped)
         # Disconnect slow clients before uvicorn cancels their requests: it (0.33 to 0.54,
         # `run_asgi`) would log a traceback for each.
         last = asyncio.get_running_loop().call_later(WRITE_LIMIT, self.server_state.drop_all)
@@ -197,18 +197,18 @@ class EngineServer(uvicorn.Server):
 
         Not `loop.add_signal_handler`: it loses a signal if the pipe that wakes a busy loop is
         full."""
-        before = {number: signal.signal(number, self._stop) for number in STOPPING}
+        before = {number: signal.signal(number, self.stop) for number in STOPPING}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _stop(self, *signalled: object) -> None:
+    def stop(self, *signalled: object) -> None:
         """Takes effect in the next turn of uvicorn's main loop. No request is accepted until
         then."""
-        self._app.handover.ending = True
-        self._listener.remove()  # new clients now wait for the next engine
+        self.app.handover.ending = True
+        self.listener.remove()  # new clients now wait for the next engine
         self._hurry = self.should_exit
         self.should_exit = True
 
@@ -217,10 +217,10 @@ class EngineServer(uvicorn.Server):
         while True:
             await asyncio.sleep(tick)
             self.server_state.tick(tick)
-            self._app.activity.relieve()
+            self.app.activity.relieve()
 
     async def _watch(self, idle_limit: float | None) -> None:
-        activity, awake, pressure = self._app.activity, StayAwake(), MemoryPressure()
+        activity, awake, pressure = self.app.activity, StayAwake(), MemoryPressure()
         while True:
             await asyncio.sleep(WATCH if idle_limit is None else min(WATCH, idle_limit / 4))
             if self.should_exit:
@@ -232,12 +232,12 @@ class EngineServer(uvicorn.Server):
                 self._service.cache_shrink(share)
             if idle_limit is not None and activity.idle() > idle_limit:
                 logger.info("no client for %g s: the engine ends", idle_limit)
-                self._stop()
-            elif self._app.handover.due():
-                self._stop()
-            elif not self._listener.findable() and not activity.requests:
-                logger.warning("%s is gone: the engine ends", self._listener.path)
-                self._stop()
+                self.stop()
+            elif self.app.handover.due():
+                self.stop()
+            elif not self.listener.findable() and not activity.requests:
+                logger.warning("%s is gone: the engine ends", self.listener.path)
+                self.stop()
 
 
 def _config_of(app: ASGIApp) -> uvicorn.Config:

@@ -88,9 +88,9 @@ class LoadQueue:
         self._patience = patience
         self._turn = turn
         self._changed = threading.Condition(ledger.lock)
-        self._line: list[_Waiter] = []
+        self.waiting: list[_Waiter] = []
         """Oldest first."""
-        self._reserved: frozenset[Hashable] = frozenset()
+        self.reserved: frozenset[Hashable] = frozenset()
         self._starved: set[Hashable] = set()
         """Models whose rows cannot continue while the weights of others are in memory."""
         self._loading: Hashable | None = None
@@ -128,7 +128,7 @@ class LoadQueue:
         came, until = now if since is None else since, now + self._patience
         waiter = _Waiter(who, key, made, rows, keep_alive, came, until, deadline)
         with self._changed:
-            insort(self._line, waiter, key=lambda other: other.since)
+            insort(self.waiting, waiter, key=lambda other: other.since)
             try:
                 self._serve()
                 return self._wait(waiter)
@@ -137,13 +137,13 @@ class LoadQueue:
                     waiter.lease.release()
                 raise
             finally:
-                if waiter in self._line:
-                    self._line.remove(waiter)
+                if waiter in self.waiting:
+                    self.waiting.remove(waiter)
                     self._serve()
 
     def withdraw(self, who: str) -> None:
         with self._changed:
-            self._refuse(RequestFailed.cancelled(), [w for w in self._line if w.who == who])
+            self._refuse(RequestFailed.cancelled(), [w for w in self.waiting if w.who == who])
             self._serve()
 
     def make_way(
@@ -225,7 +225,7 @@ class LoadQueue:
         resident = self._ledger.get(key)
         if resident is None or (model := resident.usable) is None or rows > self._ledger.free:
             return None
-        if key in self._reserved or self._others_starve(key):
+        if key in self.reserved or self._others_starve(key):
             return None
         lease = Lease(model, key, rows, self._ledger, self._release)
         resident.extend(keep_alive)
@@ -258,31 +258,31 @@ class LoadQueue:
             if now >= waiter.until and self._loading != waiter.key:
                 raise self._ledger.too_full(waiter.key, waiter.plan.name, waiter.plan.nbytes)
             self._changed.wait(waiter.pause(now, self._turn))
-            if self._line and self._line[0] is waiter:
+            if self.waiting and self.waiting[0] is waiter:
                 self._serve()
         return waiter.lease
 
     def _serve(self) -> None:
         """Serve the requests that can be served, and free memory for the first other one."""
         first: _Waiter | None = None
-        self._reserved = frozenset()
+        self.reserved = frozenset()
         if self._closed is not None:
-            self._refuse(self._closed, self._line)
-        for waiter in tuple(self._line):
+            self._refuse(self._closed, self.waiting)
+        for waiter in tuple(self.waiting):
             waiter.lease = self._lease(waiter.key, waiter.rows, waiter.keep_alive)
             if waiter.lease is not None:
-                self._line.remove(waiter)
+                self.waiting.remove(waiter)
                 self._changed.notify_all()
             elif first is None:
                 first = waiter
-                self._reserved = waiter.reserved = self._to_reserve(waiter)
+                self.reserved = waiter.reserved = self._to_reserve(waiter)
         if first is not None and self._loading is None:
             self._make_room(first)
 
     def _refuse(self, error: MLXProviderError, waiters: Iterable[_Waiter]) -> None:
         for waiter in tuple(waiters):
             waiter.error = error
-            self._line.remove(waiter)
+            self.waiting.remove(waiter)
         self._changed.notify_all()
 
     def _to_reserve(self, waiter: _Waiter) -> frozenset[Hashable]:
@@ -379,7 +379,7 @@ class LoadQueue:
         error: MLXProviderError,
         generation: int,
     ) -> Sequence[Resident]:
-        ledger, waiters = self._ledger, [w for w in self._line if w.key == resident.key]
+        ledger, waiters = self._ledger, [w for w in self.waiting if w.key == resident.key]
         if model is None:
             ledger.release(resident)
             self._refuse(error, waiters)

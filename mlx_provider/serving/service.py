@@ -78,27 +78,27 @@ class ChatService:
         )
         self._recorder = EngineMetrics(self.stats)
         self._deliver = deliver
-        self._worker = EngineWorker(self._take, self._fail_all)
-        self._media = MediaRoom(settings.media_bytes, settings.max_queue)
+        self.worker = EngineWorker(self._take, self._fail_all)
+        self.media = MediaRoom(settings.media_bytes, settings.max_queue)
         self._turns = ByteGate(TURNS)
         self._plugins = registry or PluginRegistry.discover()
-        self._models = ModelCache(
-            settings, self._plugins, self._worker, self._recorder, media=lambda: self._media.held
+        self.models = ModelCache(
+            settings, self._plugins, self.worker, self._recorder, media=lambda: self.media.held
         )
-        self._in_flight = InFlight()
-        self._next_prompts = NextPrompts(self._worker)
+        self.in_flight = InFlight()
+        self.next_prompts = NextPrompts(self.worker)
         self._warming = threading.Lock()
 
     def submit(self, request: ModelRequest, queue: EventQueue) -> Accepted:
         """Validate, render, tokenise, admit. The events of the request then arrive in `queue`.
 
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`."""
-        claim = self._media.claim(request.id, account(request))
+        claim = self.media.claim(request.id, account(request))
         entry = Entry(request.id, queue, claim, request.model, time.monotonic())
-        self._in_flight.arrive(entry)
+        self.in_flight.arrive(entry)
         with Isolation() as trying:
             return self._accept(request, entry)
-        self._in_flight.leave(entry)
+        self.in_flight.leave(entry)
         raise for_another(_refusal(request, trying.fault))
 
     def count(self, request: GenerateRequest) -> int:
@@ -118,21 +118,21 @@ class ChatService:
 
     def cancel(self, request_id: str) -> None:
         """End a request in any phase, also during `submit`. Ignores unknown ids; never blocks."""
-        entry = self._in_flight.cancel(request_id)
+        entry = self.in_flight.cancel(request_id)
         if entry is None:
             return
         if entry.active is None:
-            self._media.refuse(RequestFailed.cancelled(), request_id)
+            self.media.refuse(RequestFailed.cancelled(), request_id)
             self._turns.refuse(RequestFailed.cancelled(), request_id)
-            self._models.queue.withdraw(request_id)
-        elif self._worker.alive:
+            self.models.queue.withdraw(request_id)
+        elif self.worker.alive:
             active = entry.active
             self._call(partial(active.instance.engine.cancel, active.request))
 
     def _tokenize(self, wire: GenerateRequest) -> PromptTokens:
         request = self._permissions.apply(wire)
         view, lease = self._finder(request, time.monotonic())()
-        with lease, closing(self._media.claim(wire.id, account(wire))) as media:
+        with lease, closing(self.media.claim(wire.id, account(wire))) as media:
             prompt = prepare(view, request, media, partial(self._turn, wire)).prompt
             within_vocabulary(prompt.tokens, view.info.vocab_size, "prompt")
             text = prompt_text(view, prompt)
@@ -155,7 +155,7 @@ class ChatService:
                 self._warm(wire, request.options.warm, view)
             if isinstance(request, GenerateRequest):
                 entry.turn = turn_of(request, view, prepared.prompt)
-            active = self._in_flight.enter(entry, prepared, view, lease)
+            active = self.in_flight.enter(entry, prepared, view, lease)
             self._call(partial(self._hand_over, active))  # never waits for the engine thread
             until_entered.pop_all()
         return accepted
@@ -184,7 +184,7 @@ class ChatService:
     def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., tuple[ModelView, Lease]]:
         """Finds the model; waits at most until the request's deadline."""
         return partial(
-            self._models.use, wire.model, wire.options,
+            self.models.use, wire.model, wire.options,
             who=wire.id, since=arrived, deadline=arrived + wire.timeout if wire.timeout else inf,
             repository=names_repository(wire), may_lengthen=self._permissions.may_lengthen(wire),
             listed=self._permissions.is_listed(wire),
@@ -203,8 +203,8 @@ class ChatService:
                 log.warning("a warm prompt of %s is left out: %s", first.model, error.message)
 
     def _hand_over(self, active: Active) -> None:
-        self._in_flight.reach_engine(active)
-        if self._worker.steps(active.instance.engine):
+        self.in_flight.reach_engine(active)
+        if self.worker.steps(active.instance.engine):
             active.instance.engine.submit(active.request)
         else:
             error = EngineDied("the engine thread died before the request reached it")
@@ -214,7 +214,7 @@ class ChatService:
         """Deliver the events of one step (engine thread). Resources are released before the last
         event, so that its reader finds them free."""
         for request, events in posts:
-            found = self._in_flight.of(request)
+            found = self.in_flight.of(request)
             last = isinstance(events[-1], Done | Failed)
             if last:
                 request.drop_rows()
@@ -223,19 +223,19 @@ class ChatService:
             entry, active = found
             entry.media.prefilled()  # its first event is the end of its prefill
             if entry.turn is not None and entry.turn.take(events):
-                self._next_prompts.await_results(entry.turn)
+                self.next_prompts.await_results(entry.turn)
             if last:
-                self._in_flight.leave(entry)
+                self.in_flight.leave(entry)
             elif entry.queue.ended:  # it accepts no more events
                 active.instance.engine.cancel(request)
         self._deliver(partial(_put, posts))
 
     def _fail_all(self, error: MLXProviderError) -> None:
         """Report the death of the engine thread to all who wait. Models are loaded again."""
-        gone = self._in_flight.clear()
-        self._media.refuse(error)
+        gone = self.in_flight.clear()
+        self.media.refuse(error)
         self._turns.refuse(error)
-        self._models.forget()
+        self.models.forget()
         failed = Failed.of(error)
         for entry in gone:
             entry.let_go()
@@ -245,23 +245,23 @@ class ChatService:
     def close(self) -> None:
         """End running requests with an error, stop the engine thread, free the models."""
         error = EngineDied("the engine is shutting down")
-        for active in self._in_flight.active():
-            if self._worker.alive:
+        for active in self.in_flight.active():
+            if self.worker.alive:
                 self._call(partial(active.instance.engine.fail, active.request, error))
-        self._next_prompts.close()
-        self._models.close()
-        self._worker.close()
+        self.next_prompts.close()
+        self.models.close()
+        self.worker.close()
         self._fail_all(error)
 
     def health(self) -> Health:
-        engines = self._models.engines()
+        engines = self.models.engines()
         return Health(
-            ok=self._worker.alive,
+            ok=self.worker.alive,
             version=version("mlx-provider"),
             pid=getpid(),
             device=device_name(),
             blas=blas.active(),
-            models=[s for view in self._models.views() if (s := view.status) is not None],
+            models=[s for view in self.models.views() if (s := view.status) is not None],
             plugins=[
                 PluginStatus(
                     name=plugin.name,
@@ -274,7 +274,7 @@ class ChatService:
             queued=sum(each.engine.scheduler.queued + len(each.arriving) for each in engines),
             running=sum(each.engine.scheduler.active_rows for each in engines),
             active_memory=mx.get_active_memory(),
-            detail="" if self._worker.alive else "the engine thread does not run",
+            detail="" if self.worker.alive else "the engine thread does not run",
         )
 
     def metrics(self) -> bytes:
@@ -283,27 +283,27 @@ class ChatService:
     def stats(self) -> Stats:
         """Waits briefly for the engine thread, never for the load of a model."""
         return take(
-            self._in_flight.all(),
-            self._models.queue.models(),
-            self._models.prefixes.stats(),
-            self._models.progress.stats(),
+            self.in_flight.all(),
+            self.models.queue.models(),
+            self.models.prefixes.stats(),
+            self.models.progress.stats(),
             device=device_name(),
             chosen_limit=self._settings.memory_limit,
-            media=self._media.held,
+            media=self.media.held,
         )
 
     def cache_report(self) -> dict[str, Any]:
-        return self._models.prefixes.report()
+        return self.models.prefixes.report()
 
     def cache_clear(self) -> None:
-        self._models.prefixes.clear()
+        self.models.prefixes.clear()
 
     def cache_shrink(self, share: float) -> None:
         """Keep this share of the prefix cache's bytes. Never blocks."""
-        self._models.prefixes.shrink_to(share)
+        self.models.prefixes.shrink_to(share)
 
     def _call(self, function: Callable[[], None]) -> None:
-        self._worker.call(function).add_done_callback(_log_failure)
+        self.worker.call(function).add_done_callback(_log_failure)
 
 
 def _prepare_kind(

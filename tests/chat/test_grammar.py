@@ -228,9 +228,9 @@ def test_compiled_grammars_are_kept_up_to_their_size(model: Any) -> None:
     compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows, letters=5000)
     for i in range(4):
         compiler.constraint(Form(f'start: "{i}{"x" * 2000}"'))
-    assert len(compiler._compiled) == 2
+    assert len(compiler.compiled) == 2
     compiler.constraint(Form(f'start: "{"y" * 6000}"'))
-    assert not compiler._compiled
+    assert not compiler.compiled
 
 
 def test_compiled_grammars_are_kept_up_to_capacity(model: Any) -> None:
@@ -238,7 +238,7 @@ def test_compiled_grammars_are_kept_up_to_capacity(model: Any) -> None:
     for limit in (1, 2, 3, 1):
         schema = json_schema({"type": "integer", "maximum": limit})
         assert compiler.structure(model.request(response_format=schema)) is not None
-    kept = [lark for _, lark in compiler._compiled]
+    kept = [lark for _, lark in compiler.compiled]
     assert len(kept) == 2
     assert '"maximum": 1' in kept[-1]
 
@@ -248,7 +248,7 @@ def test_a_tenant_does_not_see_what_another_has_compiled(model: Any) -> None:
     asked = model.request(response_format=json_schema(POINT))
     for sender in ({}, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "a", "origin": "remote"}) * 2:
         compiler.structure(asked.model_copy(update=sender))
-    assert len({lark for _, lark in compiler._compiled}) * 4 == len(compiler._compiled)
+    assert len({lark for _, lark in compiler.compiled}) * 4 == len(compiler.compiled)
 
 
 def test_many_threads_may_compile_at_once(model: Any) -> None:

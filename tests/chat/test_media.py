@@ -431,11 +431,11 @@ def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
     data = encoded(solid("RGB", "red", (40, 40)))
     with ThreadPoolExecutor(2) as pool:
         gone = pool.submit(load_media, [ref(data)] * 3, None, room.claim("gone"))
-        while not room._kept.waiting():
+        while not room.kept.waiting():
             time.sleep(0.001)
         large = room.claim("large")
         last = pool.submit(load_media, [ref(data)] * 9, None, large)
-        while room._kept.waiting() < 2:
+        while room.kept.waiting() < 2:
             time.sleep(0.001)
         with pytest.raises(Overloaded, match="2 requests wait"):
             load_media([ref(data)] * 3, None, room.claim("one too many"))

@@ -40,7 +40,7 @@ def plain(model: TextModel, tokens: Sequence[int], count: int = 8) -> list[int]:
 def ticking(engine: Any, seconds: float) -> None:
     """Each look at the clock of a scoring takes so long."""
     times = itertools.count()
-    engine.sparse_prefill._clock = lambda: seconds * next(times)
+    engine.sparse_prefill.clock = lambda: seconds * next(times)
 
 
 # -- scorers that fail
@@ -251,7 +251,7 @@ def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
 
     engine = thinning(qwen3, Slow(20), scheduler=Alternating, clock=lambda: now[0])
     assert engine.sparse_prefill is not None
-    engine.sparse_prefill._clock = lambda: now[0]
+    engine.sparse_prefill.clock = lambda: now[0]
     stream, long = new_request(text(20), max_tokens=60), new_request(text(600), max_tokens=4)
     engine.submit(stream)
     while len(stream.rows[0].tokens) < 5:

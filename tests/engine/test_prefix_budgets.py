@@ -52,7 +52,7 @@ class Compared(Server):
 
     def check(self, asked: SimRequest) -> None:
         ids = as_ids(asked.prompt)
-        cache: PrefixCache = self.policy._cache
+        cache: PrefixCache = self.policy.cache
         key = self.policy._key(new_request(asked.prompt))
         match = cache.match(key, ids, len(ids) - 1)
         restored, cold = cache.acquire(match, self.model.make_cache)[0], self.model.make_cache()

@@ -114,7 +114,7 @@ def test_prefixes_in_memory_are_not_read_from_disk(restarted: Restarted) -> None
 
 
 def _first(restarted: Restarted) -> int:
-    headers = restarted.cache.disk._index.files.values()  # type: ignore[union-attr]
+    headers = restarted.cache.disk.index.files.values()  # type: ignore[union-attr]
     names = [h.name for h in headers if h.start == 0]
     return (restarted.folder / "prefixes" / names[0]).stat().st_ino
 
@@ -153,7 +153,7 @@ def test_a_deadline_ends_a_restore(restarted: Restarted) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 100, None])
 def test_the_restore_ends_at_a_damaged_file(restarted: Restarted, damage: bytes | None) -> None:
-    headers = restarted.cache.disk._index.files.values()  # type: ignore[union-attr]
+    headers = restarted.cache.disk.index.files.values()  # type: ignore[union-attr]
     (third,) = [h for h in headers if h.start == 80]
     path = restarted.folder / "prefixes" / third.name
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8 if damage is None else damage)

@@ -65,7 +65,7 @@ async def served(folder: Path) -> AsyncIterator[Path]:
     try:
         yield socket
     finally:
-        server._stop()
+        server.stop()
         await asyncio.wait_for(running, PATIENCE)
 
 

@@ -45,10 +45,10 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
 ) -> None:
     model = tiny(family)
     engine = engine_of(model)
-    before = engine.prefix_cache._cache.report()  # type: ignore[union-attr]
+    before = engine.prefix_cache.cache.report()  # type: ignore[union-attr]
     engine.prefill_ahead(new_request(HEAD, max_tokens=0))
     assert run(engine) == []
-    counted = engine.prefix_cache._cache.report()  # type: ignore[union-attr]
+    counted = engine.prefix_cache.cache.report()  # type: ignore[union-attr]
     assert counted["lookups"] == before["lookups"], "no client has asked"
     assert engine.recent.ahead >= len(HEAD) - len(STORED)
     request = ask(engine)

@@ -40,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedOf]:
     @cache
     def loaded(name: str) -> ModelView:
         folder = "demo" if name == "demo" else str(build(tmp_path_factory.mktemp("m") / name, name))
-        return service._models.use(folder, ModelOptions())[0]
+        return service.models.use(folder, ModelOptions())[0]
 
     yield loaded
     service.close()

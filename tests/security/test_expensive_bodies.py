@@ -91,7 +91,7 @@ async def test_a_large_body_is_parsed_beside_the_event_loop():
     request, ticket = await incoming.read(scope, receive, Slow)
     assert len(request.prompt) == AT_ONCE
     ticket.close()
-    assert bodies._small.held == 0
+    assert bodies.small.held == 0
 
 
 class Recorded:

@@ -240,7 +240,7 @@ def test_special_tokens_are_known_by_name_and_number(trial: GrammarTrial) -> Non
 
 
 def test_one_process_serves_until_a_bomb_and_another_follows(trial: GrammarTrial) -> None:
-    idle = trial._processes._idle
+    idle = trial._processes.idle
     assert trial.wrong('start: "a"', Allowance()) == ""
     (first,) = idle
     assert trial.wrong('start: "b"', Allowance()) == ""

@@ -184,7 +184,7 @@ def test_a_failed_load_leaves_nothing(connect: MakeClient, tmp_path: Path) -> No
         with pytest.raises(LoadFailed):
             ask(client, folder)
     assert mx.get_active_memory() <= before + 64  # MLX's own random key, where nobody drew before
-    assert client._service._models.ledger.free == client._service._models.ledger.limit
+    assert client.service.models.ledger.free == client.service.models.ledger.limit
 
 
 def test_code_of_a_model_that_python_cannot_read_fails_that_model_alone(
@@ -257,7 +257,7 @@ def test_a_client_that_leaves_is_forgotten_wherever_it_is(
     first = client.submit(done)
     while first.get(PATIENCE):
         pass
-    (served,) = client._service._models.views()
+    (served,) = client.service.models.views()
     step, may_go_on = served.engine.step, threading.Event()
     served.engine.step = lambda: (may_go_on.wait(PATIENCE), step())[1]  # it must not end before
     running = client.submit(
@@ -270,14 +270,14 @@ def test_a_client_that_leaves_is_forgotten_wherever_it_is(
     )
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, client, folders[1], id="gone")
-        wait_until(lambda: bool(client._service._models.queue._line))
-        client._service.cancel("gone")
+        wait_until(lambda: bool(client.service.models.queue.waiting))
+        client.service.cancel("gone")
         with pytest.raises(RequestFailed, match="its own client"):
             waiting.result(PATIENCE)
     may_go_on.set()
     running.close()
     assert tokens(ask(client, folders[2])) == 6
     assert loaded(client) == {"m2"}
-    client._service.cancel(done.id)
+    client.service.cancel(done.id)
     first.close()
     running.close()

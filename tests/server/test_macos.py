@@ -21,25 +21,25 @@ def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
     program.chmod(0o755)
     awake = StayAwake(program)
     awake.update(busy=False)
-    assert awake._process is None
+    assert awake.process is None
     awake.update(busy=True)
-    first = awake._process
+    first = awake.process
     assert first is not None
     while not told.exists() or not told.read_text():
         assert first.poll() is None
     awake.update(busy=True)
-    assert awake._process is first
+    assert awake.process is first
     first.kill()
     first.wait()
     awake.update(busy=False)
-    assert awake._process is None
+    assert awake.process is None
     awake.update(busy=True)
-    second = awake._process
+    second = awake.process
     assert second is not None
     second.kill()
     second.wait()
     awake.update(busy=True)
-    third = awake._process
+    third = awake.process
     assert third is not None
     assert third is not second
     awake.update(busy=False)

@@ -41,7 +41,7 @@ class Served:
         self._stack = stack
 
     async def connect(self, data: bytes = b"") -> Streams:
-        address = self.server._listener.address
+        address = self.server.listener.address
         if address.startswith("unix:"):
             reader, writer = await asyncio.open_unix_connection(address[5:])
         else:
@@ -75,7 +75,7 @@ async def serving(
         await ready.wait()
         async with stack:
             yield Served(server, service, stack)
-        server._stop()
+        server.stop()
         await asyncio.wait_for(running, PATIENCE)
 
 
@@ -168,7 +168,7 @@ async def test_attached_clients_and_open_replies_may_be_silent(fake_service: Any
         assert await ended(await served.connect())
         assert await ended(await served.connect())
         assert all(not reader.at_eof() for reader, _ in kept)
-        assert served.server._app.activity.requests
+        assert served.server.app.activity.requests
 
 
 async def test_idle_connections_make_room(fake_service: Any) -> None:
@@ -262,7 +262,7 @@ async def test_a_reader_that_takes_nothing_is_let_go(fake_service: Any) -> None:
         async with asyncio.timeout(PATIENCE):
             while "unread" not in served.service.seen["finished"]:
                 await asyncio.sleep(0.05)
-            while served.server._app.activity.requests:
+            while served.server.app.activity.requests:
                 await asyncio.sleep(0.05)
 
 

@@ -154,7 +154,7 @@ class Tiny:
 
     def served(self, options: ModelOptions | None = None) -> ModelView:
         """The model as requests with these options get it."""
-        view, lease = self.service._models.use(self.model, options or ModelOptions())
+        view, lease = self.service.models.use(self.model, options or ModelOptions())
         lease.release()
         return view
 
@@ -179,7 +179,7 @@ class Tiny:
         from mlx_provider.serving.prompt import prepare
 
         request = GenerateRequest(model=self.model, **given)
-        view, lease = self.service._models.use(self.model, request.options)
+        view, lease = self.service.models.use(self.model, request.options)
         with lease:
             return prepare(view, request).prompt.text
 

@@ -32,7 +32,7 @@ def test_the_head_of_a_checkpoint_drafts_unless_it_is_switched_off(model: Any) -
     assert answer.only.content == plain.only.content
     assert (plain.usage.drafted_tokens, plain.usage.accepted_tokens) == (0, 0)
     assert answer.usage.drafted_tokens >= max(1, answer.usage.accepted_tokens)
-    assert len(model.service._models.queue.models()) == 1, "on the same weights"
+    assert len(model.service.models.queue.models()) == 1, "on the same weights"
 
 
 def test_a_client_may_have_no_drafts(model: Any) -> None:
@@ -71,7 +71,7 @@ def test_an_option_of_a_model_that_cannot_draft_is_refused_by_name(
 
 
 def test_the_memory_of_a_drafter_is_not_available_for_rows(model: Any) -> None:
-    models = model.service._models
+    models = model.service.models
     model.ask(max_tokens=2, options=ModelOptions(drafter="off"))
     (loaded,) = models.queue.models()
     free, weights = models.ledger.free, loaded.nbytes

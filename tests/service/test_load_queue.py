@@ -172,7 +172,7 @@ def test_a_failing_load_wakes_all_with_its_error_and_releases_its_bytes(shelf: M
     s.broken = {"a"}
     s.gate.clear()
     asked = [s.ask("a") for _ in range(5)]
-    wait_until(lambda: len(s.queue._line) == 5)
+    wait_until(lambda: len(s.queue.waiting) == 5)
     s.gate.set()
     for each in asked:
         with pytest.raises(LoadFailed, match="a is broken"):
@@ -188,7 +188,7 @@ def test_a_load_continues_if_one_waiter_leaves(shelf: MakeShelf) -> None:
     first = s.ask("a", who="one")
     wait_until(lambda: s.loads == ["a"])
     second = s.ask("a", who="two")
-    wait_until(lambda: len(s.queue._line) == 2)
+    wait_until(lambda: len(s.queue.waiting) == 2)
     s.queue.withdraw("one")
     with pytest.raises(RequestFailed):
         first.result(PATIENCE)
@@ -200,7 +200,7 @@ def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     held = s.get("a")
     waiting = s.ask("b", who="gone")
-    wait_until(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue.waiting) == 1)
     s.queue.withdraw("gone")
     with pytest.raises(RequestFailed):
         waiting.result(PATIENCE)
@@ -247,7 +247,7 @@ def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None
     s = shelf(limit=15)
     lease = s.get("a")
     waiting = s.ask("b")
-    wait_until(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue.waiting) == 1)
     assert s.names == {"a"}
     lease.release()
     lease.release()
@@ -288,7 +288,7 @@ def test_waiting_requests_are_served_in_order(shelf: MakeShelf) -> None:
     waiting = []
     for count, name in enumerate("bcd", 1):
         waiting.append(s.threads.submit(ask, name))
-        wait_until(lambda count=count: len(s.queue._line) == count)
+        wait_until(lambda count=count: len(s.queue.waiting) == count)
     held.release()
     for each in waiting:
         each.result(PATIENCE)
@@ -299,9 +299,9 @@ def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None
     s = shelf(limit=10, turn=0.02)
     first = s.get("a")
     waiting = s.ask("b")
-    wait_until(lambda: bool(s.queue._reserved))
+    wait_until(lambda: bool(s.queue.reserved))
     newcomer = s.ask("a")
-    wait_until(lambda: len(s.queue._line) == 2)
+    wait_until(lambda: len(s.queue.waiting) == 2)
     first.release()
     lease = waiting.result(PATIENCE)
     assert not newcomer.done()
@@ -317,7 +317,7 @@ def test_weights_never_use_the_reserved_memory_of_rows(shelf: MakeShelf) -> None
     lease = s.get("a")
     assert lease.covers(9)
     waiting = s.ask("b")
-    wait_until(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue.waiting) == 1)
     assert s.loads == ["a"], "10 and 10 leave less than 9"
     assert lease.covers(5)
     lease.release()
@@ -369,7 +369,7 @@ def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> Non
     s.queue.make_way("a", 12, 0, s.unload, stuck=True)
     assert s.gone == []
     newcomer = s.ask("b")
-    wait_until(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue.waiting) == 1)
     other.release()
     s.queue.make_way("a", 12, 0, s.unload, stuck=True)
     assert s.gone == ["b"]
@@ -437,7 +437,7 @@ def test_closing_refuses_waiting_and_new_requests(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     s.get("a")
     waiting = s.ask("b")
-    wait_until(lambda: len(s.queue._line) == 1)
+    wait_until(lambda: len(s.queue.waiting) == 1)
     s.queue.close(EngineDied("closing"))
     with pytest.raises(EngineDied):
         waiting.result(PATIENCE)
@@ -462,4 +462,4 @@ def test_many_requests_stay_within_memory_and_all_are_served(shelf: MakeShelf) -
 
     assert sum(s.threads.map(client, range(16))) == 16 * 12
     assert s.most <= 30
-    assert len(s.queue._line) == 0
+    assert len(s.queue.waiting) == 0

@@ -70,7 +70,7 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
         counted.clear()
         service, _ = make_service(**{"measurements": str(file), **settings})
         services.append(service)
-        view, lease = service._models.use(str(folder), options or ModelOptions())
+        view, lease = service.models.use(str(folder), options or ModelOptions())
         lease.release()
         return view
 
@@ -105,7 +105,7 @@ def test_measurements_of_passes_are_known_at_the_next_load(
     for _ in range(20):
         expected = costs.pass_of(0, 0, 64, 50_000)
         costs.update(expected, 2 * expected, [CacheLoad(0, 64, 50_000)])
-    taught, models = costs.curve, load.services[-1]._models
+    taught, models = costs.curve, load.services[-1].models
     assert taught.widths != before.widths
     models.loader.unload(view.weights) if ending == "unload" else load.services[-1].close()
     found = load(folder).engine.scheduler.costs.curve

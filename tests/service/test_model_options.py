@@ -26,7 +26,7 @@ from tiny import build
 
 def same_weights(client: Any) -> set[int]:
     """An id for each set of weights in memory."""
-    return {id(loaded) for loaded in client.service._models.queue.models()}
+    return {id(loaded) for loaded in client.service.models.queue.models()}
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_models_whose_options_do_not_change_weights_share_them(model: Any) -> No
     assert model.ask(max_tokens=6, options=quantised).only.reason == "length"
     assert len(same_weights(model)) == 1
     assert mx.get_active_memory() - before < 1.2 * one
-    (loaded,) = model.service._models.queue.models()
+    (loaded,) = model.service.models.queue.models()
     assert sorted(loaded.engines) == ["", "8 bits"], "one engine for each kind of KV cache"
 
 

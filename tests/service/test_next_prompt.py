@@ -97,14 +97,14 @@ def stats(model: Any) -> EngineStats:
 
 def await_heads(model: Any) -> None:
     """Wait until the next prompt's beginning is rendered and prefilled."""
-    worker, engine = model.service._worker, model.served().engine
+    worker, engine = model.service.worker, model.served().engine
 
     def await_rest() -> None:
         while worker.call(lambda: bool(worker._idle_calls) or not engine.idle).result(PATIENCE):
             pass
 
     await_rest()
-    model.service._next_prompts._pool.submit(int).result(PATIENCE)
+    model.service.next_prompts._pool.submit(int).result(PATIENCE)
     await_rest()
 
 

@@ -59,7 +59,7 @@ def test_an_invalid_request_fails_by_itself(qwen: Any) -> None:
 def test_a_template_that_writes_bos_gets_no_second_one(tiny: Any) -> None:
     """mlx-vlm doubles BOS for Gemma 3 and Llama."""
     model = tiny("llama")
-    served = model.service._models
+    served = model.service.models
     prompt_tokens = model.ask("hello").prompt_tokens
     tokenizer = next(s for s in served.views() if s.name == model.model).model.tokenizer
     rendered = model.prompt_of(messages=[{"role": "user", "content": "hello"}])

@@ -33,7 +33,7 @@ def test_weights_are_shared_and_prefixes_are_not(
         again = model.ask(LONG, max_tokens=3, options=SAME)
     assert (plain.usage.cached_tokens, first.usage.cached_tokens) == (0, 0)
     assert again.usage.cached_tokens == (again.usage.prompt_tokens - 1) // 64 * 64 > 0
-    (loaded,) = service._models.queue.models()
+    (loaded,) = service.models.queue.models()
     assert sorted(loaded.engines) == ["", "reproducible"]
     rates = [each for each in caplog.messages if "sets the balance" in each]
     assert len(rates) == 1  # fixed passes ignore the stall target

@@ -51,7 +51,7 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
         running = qwen.start(max_tokens=40, logprobs=True)
         begun = running.get(60)
     answer = qwen.read(running, begun=begun)
-    view, lease = qwen.service._models.use(qwen.model, ModelOptions())
+    view, lease = qwen.service.models.use(qwen.model, ModelOptions())
     with lease:
         assert answer.only.content == view.model.tokenizer.decode(answer.only.tokens)
     assert answer.only.reason == "length"
@@ -62,7 +62,7 @@ def test_pieces_add_up_to_the_text(qwen: Any) -> None:
 def test_a_late_reader_gets_the_same_text(qwen: Any) -> None:
     prompt = qwen.ask(max_tokens=40)
     late = qwen.start(max_tokens=40)
-    wait_until(lambda: late._events.ended)
+    wait_until(lambda: late.events.ended)
     assert qwen.read(late).only.content == prompt.only.content
 
 
@@ -111,7 +111,7 @@ def test_a_second_turn_reuses_the_first(qwen: Any) -> None:
 
 def test_raw_prompts(qwen: Any) -> None:
     text = qwen.ask(prompt="The quick brown", max_tokens=8).only.content
-    view, lease = qwen.service._models.use(qwen.model, ModelOptions())
+    view, lease = qwen.service.models.use(qwen.model, ModelOptions())
     with lease:
         ids = view.model.tokenizer.encode("The quick brown", special=True)
     assert qwen.ask(prompt=ids, max_tokens=8).only.content == text
@@ -150,7 +150,7 @@ def test_closing_a_generation_frees_its_row(qwen: Any) -> None:
     generation.close()
     wait_until(lambda: qwen.client.health().running == 0)
     assert qwen.read(generation).usage is not None, "its reader is told of the end"
-    assert qwen.service._in_flight.active() == []
+    assert qwen.service.in_flight.active() == []
 
 
 def test_closing_at_once_ends_every_generation(qwen: Any) -> None:
@@ -173,7 +173,7 @@ def test_dropping_a_generation_frees_its_row(qwen: Any) -> None:
 def test_a_request_cancelled_during_preparation_is_not_admitted(
     qwen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = qwen.service._models
+    models = qwen.service.models
     find = models.use
 
     def meanwhile(*args: Any, **more: Any) -> Any:
@@ -208,7 +208,7 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
     def die() -> None:
         raise Killed
 
-    (served,) = model.service._models.views()
+    (served,) = model.service.models.views()
     served.engine.step = die
     for generation in held:
         answer = model.read(generation)
@@ -223,7 +223,7 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
 
 def dies(model: Any, held: Generation) -> None:
     """Let the engine thread die while it decodes a request; the reader gets the error."""
-    (served,) = model.service._models.views()
+    (served,) = model.service.models.views()
 
     def die() -> None:
         raise Killed
@@ -267,7 +267,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
         entry.active = active
         return active
 
-    model.service._in_flight.enter = entered
+    model.service.in_flight.enter = entered
     answer = model.ask()
     assert answer.error is not None
     assert (answer.error.code, answer.error.status) == ("engine_died", 503)
@@ -275,8 +275,8 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
 
 def test_a_request_whose_reader_is_given_up_ends(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(3), logprobs=True, top_logprobs=20)
-    wait_until(lambda: generation._events.unread > 100_000)
-    generation._events.give_up()
+    wait_until(lambda: generation.events.unread > 100_000)
+    generation.events.give_up()
     wait_until(lambda: qwen.client.health().running == 0)
     answer = qwen.read(generation)
     assert answer.error is not None
@@ -523,5 +523,5 @@ def test_the_cache_reuses_a_session_that_returns(qwen: Any, retain: bool) -> Non
     qwen.ask(
         "It comes back, however late. " * 4, session=f"s {retain}", retain=retain, max_tokens=2
     )
-    nodes = list(qwen.service._models.prefixes.cache().nodes())
+    nodes = list(qwen.service.models.prefixes.cache().nodes())
     assert any(node.sessions.get(f"s {retain}") is retain for node in nodes)

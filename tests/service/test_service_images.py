@@ -156,14 +156,14 @@ def test_pixels_are_held_until_the_prefill_and_request_data_until_the_end(
     assert running.get(PATIENCE)
     parts = question("", 1)[0]["content"]
     sent = len(base64.b64decode(parts[0]["image_url"]["url"].partition(",")[2]))
-    assert service._media.held in (sent, 0), "no pixel is left"
-    (request,) = [each.request for each in service._in_flight.active()] or [None]
+    assert service.media.held in (sent, 0), "no pixel is left"
+    (request,) = [each.request for each in service.in_flight.active()] or [None]
     if request is not None:
         assert [span.ready._made for span in request.prompt.spans] == [None]
     del request
     tiny.read(running)
-    assert service._media.held == 0
+    assert service.media.held == 0
     with pytest.raises(BadRequest):
         tiny.ask(messages=question("What is it?", 1), min_tokens=9, max_tokens=1)
-    assert service._media.held == 0
-    assert not service._in_flight.active()
+    assert service.media.held == 0
+    assert not service.in_flight.active()

@@ -16,7 +16,7 @@ GIGA = 2**30
 
 def models(make_service: Any, **settings: Any) -> ModelCache:
     service, _ = make_service(**settings)
-    found: ModelCache = service._models
+    found: ModelCache = service.models
     return found
 
 
@@ -64,7 +64,7 @@ def test_the_prefix_cache_can_use_the_memory_that_rows_leave() -> None:
 def test_the_prefix_cache_gives_back_a_share(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     service, client = make_service()
     tiny_class(client, service, qwen.model).ask("Tell me a story", max_tokens=4)
-    prefixes = service._models.prefixes
+    prefixes = service.models.prefixes
     before = prefixes.nbytes
     service.cache_shrink(1.0)
     service.cache_report()  # waits for the engine thread

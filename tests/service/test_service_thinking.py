@@ -136,7 +136,7 @@ def test_reasoning_is_the_same_streamed_or_not(thinker: Any) -> None:
     given = {"sampling": warm(4), "thinking_budget": 10, "max_tokens": 40}
     streamed = thinker.ask(**given)
     generation = thinker.start(**given)
-    while not generation._events.ended:
+    while not generation.events.ended:
         pass
     joined = thinker.read(generation)
     assert joined.deltas < streamed.deltas or streamed.deltas <= 2

@@ -64,7 +64,7 @@ def test_each_tenant_reuses_its_own_warm_prompt(tmp_path: Path) -> None:
         for tenant in ("a", "b"):
             usage = ask(client, folder, warm, f"Where is {tenant}?", tenant=tenant).usage
             assert usage.cached_tokens > usage.prompt_tokens // 2, tenant
-        (served,) = client._service._models.views()  # type: ignore[attr-defined]
+        (served,) = client.service.models.views()  # type: ignore[attr-defined]
         for number in range(WARMED):
             served.to_warm(f"tenant {number}", [SYSTEM])
         assert served.to_warm("a", [SYSTEM])

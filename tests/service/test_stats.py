@@ -150,7 +150,7 @@ def test_the_engine_thread_is_not_waited_for(own: Any, monkeypatch: pytest.Monke
     own.ask(SECRET, max_tokens=2)
     before, busy = own.client.stats().prefix_cache, threading.Event()
     monkeypatch.setattr(prefixes, "STATS_WAIT", 0.05)
-    own.service._worker.call(busy.wait)
+    own.service.worker.call(busy.wait)
     try:
         assert own.client.stats().prefix_cache.entries == before.entries > 0
     finally:

@@ -136,10 +136,10 @@ def test_processes_are_few_and_end_with_their_owner() -> None:
     seen = set()
     for i in range(200):
         assert json.loads(owner.ask(message % i, {str(i): setups[str(i)]}))["text"] == ""
-        seen.add(owner._idle[0].process.pid)
-        assert len(owner._idle[0].setups) <= 64
+        seen.add(owner.idle[0].process.pid)
+        assert len(owner.idle[0].setups) <= 64
     assert len(seen) == 4, "one that has many templates gives way to another"
-    (running,) = owner._idle
+    (running,) = owner.idle
     running.process.kill()
     running.process.wait()
     again = owner.ask(message % 1, {"1": setups["1"]})
@@ -147,6 +147,6 @@ def test_processes_are_few_and_end_with_their_owner() -> None:
     with pytest.raises(ProcessEnded):
         owner.ask(b"what", {})
     owner.ask(message % 1, {"1": setups["1"]})
-    (running,) = owner._idle
+    (running,) = owner.idle
     del owner
     assert running.process.wait(10) is not None

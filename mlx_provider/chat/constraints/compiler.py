@@ -164,7 +164,7 @@ class GrammarCompiler:
         self._pool = pool
         self._capacity = capacity
         self._letters = letters
-        self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
+        self.compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
         """By namespace and text: a cache hit of another tenant's grammar would show in the response
         time."""
         self._tokenizer: LLTokenizer | None = None
@@ -255,22 +255,22 @@ class GrammarCompiler:
         """Compiled once. It may be invalid."""
         key = (allowance.namespace, lark)
         with self._lock:
-            known = self._compiled.get(key)
+            known = self.compiled.get(key)
             if known is not None:
-                self._compiled.move_to_end(key)
+                self.compiled.move_to_end(key)
                 return known
         wrong = self._trial.wrong(lark, allowance)
         made = _Compiled(first_line(wrong)) if wrong else self._compile(lark)
         if not made.wrong:
             with self._lock:
-                self._compiled[key] = made
+                self.compiled[key] = made
                 while self._keeps_too_much():
-                    self._compiled.popitem(last=False)
+                    self.compiled.popitem(last=False)
         return made
 
     def _keeps_too_much(self) -> bool:
-        letters = sum(len(lark) for _, lark in self._compiled)
-        return len(self._compiled) > self._capacity or letters > self._letters
+        letters = sum(len(lark) for _, lark in self.compiled)
+        return len(self.compiled) > self._capacity or letters > self._letters
 
     def _compile(self, lark: str) -> _Compiled:
         """Also computes the first mask (host work)."""

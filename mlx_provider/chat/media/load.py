@@ -39,17 +39,17 @@ class MediaRoom:
         """`line`: requests of one tenant that may wait. Each occupies a thread."""
         self.line = line
         self.decoding = ByteGate(capacity // 2)
-        self._kept = ByteGate(capacity - capacity // 2)
+        self.kept = ByteGate(capacity - capacity // 2)
 
     @property
     def held(self) -> int:
-        return self.decoding.held + self._kept.held
+        return self.decoding.held + self.kept.held
 
     def claim(self, who: str, owner: str = "") -> MediaClaim:
-        return MediaClaim(self, self._kept, who, owner)
+        return MediaClaim(self, self.kept, who, owner)
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
-        for gate in (self._kept, self.decoding):
+        for gate in (self.kept, self.decoding):
             gate.refuse(error, who)
 
 
@@ -60,7 +60,7 @@ class MediaClaim:
         self.room = room
         self.who = who
         self.owner = owner
-        self._kept = kept
+        self.kept = kept
         self._ticket: Ticket | None = None
         self._encoded = 0
 
@@ -68,9 +68,9 @@ class MediaClaim:
         """Wait for memory. Raises `Overloaded`, or the error given to `refuse`."""
         self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
-        if self._kept.waiting(self.owner) >= self.room.line:
+        if self.kept.waiting(self.owner) >= self.room.line:
             raise Overloaded(f"{self.room.line} requests wait for room for their images, the limit")
-        self._ticket = self._kept.ask(encoded + scaled, self.owner, self.who)
+        self._ticket = self.kept.ask(encoded + scaled, self.owner, self.who)
         self._ticket.wait()
 
     def decoding(self, nbytes: int) -> Ticket:

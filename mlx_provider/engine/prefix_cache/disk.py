@@ -206,7 +206,7 @@ class DiskTier:
         self.versions = files.versions() if versions is None else versions
         self.call = call
         _own(self.folder)
-        self._index = Index()
+        self.index = Index()
         self._read_headers()
         self._sent = self._skipped = 0
         """Bytes handed to the thread, and writes postponed because the disk was slow."""
@@ -230,7 +230,7 @@ class DiskTier:
         """Queue what is not on disk yet of a row with tokens `ids`. `states`: snapshots by token
         count. `prompted`: tokens before the reply. `None`: more of the prompt will follow, so its
         last tokens can wait."""
-        steps = self._index.walk(key, ids)
+        steps = self.index.walk(key, ids)
         covered = steps[-1][2] if steps else 0
         complete = row.complete and all(header.complete for header, _, _ in steps)
         row = row.stored(complete=complete)
@@ -244,7 +244,7 @@ class DiskTier:
             if not self._write(header, segment.pack, left):
                 break
             path.append(header)
-            left -= self._index.files[header.name].nbytes
+            left -= self.index.files[header.name].nbytes
         if not complete:
             self._save_states(key, ids, states)
         self._touch(path)
@@ -252,13 +252,13 @@ class DiskTier:
 
     def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
         digest, own = digests(key, ids), key.digest().hex()
-        known = {state.start for state in self._index.states_along(key, ids)}
+        known = {state.start for state in self.index.states_along(key, ids)}
         for at, state in sorted(states.items()):
             if at not in known:
                 layers = list(state.layers.items())
                 header = Header(own, digest(at), at, ids[:0], False, layers)
                 self._write(header, state.pack, self.limit)
-        every = self._index.states_along(key, ids)
+        every = self.index.states_along(key, ids)
         for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
             self._forget(header.name)
 
@@ -272,7 +272,7 @@ class DiskTier:
         if slow or header.nbytes > left:
             return False
         self._sent += pack.nbytes
-        self._index.add(header)
+        self.index.add(header)
         failed = partial(self._then_forget, header.name)
         self.writer.do(partial(self.writer.write, header, host_arrays(pack), failed))
         return True
@@ -280,23 +280,23 @@ class DiskTier:
     def _then_forget(self, name: str) -> None:
         """Disk thread."""
         with suppress(EngineDied):
-            self.call(partial(self._index.remove, name))
+            self.call(partial(self.index.remove, name))
 
     def _touch(self, path: Sequence[Header]) -> None:
-        self.writer.do(partial(self.writer.touch, self._index.touch(path)))
+        self.writer.do(partial(self.writer.touch, self.index.touch(path)))
 
     # -- reading
 
     def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
         """The longest prefix of `ids` from which a row can resume, and its files. 0: memory has as
         much, which is `match`. At least one token is left to prefill."""
-        steps = self._index.walk(key, ids[:-1])
+        steps = self.index.walk(key, ids[:-1])
         covered = max(match.shared, steps[-1][2] if steps else 0)
         needed: list[Step] = []
         if match.complete and all(header.complete for header, _, _ in steps):
             length = usable(ids, covered, match, grid)
         else:
-            along = self._index.states_along(key, ids[:covered])
+            along = self.index.states_along(key, ids[:covered])
             fits = (h for h in along if usable(ids, h.start, match, grid) == h.start)
             state = next(fits, None)
             if state is None:
@@ -319,7 +319,7 @@ class DiskTier:
         goal, steps = self.find(key, ids, match, grid)
         if not goal:
             return None, 0
-        self._touch([header for header, _, _ in self._index.walk(key, ids[:goal])])
+        self._touch([header for header, _, _ in self.index.walk(key, ids[:goal])])
         first = steps[0][0]
         states = () if len(first.tokens) else [leaf for leaf, _ in first.layers]
         filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
@@ -346,7 +346,7 @@ class DiskTier:
 
     def _damaged(self, name: str, reason: BadFile | OSError) -> None:
         if isinstance(reason, FileNotFoundError):  # another process removed it
-            self._index.remove(name)
+            self.index.remove(name)
             return
         log.warning("prefix cache: %s is ignored and removed: %s", self.folder / name, reason)
         self._forget(name)
@@ -354,12 +354,12 @@ class DiskTier:
     # -- the folder
 
     def clear(self) -> None:
-        self._index = Index()
+        self.index = Index()
         self.writer.do(self.writer.clear)
 
     def report(self) -> dict[str, Any]:
         """Files and bytes known to this process."""
-        sizes = [header.nbytes for header in self._index.files.values()]
+        sizes = [header.nbytes for header in self.index.files.values()]
         return {
             "files": len(sizes),
             "bytes": sum(sizes),
@@ -369,13 +369,13 @@ class DiskTier:
         }
 
     def _forget(self, name: str) -> None:
-        self._index.remove(name)
+        self.index.remove(name)
         self.writer.do(partial(self.writer.remove, name))
 
     def _shrink(self) -> None:
         """Other processes keep their own files within the limit."""
-        over = sum(header.nbytes for header in self._index.files.values()) - self.limit
-        for header in [*self._index.files.values()]:
+        over = sum(header.nbytes for header in self.index.files.values()) - self.limit
+        for header in [*self.index.files.values()]:
             if over <= 0:
                 return
             over -= header.nbytes
@@ -392,7 +392,7 @@ class DiskTier:
                 if path.suffix == files.SUFFIX:
                     if stat.S_IFMT(of.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                         raise BadFile("no regular file")
-                    self._index.add(files.read_header(path, self.versions))
+                    self.index.add(files.read_header(path, self.versions))
             except BadFile as reason:
                 refused[f"removed: {reason}"] += 1
                 path.unlink(missing_ok=True)

@@ -67,7 +67,7 @@ class PrefixCachePolicy:
         self._leases = Leases(cache, in_place, least)
         forks = in_place and divisible(own_layers(make_cache()))
         self._least = least if least is not None and forks else inf
-        self._cache = cache
+        self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
         self._make_cache = make_cache
@@ -82,13 +82,13 @@ class PrefixCachePolicy:
             job.ids = as_ids(key_tokens(job.prompt))
         key = self._key(job.request)
         job.match = self._match(key, job.ids)
-        disk = self._cache.disk
+        disk = self.cache.disk
         beyond = 0 if disk is None else disk.find(key, job.ids, job.match, self._grid)[0]
         job.estimated_cached = max(job.match.length, beyond)
 
     @property
     def nbytes(self) -> int:
-        return self._cache.nbytes
+        return self.cache.nbytes
 
     def pays_ahead(self, job: PrefillJob) -> bool:
         """Whether a queued background prefill has more than a few tokens to compute, and less than
@@ -97,15 +97,15 @@ class PrefixCachePolicy:
         return not few and job.cost <= job.estimated_cached
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
-        found = usable = self._cache.match(key, ids, limit=len(ids) - 1)
+        found = usable = self.cache.match(key, ids, limit=len(ids) - 1)
         while at := usable.length % self._grid:
-            usable = self._cache.match(key, ids, limit=usable.length - at)
+            usable = self.cache.match(key, ids, limit=usable.length - at)
         # the longest stored path shows where the prompt leaves it
         return replace(found, length=usable.length, stateful=usable.stateful)
 
     def _found(self, job: PrefillJob) -> Match:
         """Looks the job up again if the prefix cache has changed."""
-        if job.match is None or not self._cache.holds(job.match):
+        if job.match is None or not self.cache.holds(job.match):
             self.look_up(job)
         match: Match = job.match
         return match
@@ -150,7 +150,7 @@ class PrefixCachePolicy:
         """Give the job a cache for `room` tokens that holds the longest stored prefix. Returns the
         match, unless it was already reported. If the disk has more than memory, the job is
         `restoring` at first. Call it again after that."""
-        match, key, disk = self._found(job), self._key(job.request), self._cache.disk
+        match, key, disk = self._found(job), self._key(job.request), self.cache.disk
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
@@ -163,12 +163,12 @@ class PrefixCachePolicy:
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
-            self._cache.count(match, restored.length)
+            self.cache.count(match, restored.length)
             shared = max(match.shared, restored.length)
             match = replace(match, length=restored.length, shared=shared)
             job.rows[0].lease = self._leases.lease(job.cache)
         else:
-            job.cache, job.rows[0].lease = self._cache.acquire(
+            job.cache, job.rows[0].lease = self.cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
             )
         self._claim_forks(job)
@@ -210,10 +210,10 @@ class PrefixCachePolicy:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""
         prompt, fits = job.prompt, None
         if self._memory is not None:
-            fits = self._cache.fits(self._memory, job.request.session)
+            fits = self.cache.fits(self._memory, job.request.session)
         grid = GRID if self._ends_passes else self._grid
         found = {*places(prompt, start, branch, grid=grid, fits=fits)}
-        if fits is not None and fits < len(prompt.tokens) and self._cache.disk is not None:
+        if fits is not None and fits < len(prompt.tokens) and self.cache.disk is not None:
             found |= {*places(prompt, start, branch, grid=grid)}
         if self._shapes is not None:
             found = {self._shapes.whole(at) for at in found} | self._last(prompt)
@@ -227,12 +227,12 @@ class PrefixCachePolicy:
     def passed(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
-            self._cache.save_head(self._key(job.request), ids, job.held(), start)
+            self.cache.save_head(self._key(job.request), ids, job.held(), start)
         ends = {self._whole(at) for at in ends_of(job.prompt)} | self._last(job.prompt)
         for at in job.keeps:
             if start < at <= job.done:
                 within = None if at == job.done else at
-                snapshot = self._cache.snapshot(job.held(), within, inside=at not in ends)
+                snapshot = self.cache.snapshot(job.held(), within, inside=at not in ends)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
@@ -270,7 +270,7 @@ class PrefixCachePolicy:
     ) -> None:
         """`more`: see `PrefixCache.insert`."""
         prompted = len(request.prompt.tokens)
-        stored = self._cache.insert(
+        stored = self.cache.insert(
             self._key(request), ids, cache, snapshots, prompted=prompted, session=request.session,
             **more,
         )  # fmt: skip
