@@ -15,16 +15,18 @@ def value(metrics: EngineMetrics, name: str) -> float:
     raise AssertionError(name)
 
 
-def test_every_recorder_method_shows() -> None:
+def test_what_is_counted_and_observed_shows() -> None:
     metrics = EngineMetrics()
-    metrics.request_queued()
-    metrics.request_started()
-    metrics.request_finished("stop")
-    metrics.request_failed("overloaded")
-    metrics.tokens(prefilled=100, cached=20, decoded=3)
-    metrics.first_token(0.3)
-    metrics.inter_token(0.011)
-    metrics.evicted(8)
+    for name in ("requests_received", "requests_started"):
+        metrics.count(name)
+    metrics.count("requests_finished", label="stop")
+    metrics.count("requests_failed", label="overloaded")
+    metrics.count("prompt_tokens_prefilled", 100)
+    metrics.count("prompt_tokens_cached", 20)
+    metrics.count("tokens_decoded", 3)
+    metrics.observe("first_token_seconds", 0.3)
+    metrics.observe("inter_token_seconds", 0.011)
+    metrics.count("prefix_cache_evictions", 8)
     wanted: dict[str, Any] = {
         "requests_received_total": 1,
         "requests_started_total": 1,
@@ -44,7 +46,7 @@ def test_every_recorder_method_shows() -> None:
 
 def test_two_engines_count_apart() -> None:
     first, second = EngineMetrics(), EngineMetrics()
-    first.request_queued()
+    first.count("requests_received")
     assert value(first, "requests_received_total") == 1
     assert value(second, "requests_received_total") == 0
 
