@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from byte_model import MARKERS, byte_model, byte_tokenizer
 from mlx_provider.chat.constraints import compiler as compiling
-from mlx_provider.chat.constraints.compiler import GrammarCompiler, grammar_tokenizer
+from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.testing.conformance.calls import ByteModel
@@ -94,11 +96,39 @@ def test_an_added_token_of_white_space_is_text() -> None:
     assert model.accepts(start, text)
 
 
+def sentencepiece() -> Tokenizer:
+    """Pieces and bytes as Gemma has them, with runs of spaces among the added tokens."""
+    pieces = ["<eos>", "<pad>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "é", "▁a"]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.add_special_tokens(["<eos>", "<pad>"])
+    added = ["▁▁", "\n\n", "<unused0>", "[multi]", "<b"]
+    made.add_tokens([AddedToken(each, normalized=False) for each in added])
+    return made
+
+
 def cut_short() -> Tokenizer:
     made = byte_tokenizer()
     made.enable_truncation(4)
     made.enable_padding()
     return made
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, sentencepiece])
+def test_tokens_are_what_llguidance_reads_from_json(make: Any) -> None:
+    fast = make()
+    ours = grammar_tokenizer(fast, [0], 700)
+    theirs = LLTokenizer(fast.to_str(), n_vocab=700, eos_token=[0])
+    assert (ours.vocab_size, ours.eos_token) == (theirs.vocab_size, theirs.eos_token)
+    for token in range(fast.get_vocab_size(with_added_tokens=True)):
+        assert ours.decode_bytes([token]) == theirs.decode_bytes([token])
+        assert ours.is_special_token(token) == (theirs.is_special_token(token) or token == 0)
+    for text in (" a", "a  a", "é\n\n", "日", "[multi]"):
+        assert ours.tokenize_str(text) == theirs.tokenize_str(text)
 
 
 def test_truncation_has_no_place_in_a_grammar() -> None:

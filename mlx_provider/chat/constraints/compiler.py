@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections import OrderedDict
@@ -22,6 +21,7 @@ from .request import Form, after_message, request_form
 from .schema import ONE_LINE, Spaces
 from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
+from .vocabulary import grammar_tokenizer, is_marker
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -303,26 +303,6 @@ class GrammarCompiler:
                         f"grammar and tool_choice ({unsupported})"
                     ) from None
             return self._tokenizer
-
-
-def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
-    """The vocabulary of `fast`, a `tokenizers.Tokenizer`. Its truncation and padding must not apply
-    to a grammar. `rows`: rows of the output matrix. Raises `ValueError` for a tokenizer
-    that llguidance does not support."""
-    from llguidance import LLTokenizer
-
-    # llguidance refuses fewer rows than the tokenizer has entries
-    rows = max(rows, max(fast.get_vocab(with_added_tokens=True).values(), default=0) + 1)
-    text: str = fast.to_str()
-    if fast.truncation is not None or fast.padding is not None:
-        text = json.dumps(json.loads(text) | {"truncation": None, "padding": None})
-    return LLTokenizer(text, n_vocab=rows, eos_token=sorted(t for t in eos if t < rows) or None)
-
-
-def is_marker(token: Any) -> bool:
-    """Whether an added token is not text for llguidance 1.9.1: a grammar must name it."""
-    content: str = token.content
-    return token.special or (content[:1] == "<" and content[-1:] == ">")
 
 
 def first_line(text: str) -> str:
