@@ -141,7 +141,7 @@ class Engine:
         now = self.clock()
         return self.scheduler.schedule(
             now,
-            mixes=self.batch.mixes,
+            mixes=self.batch.mixes and not any(row.retry_alone for row in self.scheduler.running),
             stalled=now - self.advanced + sum(self.pending_chunk_seconds),
             passes=self.batch.passes,
         )

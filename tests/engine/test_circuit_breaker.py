@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from failing import Failing, streams
+from failing import Failing, First, decoding, streams
 from mlx_provider.engine.execution import batching as circuit_breaker
 from mlx_provider.engine.execution.batch_layout import Layout
 from mlx_provider.engine.execution.batching import CircuitBreaker
@@ -162,4 +162,21 @@ def test_a_model_with_only_the_solo_layout_never_tries_to_batch_rows(qwen3: Text
     run(engine)
     assert failures[0] == 3
     assert engine.batch.layout is layout
+    assert_as_alone(qwen3, *requests)
+
+
+def test_a_mixed_pass_that_failed_once_does_not_fail_again(
+    qwen3: TextModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The only row has its next pass alone, so no chunk may share that pass."""
+    model = Failing(qwen3)
+    engine = new_engine(model, mixes=True, max_chunk=32)  # type: ignore[arg-type]
+    requests = [*decoding(engine, 1), new_request(range(100, 300), max_tokens=9)]
+    engine.submit(requests[1])
+    while requests[1].prefilled < 64:
+        engine.step()
+    model.fails = First(1, lambda tokens, places: len(tokens) > 5)
+    run(engine)
+    assert "of 0 rows" not in caplog.text
+    assert engine.batch.mixes
     assert_as_alone(qwen3, *requests)

@@ -462,3 +462,21 @@ def test_memory_grows_only_by_the_tokens_of_a_row(hybrid: TextModel) -> None:
     assert late - early <= 1.3 * sum(array.nbytes for array in arrays(row))
     assert request.drafted > 250
     engine.cancel(request)
+
+
+def test_a_state_is_stored_under_all_its_tokens_if_another_choice_fails(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of both choices are read before a pass, and the text of the first one raises."""
+    model = equipped(load_text(build(tmp_path / "m", "rwkv7"), LoadOptions()))
+    drafting = Speculation(Source(Raising()), vocab=model.info.vocab_size, policy=Eager())
+    monkeypatch.setattr(drafting, "wanted", lambda *given: ({}, True))
+    cache = PrefixCache(budget=lambda: 2**30)
+    engine = new_engine(model, speculation=drafting, prefix_cache=cache)
+    request = new_request(range(30, 90), max_tokens=40, n=2)
+    output_of(request).fails_at = 9
+    serve(engine, [request])
+    stored = [*request.prompt.tokens, *request.rows[1].tokens[:-1]]
+    later = new_request([*stored, 7, 8], max_tokens=9)
+    serve(engine, [later])
+    assert_as_alone(model, later)

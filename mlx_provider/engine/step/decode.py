@@ -137,16 +137,16 @@ def _catch_up(engine: Engine) -> bool:
 def _take(
     engine: Engine, found: Sequence[PassResult], now: float, *, left: int, apart: bool = False
 ) -> None:
-    """Take the result of the last pass. `left`: newer passes on the device; `apart`: row by
-    row, because drafts were in it."""
+    """Take the result of the last pass. `left`: newer passes on the device; `apart`: rows with
+    drafts one by one, after the others, whose caches have all their tokens already."""
     guessed = any(each.drafts for each in found)
     times = engine.timer.end(now, left=left, usual=not guessed)
     engine.drafting.passed(found, times)
-    if not apart:
-        requests.take_tokens(engine, [read for each in found for read in each.reads], now)
-        return
+    together = [each for each in found if not (apart and each.drafts)]
+    requests.take_tokens(engine, [read for each in together for read in each.reads], now)
     for each in found:
-        _take_result(engine, each, now)
+        if apart and each.drafts:
+            _take_result(engine, each, now)
 
 
 def _take_result(engine: Engine, result: PassResult, now: float) -> None:
