@@ -1,7 +1,7 @@
 """The engine's decisions in fixed schedules equal the recorded ones: admissions, rows of a pass,
 chunks, drafts and preemptions.
 
-`python tests/engine/test_decisions.py` writes the traces again.
+`PYTHONPATH=tests/support python tests/engine/test_decisions.py` writes the traces again.
 """
 
 from __future__ import annotations
