@@ -147,14 +147,14 @@ class Restore:
         self.length = 0
         self._disk = disk
         self._fill = fill
-        disk.writer.do(lambda: self._then(partial(next, fill)))  # all that waits is written then
+        self._then(partial(next, fill), priority=1)  # all that it finds is written before it reads
 
     def abandon(self) -> None:
         """The request ended or the restore failed. Frees its memory at once."""
         self.ended = True
         self._fill.close()
 
-    def _advance(self, step: Callable[[], Header]) -> None:
+    def _advance(self, step: Callable[[], Header], priority: int) -> None:
         """Engine thread."""
         if self.ended:
             return
@@ -164,7 +164,7 @@ class Restore:
             except StopIteration as end:
                 self.ended, (self.cache, self.length) = True, end.value
             else:
-                self._disk.writer.do(partial(self._read, header), priority=0)
+                self._disk.writer.do(partial(self._read, header), priority=priority)
 
     def _read(self, header: Header) -> None:
         """Disk thread."""
@@ -174,9 +174,9 @@ class Restore:
             step = partial(self._fill.throw, reason)
         self._then(step)
 
-    def _then(self, step: Callable[[], Header]) -> None:
+    def _then(self, step: Callable[[], Header], priority: int = 0) -> None:
         try:
-            self._disk.call(partial(self._advance, step))
+            self._disk.call(partial(self._advance, step, priority))
         except EngineDied:
             self.abandon()
 
