@@ -279,6 +279,8 @@ def test_the_folder_keeps_its_bound_and_evicts_the_least_recently_used(tmp_path)
     assert reuse(prefix_cache, model, list(range(1, 501))) == 499  # used, therefore kept
     keep(prefix_cache, model, list(range(4000, 4500)))
     prefix_cache.close()
+    disk = prefix_cache.disk
+    assert disk.report()["bytes"] == sum(each.nbytes for each in disk.index.files.values())
     assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 4.5
     prefix_cache = store_on(tmp_path)
     assert reuse(prefix_cache, model, list(range(1, 501))) == 499

@@ -96,14 +96,23 @@ class Index:
     def __init__(self) -> None:
         self.files: dict[str, Header] = {}
         """The least recently used first."""
+        self.states: dict[str, Header] = {}
+        """Those of them without tokens."""
+        self.nbytes = 0
         self._after: dict[str, set[str]] = {}
 
     def add(self, header: Header) -> None:
+        self.remove(header.name)
         self.files[header.name] = header
+        if not len(header.tokens):
+            self.states[header.name] = header
+        self.nbytes += header.nbytes
         self._after.setdefault(header.parent, set()).add(header.name)
 
     def remove(self, name: str) -> None:
-        if self.files.pop(name, None) is not None:
+        if (header := self.files.pop(name, None)) is not None:
+            self.states.pop(name, None)
+            self.nbytes -= header.nbytes
             self._after[name.partition("-")[0]].discard(name)
 
     def touch(self, path: Sequence[Header]) -> list[str]:
@@ -127,8 +136,8 @@ class Index:
     def states_along(self, key: CacheKey, ids: Ids) -> list[Header]:
         """Longest first."""
         own, digest = key.digest().hex(), digests(key, ids)
-        of_key = (h for h in self.files.values() if h.key == own and h.start <= len(ids))
-        states = sorted((h for h in of_key if not len(h.tokens)), key=lambda h: h.start)
+        of_key = (h for h in self.states.values() if h.key == own and h.start <= len(ids))
+        states = sorted(of_key, key=lambda h: h.start)
         return [state for state in states if digest(state.start) == state.parent][::-1]
 
 
@@ -245,7 +254,7 @@ class DiskTier:
                 break
             path.append(header)
             left -= self.index.files[header.name].nbytes
-        if not complete:
+        if states and not complete:
             self._save_states(key, ids, states)
         self._touch(path)
         self._shrink()
@@ -359,10 +368,9 @@ class DiskTier:
 
     def report(self) -> dict[str, Any]:
         """Files and bytes known to this process."""
-        sizes = [header.nbytes for header in self.index.files.values()]
         return {
-            "files": len(sizes),
-            "bytes": sum(sizes),
+            "files": len(self.index.files),
+            "bytes": self.index.nbytes,
             "limit": self.limit,
             "written_bytes": self.writer.written,
             "skipped": self._skipped,
@@ -374,12 +382,8 @@ class DiskTier:
 
     def _shrink(self) -> None:
         """Other processes keep their own files within the limit."""
-        over = sum(header.nbytes for header in self.index.files.values()) - self.limit
-        for header in [*self.index.files.values()]:
-            if over <= 0:
-                return
-            over -= header.nbytes
-            self._forget(header.name)
+        while self.index.nbytes > self.limit:
+            self._forget(next(iter(self.index.files)))
 
     def _read_headers(self) -> None:
         """Build the index. Removes damaged and abandoned files."""
