@@ -2,7 +2,8 @@
 
 A thread writes segments during prefill and reads them back; the engine thread decides, and creates
 every array. A file never changes, is named by its content, and appears by rename, so processes may
-share a folder. A file removed by another process is a miss.
+share a folder. A file removed by another process is a miss. The limit is that of one process, which
+counts the files that it found at its start and those it wrote.
 """
 
 from __future__ import annotations
@@ -381,7 +382,7 @@ class DiskTier:
         self.writer.do(partial(self.writer.remove, name))
 
     def _shrink(self) -> None:
-        """Other processes keep their own files within the limit."""
+        """Files that other processes wrote since the start do not count."""
         while self.index.nbytes > self.limit:
             self._forget(next(iter(self.index.files)))
 
