@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from agent_traffic import SyntheticModel
 from from_disk import restored
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier
+from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier, Restore
 from mlx_provider.engine.prefix_cache.tree import INSIDE, RECENT, as_ids
 from mlx_provider.errors import BadRequest
 from schedules import Calls
@@ -278,6 +279,8 @@ def test_the_folder_keeps_its_bound_and_evicts_the_least_recently_used(tmp_path)
     assert reuse(prefix_cache, model, list(range(1, 501))) == 499  # used, therefore kept
     keep(prefix_cache, model, list(range(4000, 4500)))
     prefix_cache.close()
+    disk = prefix_cache.disk
+    assert disk.report()["bytes"] == sum(each.nbytes for each in disk.index.files.values())
     assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 4.5
     prefix_cache = store_on(tmp_path)
     assert reuse(prefix_cache, model, list(range(1, 501))) == 499
@@ -323,6 +326,26 @@ def test_old_temporary_files_are_removed(tmp_path) -> None:
     os.utime(old, (time.time() - 2 * STALE, time.time() - 2 * STALE))
     DiskTier(tmp_path, PLENTY, Calls()).writer.close()
     assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_what_is_stored_before_a_restore_begins_is_written_before_it_is_read(tmp_path) -> None:
+    model, ids = SyntheticModel("hybrid"), as_ids(range(1, 601))
+    prefix_cache = store_on(tmp_path, budget=0)
+    disk = prefix_cache.disk
+    keep(prefix_cache, model, ids[:300])
+    fill = disk.fill(KEY, ids, lambda: prefix_cache.match(KEY, ids, 599), model.make_cache, 600)
+    restore = Restore(disk, fill)
+    disk.writer.flush()
+    disk.writer.do((slow := threading.Event()).wait)
+    model.feed(cache := model.make_cache(), ids, 0, 599)
+    prefix_cache.insert(KEY, ids[:599], cache, {})
+    CALLS.run()
+    slow.set()
+    while not restore.ended:
+        CALLS.run()
+    assert restore.length == 599
+    prefix_cache.close()
+    assert len(files(tmp_path)) == disk.report()["files"]
 
 
 def test_a_removed_file_is_a_miss(tmp_path) -> None:

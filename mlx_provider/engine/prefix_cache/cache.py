@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -77,7 +78,7 @@ class PrefixCache:
         return sum(each.stored for each in self._held if each.in_use)
 
     def nodes(self) -> Iterator[Node]:
-        return (node for root in self._roots.values() for node in tree.nodes(root))
+        return chain.from_iterable(map(tree.nodes, self._roots.values()))
 
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int) -> Match:
         """The longest usable prefix of at most `limit` tokens. It never ends inside a media span.
@@ -286,8 +287,10 @@ class PrefixCache:
         held = {node.stop for node in path if node.snapshot is not None}
         new = {at: s for at, s in {**spare, **states}.items() if at in kept - held}
         grows = max(0, stop - found.shared) * each + sum(s.nbytes for s in new.values())
-        self.recount()
-        self.evict(budget - grows, keep={*path, *heads()} if self.nbytes > budget - grows else ())
+        if self.nbytes > budget - grows:
+            self.recount()  # without the snapshots that were cut back
+        if self.nbytes > budget - grows:
+            self.evict(budget - grows, keep={*path, *heads()})
         if stop == 0:
             return None
         self._roots[key], self._layouts[key] = root, layout
@@ -394,11 +397,15 @@ class PrefixCache:
     def _sums(self) -> tuple[int, int, dict[RowBuffers, int]]:
         """Bytes, device buffers, and bytes in the buffers of each row."""
         nbytes, buffers, held = 0, 0, dict[RowBuffers, int]()
-        for node in self.nodes():
-            nbytes, buffers = nbytes + node.nbytes, buffers + node.buffers
-            segment = segment_of(node)
+        for node in self.nodes():  # without their properties: it runs for each row, over all nodes
+            segment, snapshot = segment_of(node), node.snapshot
+            stored = segment.length * segment.token_bytes
+            nbytes += segment.length * ID_BYTES + stored + segment.slack
+            buffers += segment.buffers
+            if snapshot is not None:
+                nbytes, buffers = nbytes + snapshot.nbytes, buffers + snapshot.buffers
             if segment.held is not None:
-                held[segment.held] = held.get(segment.held, 0) + segment.stored
+                held[segment.held] = held.get(segment.held, 0) + stored
         return nbytes, buffers, held
 
     def close(self) -> None:

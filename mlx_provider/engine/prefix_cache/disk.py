@@ -2,7 +2,8 @@
 
 A thread writes segments during prefill and reads them back; the engine thread decides, and creates
 every array. A file never changes, is named by its content, and appears by rename, so processes may
-share a folder. A file removed by another process is a miss.
+share a folder. A file removed by another process is a miss. The limit is that of one process, which
+counts the files that it found at its start and those it wrote.
 """
 
 from __future__ import annotations
@@ -96,14 +97,23 @@ class Index:
     def __init__(self) -> None:
         self.files: dict[str, Header] = {}
         """The least recently used first."""
+        self.states: dict[str, Header] = {}
+        """Those of them without tokens."""
+        self.nbytes = 0
         self._after: dict[str, set[str]] = {}
 
     def add(self, header: Header) -> None:
+        self.remove(header.name)
         self.files[header.name] = header
+        if not len(header.tokens):
+            self.states[header.name] = header
+        self.nbytes += header.nbytes
         self._after.setdefault(header.parent, set()).add(header.name)
 
     def remove(self, name: str) -> None:
-        if self.files.pop(name, None) is not None:
+        if (header := self.files.pop(name, None)) is not None:
+            self.states.pop(name, None)
+            self.nbytes -= header.nbytes
             self._after[name.partition("-")[0]].discard(name)
 
     def touch(self, path: Sequence[Header]) -> list[str]:
@@ -127,8 +137,8 @@ class Index:
     def states_along(self, key: CacheKey, ids: Ids) -> list[Header]:
         """Longest first."""
         own, digest = key.digest().hex(), digests(key, ids)
-        of_key = (h for h in self.files.values() if h.key == own and h.start <= len(ids))
-        states = sorted((h for h in of_key if not len(h.tokens)), key=lambda h: h.start)
+        of_key = (h for h in self.states.values() if h.key == own and h.start <= len(ids))
+        states = sorted(of_key, key=lambda h: h.start)
         return [state for state in states if digest(state.start) == state.parent][::-1]
 
 
@@ -147,14 +157,14 @@ class Restore:
         self.length = 0
         self._disk = disk
         self._fill = fill
-        disk.writer.do(lambda: self._then(partial(next, fill)))  # all that waits is written then
+        self._then(partial(next, fill), priority=1)  # all that it finds is written before it reads
 
     def abandon(self) -> None:
         """The request ended or the restore failed. Frees its memory at once."""
         self.ended = True
         self._fill.close()
 
-    def _advance(self, step: Callable[[], Header]) -> None:
+    def _advance(self, step: Callable[[], Header], priority: int) -> None:
         """Engine thread."""
         if self.ended:
             return
@@ -164,7 +174,7 @@ class Restore:
             except StopIteration as end:
                 self.ended, (self.cache, self.length) = True, end.value
             else:
-                self._disk.writer.do(partial(self._read, header), priority=0)
+                self._disk.writer.do(partial(self._read, header), priority=priority)
 
     def _read(self, header: Header) -> None:
         """Disk thread."""
@@ -174,9 +184,9 @@ class Restore:
             step = partial(self._fill.throw, reason)
         self._then(step)
 
-    def _then(self, step: Callable[[], Header]) -> None:
+    def _then(self, step: Callable[[], Header], priority: int = 0) -> None:
         try:
-            self._disk.call(partial(self._advance, step))
+            self._disk.call(partial(self._advance, step, priority))
         except EngineDied:
             self.abandon()
 
@@ -245,7 +255,7 @@ class DiskTier:
                 break
             path.append(header)
             left -= self.index.files[header.name].nbytes
-        if not complete:
+        if states and not complete:
             self._save_states(key, ids, states)
         self._touch(path)
         self._shrink()
@@ -359,10 +369,9 @@ class DiskTier:
 
     def report(self) -> dict[str, Any]:
         """Files and bytes known to this process."""
-        sizes = [header.nbytes for header in self.index.files.values()]
         return {
-            "files": len(sizes),
-            "bytes": sum(sizes),
+            "files": len(self.index.files),
+            "bytes": self.index.nbytes,
             "limit": self.limit,
             "written_bytes": self.writer.written,
             "skipped": self._skipped,
@@ -373,13 +382,9 @@ class DiskTier:
         self.writer.do(partial(self.writer.remove, name))
 
     def _shrink(self) -> None:
-        """Other processes keep their own files within the limit."""
-        over = sum(header.nbytes for header in self.index.files.values()) - self.limit
-        for header in [*self.index.files.values()]:
-            if over <= 0:
-                return
-            over -= header.nbytes
-            self._forget(header.name)
+        """Files that other processes wrote since the start do not count."""
+        while self.index.nbytes > self.limit:
+            self._forget(next(iter(self.index.files)))
 
     def _read_headers(self) -> None:
         """Build the index. Removes damaged and abandoned files."""

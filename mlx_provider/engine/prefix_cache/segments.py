@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ class ArrayPack:
     def buffers(self) -> int:
         return len(self.stacks)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(stack.nbytes for stack in self.stacks)
 

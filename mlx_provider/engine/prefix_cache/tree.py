@@ -361,7 +361,8 @@ def nodes(root: Node) -> Iterator[Node]:
     while todo:
         node = todo.pop()
         yield node
-        todo.extend(node.children.values())
+        if node.children:
+            todo.extend(node.children.values())
 
 
 def check(root: Node) -> None:
