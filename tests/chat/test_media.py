@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from mlx_provider.chat.media import decode as media_decode
 from mlx_provider.chat.media.load import MediaPolicy, MediaRoom, load_media
@@ -344,6 +345,13 @@ def test_shapes_are_those_of_the_pixels_and_need_no_decoding() -> None:
         one = load(data)
         assert one.pixels.shape == one.shape
     assert load(images[-1]).shape == load(late).shape == (8, 4, 3)
+
+
+def test_an_orientation_outside_of_exif_chunks_is_applied() -> None:
+    red, text = solid("RGB", "red", (8, 4)), PngInfo()
+    text.add_text("Raw profile type exif", f"\nexif\n{len(TURNED)}\n{TURNED.hex()}\n", zip=True)
+    png, jpeg = encoded(red, pnginfo=text), encoded(red, "JPEG", xmp=b'tiff:Orientation="6"')
+    assert load(png).shape == load(jpeg).shape == (8, 4, 3)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
