@@ -106,6 +106,15 @@ def test_every_kind_becomes_rgb(data: bytes, color: tuple[int, int, int]) -> Non
     assert np.abs(pixels.astype(int) - np.array(color)).max() <= 2
 
 
+@pytest.mark.parametrize("most", [1.0, 255.0])
+def test_a_level_that_is_no_number_is_black_and_no_other_level_changes(most: float) -> None:
+    levels = np.array([[np.nan, most], [np.nan, 0]], np.float32)
+    pixels = load(encoded(Image.fromarray(levels), "TIFF")).pixels
+    assert pixels[:, :, 0].tolist() == [[0, 255], [0, 0]]
+    half = np.array([[np.nan, most / 2, most]], np.float32)
+    assert load(encoded(Image.fromarray(half), "TIFF")).pixels[0, :, 0].tolist() == [0, 128, 255]
+
+
 def test_transparent_palette_stands_on_white() -> None:
     image = Image.new("P", (2, 1), 0)
     image.putpalette([255, 0, 0, 0, 0, 255])

@@ -291,7 +291,7 @@ def _in_strips(image: Any, n: int) -> Any:
     width, height = _whole(image.size, n)
     canvas = Image.new("RGB", (width // n, height // n))
     rows = max(1, STRIP // (width * n)) * n
-    scale = _grey_scale(image) if image.mode.startswith(("I", "F")) else 1.0
+    scale = _grey_scale(image, rows) if image.mode.startswith(("I", "F")) else 1.0
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
         canvas.paste(_to_rgb(strip, scale).reduce(n), (0, top // n))
@@ -311,10 +311,14 @@ def _to_rgb(image: Any, scale: float) -> Any:
     return image.convert("RGB")
 
 
-def _grey_scale(image: Any) -> float:
+def _grey_scale(image: Any, rows: int) -> float:
+    import numpy as np
+
     if image.mode.startswith("I;16"):
         return 1 / 257
-    most = image.getextrema()[1]
+    width, height = image.size
+    strips = (image.crop((0, y, width, min(y + rows, height))) for y in range(0, height, rows))
+    most = max(float(np.nan_to_num(strip).max()) for strip in strips)
     if image.mode == "F":
         return 255.0 if most <= 1.0 else 1.0
     return 1 / 257 if most > 255 else 1.0
