@@ -107,8 +107,6 @@ class ChatService:
         try:
             return len(self.tokenize(request).tokens)
         except ContextTooLong as error:
-            if not error.tokens:
-                raise
             return error.tokens
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
@@ -133,7 +131,11 @@ class ChatService:
         request = self._permissions.apply(wire)
         view, lease = self._finder(request, time.monotonic())()
         with lease, closing(self.media.claim(wire.id, account(wire))) as media:
-            prompt = prepare(view, request, media, partial(self._turn, wire)).prompt
+            try:
+                prompt = prepare(view, request, media, partial(self._turn, wire)).prompt
+            except ContextTooLong as error:
+                error.tokens = error.tokens or view.info.context_length
+                raise
             within_vocabulary(prompt.tokens, view.info.vocab_size, "prompt")
             text = prompt_text(view, prompt)
             return PromptTokens(prompt.tokens, text, view.info.context_length)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from mlx_provider.chat.media import decode as media_decode
 from mlx_provider.chat.media.load import MediaPolicy, MediaRoom, load_media
@@ -103,6 +104,15 @@ def test_every_kind_becomes_rgb(data: bytes, color: tuple[int, int, int]) -> Non
     pixels = load(data).pixels
     assert pixels.shape == (3, 5, 3)
     assert np.abs(pixels.astype(int) - np.array(color)).max() <= 2
+
+
+@pytest.mark.parametrize("most", [1.0, 255.0])
+def test_a_level_that_is_no_number_is_black_and_no_other_level_changes(most: float) -> None:
+    levels = np.array([[np.nan, most], [np.nan, 0]], np.float32)
+    pixels = load(encoded(Image.fromarray(levels), "TIFF")).pixels
+    assert pixels[:, :, 0].tolist() == [[0, 255], [0, 0]]
+    half = np.array([[np.nan, most / 2, most]], np.float32)
+    assert load(encoded(Image.fromarray(half), "TIFF")).pixels[0, :, 0].tolist() == [0, 128, 255]
 
 
 def test_transparent_palette_stands_on_white() -> None:
@@ -344,6 +354,13 @@ def test_shapes_are_those_of_the_pixels_and_need_no_decoding() -> None:
         one = load(data)
         assert one.pixels.shape == one.shape
     assert load(images[-1]).shape == load(late).shape == (8, 4, 3)
+
+
+def test_an_orientation_outside_of_exif_chunks_is_applied() -> None:
+    red, text = solid("RGB", "red", (8, 4)), PngInfo()
+    text.add_text("Raw profile type exif", f"\nexif\n{len(TURNED)}\n{TURNED.hex()}\n", zip=True)
+    png, jpeg = encoded(red, pnginfo=text), encoded(red, "JPEG", xmp=b'tiff:Orientation="6"')
+    assert load(png).shape == load(jpeg).shape == (8, 4, 3)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))

@@ -29,6 +29,7 @@ FILES = {
     "alpha": webp("RGBA"),
     "alpha, lossless": webp("RGBA", lossless=True),
     "exif": webp(exif=turned(6)),
+    "exif, and its name in later data": webp(exif=turned(6), xmp=b"made with EXIF tools " * 9),
     "largest": webp(size=(16383, 1)),
     "animated": webp(save_all=True, append_images=[Image.new("RGB", (37, 21), "red")]),
 }

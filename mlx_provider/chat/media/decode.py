@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import MediaError
 from .metadata import JPEG, Separated, separated
@@ -106,7 +106,7 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
     try:
         if (size := webp_size(data)) is not None:
             _check_size(size, path, max_pixels)
-            return Picture.of(data, path, size, _turn(_chunk(data, b"EXIF", "little")), "WEBP")
+            return Picture.of(data, path, size, _turn({"exif": _webp_exif(data)}), "WEBP")
         picture = _without_metadata_if_broken(data, partial(_opened, data, path, max_pixels))
         if picture is not None:
             return picture
@@ -196,30 +196,33 @@ def _opened(data: bytes, path: str, max_pixels: int, file: Separated) -> Picture
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
     exif = file.exif or image.info.get("exif")
-    if image.format == "PNG":
-        exif = exif or _chunk(data, b"eXIf", "big")
-    turn = 1 if image.format == "TIFF" else _turn(exif or b"")  # Pillow rotates TIFF images itself
+    if not exif and image.format == "PNG" and (at := data.rfind(b"eXIf")) >= 4:
+        exif = data[at + 4 : at + 4 + int.from_bytes(data[at - 4 : at])]
+    # Pillow rotates TIFF images itself
+    turn = 1 if image.format == "TIFF" else _turn({**image.info, "exif": exif or None})
     progressive = bool(image.info.get("progressive"))
     return Picture.of(data, path, image.size, turn, image.format, image.mode, progressive)
 
 
-def _chunk(data: bytes, kind: bytes, order: Literal["little", "big"]) -> bytes:
-    """The last chunk of a kind. Its size stands before the kind (PNG) or behind it (RIFF)."""
-    at = data.rfind(kind)
-    if at < 4:
-        return b""
-    begin, size = (at + 4, at - 4) if order == "big" else (at + 8, at + 4)
-    return data[begin : begin + int.from_bytes(data[size : size + 4], order)]
+def _webp_exif(data: bytes) -> bytes | None:
+    """Among the first 1000 chunks."""
+    at = 12 if data[12:16] == b"VP8X" and data[20] & 8 else len(data)
+    for _ in range(1000):
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        if data[at : at + 4] == b"EXIF":
+            return data[at + 8 : at + 8 + size]
+        at += 8 + size + size % 2
+    return None
 
 
-def _turn(exif: bytes) -> int:
-    """The orientation, 1 to 8; 1 for EXIF data that cannot be read."""
+def _turn(info: dict[str, Any]) -> int:
+    """The orientation, 1 to 8; 1 for metadata that cannot be read."""
     from PIL import Image
 
-    found = Image.Exif()
+    image = Image.Image()  # `getexif` of a PNG image would decode its pixels
+    image.info = info
     try:
-        found.load(exif)
-        turn = found.get(0x0112, 1)
+        turn = image.getexif().get(0x0112, 1)
     except _BROKEN:
         return 1
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
@@ -288,7 +291,7 @@ def _in_strips(image: Any, n: int) -> Any:
     width, height = _whole(image.size, n)
     canvas = Image.new("RGB", (width // n, height // n))
     rows = max(1, STRIP // (width * n)) * n
-    scale = _grey_scale(image) if image.mode.startswith(("I", "F")) else 1.0
+    scale = _grey_scale(image, rows) if image.mode.startswith(("I", "F")) else 1.0
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
         canvas.paste(_to_rgb(strip, scale).reduce(n), (0, top // n))
@@ -308,10 +311,14 @@ def _to_rgb(image: Any, scale: float) -> Any:
     return image.convert("RGB")
 
 
-def _grey_scale(image: Any) -> float:
+def _grey_scale(image: Any, rows: int) -> float:
+    import numpy as np
+
     if image.mode.startswith("I;16"):
         return 1 / 257
-    most = image.getextrema()[1]
+    width, height = image.size
+    strips = (image.crop((0, y, width, min(y + rows, height))) for y in range(0, height, rows))
+    most = max(float(np.nan_to_num(strip).max()) for strip in strips)
     if image.mode == "F":
         return 255.0 if most <= 1.0 else 1.0
     return 1 / 257 if most > 255 else 1.0
