@@ -13,9 +13,10 @@ import pytest
 
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache import disk as disk_tier
+from mlx_provider.engine.prefix_cache.buffers import Lease
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
-from mlx_provider.engine.request import Phase, Request
+from mlx_provider.engine.request import Phase, PrefillJob, Request
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of, run
@@ -136,6 +137,19 @@ def test_a_cancelled_restore_frees_its_row(restarted: Restarted, reads: int) -> 
     assert freed is None or freed() is None
     run(restarted.engine)
     assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
+
+
+def test_a_prompt_that_is_restored_drops_its_claim(restarted: Restarted) -> None:
+    def claim(job: PrefillJob) -> None:
+        job.rows[0].lease = Lease(claimed_bytes=1)
+
+    restarted.engine.scheduler.claim = claim
+    restarted.ask([*PROMPT, 50])
+    restarted.engine.step()
+    (job,) = restarted.engine.scheduler.waiting
+    assert job.restoring
+    assert job.rows[0].lease is None
+    restarted.engine.cancel(job.request)
 
 
 def test_a_deadline_ends_a_restore(restarted: Restarted) -> None:

@@ -151,12 +151,13 @@ class PrefixCachePolicy:
         match, unless it was already reported. If the disk has more than memory, the job is
         `restoring` at first. Call it again after that."""
         match, key, disk = self._found(job), self._key(job.request), self.cache.disk
+        job.rows[0].lease = None  # nothing else may have changed what it claims
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
             job.restore = Restore(disk, fill)
             return None
-        job.match = job.rows[0].lease = None  # nothing else may have changed what it claims
+        job.match = None
         if self._leases.prepare(match):
             match = self._match(key, job.ids)
         match = replace(match, counted=not job.request.ahead)
