@@ -25,7 +25,7 @@ from .json_blocks import scan_calling
 from .json_text import JsonBlock
 
 _HEAD = re.compile(r"[\w.]*")
-_STRING = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*(?:\1|(\\?\Z))", re.DOTALL)
 _ESCAPE = re.compile(r"\\.|\n", re.DOTALL)
 _ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
@@ -94,7 +94,9 @@ def _one_line_strings(text: str) -> str:
             return "\\n"
         return found[0] if found[0][1:] in _ESCAPES else f"\\{found[0]}"
 
-    return _STRING.sub(lambda quoted: _ESCAPE.sub(escaped, quoted[0]), text)
+    return _STRING.sub(
+        lambda found: found[0] if found[2] is not None else _ESCAPE.sub(escaped, found[0]), text
+    )
 
 
 def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:

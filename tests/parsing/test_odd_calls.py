@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from mlx_provider_tool_parsers.json_text import TURN_ENDS
+from mlx_provider_tool_parsers.pythonic import parse_calls
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, tool, written
 
@@ -42,6 +44,15 @@ def test_of_a_malformed_call_nothing_is_lost(name: str, old: str, new: str) -> N
     text = f"{text[:at]}{new}{text[at + len(old) :]} tail"
     found = both(text, name, TOOLS)
     assert (found.whole_calls, found.content, found.reason) == ([], text, "stop")
+
+
+@pytest.mark.parametrize("end", ["", "\\"])
+def test_a_string_without_an_end_costs_linear_time(end: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(ValueError, match="not Python"):
+        parse_calls("f(a='" + "\\'" * 50_000 + end)
+    assert time.process_time() - begun < 5
+    assert [call.name for call in parse_calls("f() # it's\ng()")] == ["f", "g"]
 
 
 def test_a_malformed_call_behind_a_good_one() -> None:
