@@ -137,7 +137,7 @@ class Engine:
         return self.output.take()
 
     def schedule(self) -> StepRecord:
-        """Decide the step. Changes no request, row or cache; it may look a prompt up again."""
+        """Decide the step. Changes no row or cache; notes on a prompt where it will begin."""
         now = self.clock()
         return self.scheduler.schedule(
             now,

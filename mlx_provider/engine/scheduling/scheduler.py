@@ -1,13 +1,13 @@
 """The queue, the rows that decode, and the plan of a step. Imports no mlx.
 
-`schedule` decides a step with integers and changes nothing; `apply` makes the changes of its record
-that are the scheduler's own. Rows decode in every step, except when brief prompts may precede them.
-One prompt at a time is prefilled: the one with the least work left, with aging so that a long
-prompt is never starved. Its chunk shares the pass of the rows if that is faster. It has one of a
-few fixed sizes: the smallest with nearly the best rate, among those whose step takes little more
-than the stall target, or else at most 0.75 seconds. Steps without a chunk follow until the average
-time of a token is within the stall target. So streams keep a steady pace, and the prompt gets the
-rest of the device in efficient passes.
+`schedule` decides a step with integers; it only notes on a prompt where it will begin. `apply`
+makes the changes of its record that are the scheduler's own. Rows decode in every step, except when
+brief prompts may precede them. One prompt at a time is prefilled: the one with the least work left,
+which waiting makes more urgent. Its chunk shares the pass of the rows if that is faster. It has one
+of a few fixed sizes: the smallest with nearly the best rate, among those whose step takes little
+more than the stall target, or else at most 0.75 seconds. Steps without a chunk follow until the
+average time of a token is within the stall target. So streams keep a steady pace, and the prompt
+gets the rest of the device in efficient passes.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ class Scheduler:
     def schedule(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
     ) -> StepRecord:
-        """Decide the next step. Read-only. `mixes`: chunks may share the pass of the decoding rows;
-        `stalled`: seconds that these rows have waited for their token; `passes`: forward passes per
-        token of each row."""
+        """Decide the next step; a second call decides the same. `mixes`: chunks may share the pass
+        of the decoding rows; `stalled`: seconds that these rows have waited for their token;
+        `passes`: forward passes per token of each row."""
         step = StepBuilder(self, now)
         record = step.record
         if self._decoded:
