@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,24 @@ class Killed(BaseException):
     """An exception that the engine does not expect."""
 
 
+def kill_engine_thread(model: Any, *held: Generation) -> None:
+    """Let the engine thread die while it decodes `held`, and wait for its end: pytest reports the
+    exception of a thread in whichever test runs then."""
+    (served,) = model.service.models.views()
+    threads = []
+
+    def die() -> None:
+        threads.append(threading.current_thread())
+        raise Killed
+
+    served.engine.step = die
+    for generation in held:
+        answer = model.read(generation)
+        assert answer.error is not None
+        assert (answer.error.code, answer.error.status) == ("engine_died", 503)
+    threads[0].join(60)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     model = own(tiny_class, make_service(), qwen.model)
@@ -205,31 +224,12 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
     for generation in held:
         generation.get(60)
 
-    def die() -> None:
-        raise Killed
-
-    (served,) = model.service.models.views()
-    served.engine.step = die
-    for generation in held:
-        answer = model.read(generation)
-        assert answer.error is not None
-        assert (answer.error.code, answer.error.status) == ("engine_died", 503)
+    kill_engine_thread(model, *held)
     wait_until(lambda: model.client.health().ok)
     assert model.client.health().models == []
     assert model.ask(max_tokens=8).only.content == before
     health = model.client.health()
     assert (health.ok, health.running, len(health.models)) == (True, 0, 1)
-
-
-def dies(model: Any, held: Generation) -> None:
-    """Let the engine thread die while it decodes a request; the reader gets the error."""
-    (served,) = model.service.models.views()
-
-    def die() -> None:
-        raise Killed
-
-    served.engine.step = die
-    assert model.read(held).error is not None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -243,7 +243,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparati
 
     def prepared(*given: Any) -> Any:
         found = prepare(*given)
-        dies(model, held)
+        kill_engine_thread(model, held)
         return found
 
     model.service._prepare = prepared
@@ -262,7 +262,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
 
     def entered(entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
         active = Active(request, view.name, lease, view.instance)
-        dies(model, held)
+        kill_engine_thread(model, held)
         active.instance.arriving.append(request.account)
         entry.active = active
         return active
