@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Protocol
 
 from ..protocol.event_queue import EventQueue
@@ -21,6 +22,8 @@ class Generation:
         self.accepted = accepted
         self.events = events
         self._finalizer = weakref.finalize(self, cancel)
+        if (replies := REPLIES.get()) is not None:
+            replies.append(weakref.ref(self))
 
     def get(self, timeout: float | None = None) -> list[Event]:
         """Raises `RequestTimedOut` after `timeout` seconds without events."""
@@ -34,6 +37,10 @@ class Generation:
         if self.events.ended:
             self._finalizer.detach()
         self._finalizer()
+
+
+REPLIES: ContextVar[list[weakref.ref[Generation]] | None] = ContextVar("replies", default=None)
+"""Collects the replies that begin in a context."""
 
 
 class EngineClient(Protocol):

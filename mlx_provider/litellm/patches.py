@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
@@ -25,6 +25,7 @@ from litellm.types.utils import Logprobs, TokenCountResponse
 from pydantic import ValidationError
 
 from ..client.connection import connect
+from ..client.generation import REPLIES
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
@@ -68,6 +69,8 @@ def install() -> None:
     wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
     wrap(stream, "create_litellm_model_response", _collect_logprobs)
     proxy = model_info.proxy_server()
+    if proxy is not None:
+        wrap(proxy.app.router, "middleware_stack", end_replies)
     if hasattr(proxy, "count_request_tokens"):
         wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy))
     handler = getattr(sys.modules.get(AUTHENTICATION), "UserAPIKeyAuthExceptionHandler", None)
@@ -254,6 +257,40 @@ def _of_chat(request: Any) -> Mapping[str, Any]:
         tools = [tool for tool in tools if tool["type"] == "function"]
     fields, _ = as_functions(tools)
     return {"messages": messages, **fields, "continues": continues}
+
+
+Message = MutableMapping[str, Any]
+
+
+async def end_replies(
+    original: Original,
+    scope: Message,
+    receive: Callable[[], Awaitable[Message]],
+    send: Callable[[Message], Awaitable[None]],
+) -> None:
+    """A client of the proxy that leaves ends its requests in the engine. LiteLLM's iterators do not
+    close what they read from if they are cancelled between two chunks, and keep it in a cycle
+    (1.108.7, `_aresponses_streaming_iterator`)."""
+    left = complete = False
+
+    async def receive_next() -> Message:
+        nonlocal left
+        message = await receive()
+        left |= message["type"] == "http.disconnect" and not complete
+        return message
+
+    async def send_next(message: Message) -> None:
+        nonlocal complete
+        complete = message["type"] == "http.response.body" and not message.get("more_body")
+        await send(message)
+
+    REPLIES.set(replies := [])
+    try:
+        await original(scope, receive_next, send_next)
+    finally:
+        if left or not complete:
+            for reply in filter(None, [reference() for reference in replies]):
+                reply.close()
 
 
 def refuse_key(proxy: Any, original: Original, *args: Any, **given: Any) -> Any:

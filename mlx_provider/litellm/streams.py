@@ -46,8 +46,7 @@ def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> Asy
     source = getattr(chunks, "_billing_source", chunks)
     if isinstance(source, LiteLLMCompletionStreamingIterator):
         first = Announcements(source)
-        wrapper = source.litellm_custom_stream_wrapper
-        return add_heartbeats(chunks, seconds, first.beat, first.forward, wrapper)
+        return add_heartbeats(chunks, seconds, first.beat, first.forward)
     return chunks
 
 
@@ -76,11 +75,8 @@ async def add_heartbeats(
     seconds: float | None,
     beat: Callable[[], Iterable[Any]],
     forward: Callable[[Any], Any],
-    wrapper: Any = None,
 ) -> AsyncGenerator[Any, None]:
-    """`beat`: the events after `seconds` of silence. `forward`: the chunk to send; `None`: nothing.
-    `wrapper` is closed with this generator: nobody else closes it if a client leaves while a chunk
-    is sent (Starlette 1, LiteLLM 1.109.1)."""
+    """`beat`: events after `seconds` of silence. `forward`: the chunk to send; `None`: nothing."""
     coming = asyncio.ensure_future(anext(chunks))
     try:
         while True:
@@ -101,8 +97,6 @@ async def add_heartbeats(
         await asyncio.wait({coming})
         if not coming.cancelled():
             coming.exception()
-        if wrapper is not None:
-            await wrapper.aclose()
 
 
 class Reply:

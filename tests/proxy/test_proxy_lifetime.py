@@ -1,6 +1,10 @@
 """A client that leaves frees its request at once, whichever route it came by."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+
+CLIENTS = 16
 
 ROUTES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "slow"}]},
@@ -11,15 +15,21 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_leaving_a_stream(engine, raw, route):
+def test_leaving_streams(engine, raw, route):
+    """Many at once, so that some leave between two chunks."""
     body = {"model": "scripted", "stream": True, **ROUTES[route]}
-    with raw.stream("POST", route, json=body) as reply:
-        seen = ""
-        for part in reply.iter_text():
-            seen += part
-            if "w3" in seen:
-                break
-    engine.wait_for(lambda seen: seen["cancelled"])
+
+    def leave_early(_):
+        with raw.stream("POST", route, json=body) as reply:
+            seen = ""
+            for part in reply.iter_text():
+                seen += part
+                if "w3" in seen:
+                    break
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        list(clients.map(leave_early, range(CLIENTS)))
+    engine.wait_for(lambda seen: len(seen["cancelled"]) == CLIENTS)
     assert not engine.seen()["finished"]
 
 
