@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import BadRequest, NotInstalled, UnsupportedModel, wrong_option
-from ..isolation import Isolation
+from ..isolation import plugin_call
 from .runtime import file_limit_kept
 
 BACKBONE, HEAD = "model", "lm_head"
@@ -212,10 +212,10 @@ def load(
 
 def _apply_adapter(upstream: Any, model: Any, adapter: Path) -> Any:
     """Raises `BadRequest` if the adapter cannot be loaded."""
-    with Isolation() as trying:
-        return upstream.load_adapters(model, str(adapter))
-    reason = trying.fault.summary if trying.fault is not None else ""
-    raise wrong_option("adapter", f"{adapter} cannot be used: {reason}")
+    return plugin_call(
+        lambda: upstream.load_adapters(model, str(adapter)),
+        lambda fault: wrong_option("adapter", f"{adapter} cannot be used: {fault.summary}"),
+    )
 
 
 def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...records import LoadedModel
 from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import take_back
@@ -121,8 +122,8 @@ class Times:
 
     def over_deep_cache(self) -> None:
         """Time chunks over the deepest cache for which there is memory."""
-        with Isolation():
-            self.depth = next(filter(self._passes.deepen, self._depths), 1)
+        deepest = attempt(lambda: next(filter(self._passes.deepen, self._depths), 1))
+        self.depth = deepest if isinstance(deepest, int) else 1
         most = min(self.depth // SHALLOW, self._context - self.depth)
         widths = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
 
@@ -183,14 +184,16 @@ class Times:
     ) -> Seconds:
         """Until too little memory or time is left, a pass fails, or `enough` are timed."""
         spent, found = 0.0, {} if into is None else into
-        with Isolation() as tried:
-            for size in sizes:
-                if spent > ENOUGH or enough(size) or not (took := run(size)):
-                    break
-                spent += sum(took[1:])
-                found[size] = min(took[1:])
-        if tried.fault is not None:
-            log.warning("passes could not be timed: %s", tried.fault.summary)
+        for size in sizes:
+            if spent > ENOUGH or enough(size):
+                break
+            took = attempt(partial(run, size))
+            if isinstance(took, Fault):
+                log.warning("passes could not be timed: %s", took.summary)
+            if isinstance(took, Fault) or not took:
+                break
+            spent += sum(took[1:])
+            found[size] = min(took[1:])
         return found
 
 
@@ -223,9 +226,9 @@ def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve)
     """Run passes of each kind, so that no request waits until their kernels are compiled: on CUDA
     up to 40 s each. Never raises: the probe reports what fails."""
     passes = OnDevice(model, make_cache, reserve, repeats=1)
-    with Isolation():
-        for width in (n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)):
-            passes.chunk(width)
+    for width in (n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)):
+        if isinstance(attempt(partial(passes.chunk, width)), Fault):
+            return
 
 
 def calibrate(
@@ -248,12 +251,16 @@ def least_shared(passes: OnDevice, prefix: int) -> int:
     tokens. A shared prefix is read once, but attention in two parts launches more kernels in each
     layer."""
     alike = [prefix + TAIL] * 2
-    with Isolation():
+
+    def trial() -> int:
         copies = passes.rows(alike, "grouped")
         shared = passes.rows(alike, "grouped", shared=prefix) if copies else ()
-        if shared:
-            return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
-    return SHARED_UNMEASURED
+        if not shared:
+            return SHARED_UNMEASURED
+        return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
+
+    found = attempt(trial)
+    return SHARED_UNMEASURED if isinstance(found, Fault) else found
 
 
 class OnDevice:

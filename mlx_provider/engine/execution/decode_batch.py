@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation
+from ...isolation import Fault, attempt
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
@@ -128,12 +129,11 @@ class DecodeBatch:
         self.mixed.passed()
         if not self._together.passed(used=rows > 1):
             return
-        with Isolation() as tried:
-            self._go_on_in(self._best)
-        if tried.fault is None:
+        fault = attempt(lambda: self._go_on_in(self._best))
+        if fault is None:
             log.info("rows decode together again, with layout %s", self._best)
         elif self._together.failed():
-            log.warning("rows cannot decode together yet: %s", tried.fault.summary)
+            log.warning("rows cannot decode together yet: %s", fault.summary)
 
     def failed(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
@@ -182,13 +182,9 @@ class DecodeBatch:
         chunk_hidden = None
         widths = {row: 1 + len(own) for row, own in drafts.items()}
         for each in self.layout.passes(chunk, widths):
-            with Isolation() as tried:
-                out = self._run(each, drafts)
-                mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
-                if any(row.retry_alone for row in each.rows[:1]):
-                    mx.eval(out.logits)  # a fault here belongs to this pass
-            if tried.fault is not None:
-                failed.append(([*each.rows, *each.drafting], tried.fault))
+            out = attempt(partial(self._launch, each, drafts))
+            if isinstance(out, Fault):
+                failed.append(([*each.rows, *each.drafting], out))
                 continue
             took = [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
             rows.extend(took)
@@ -209,6 +205,13 @@ class DecodeBatch:
             _joined(hidden) if hidden else None,
             chunk_hidden,
         )
+
+    def _launch(self, each: Pass, drafts: Drafts) -> Output:
+        out = self._run(each, drafts)
+        mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
+        if any(row.retry_alone for row in each.rows[:1]):
+            mx.eval(out.logits)  # a fault here belongs to this pass
+        return out
 
     def _run(self, each: Pass, drafts: Drafts) -> Output:
         pending = [self._pending[row] for row in each.rows]

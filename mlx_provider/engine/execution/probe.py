@@ -20,7 +20,7 @@ from typing import cast
 import mlx.core as mx
 
 from ...errors import UnsupportedModel
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.cache_lists import leaves
@@ -187,14 +187,17 @@ def _grouped_passes(
 
 def _judge(run: Callable[[], Results]) -> Judgement:
     """Compare rows together with the same rows alone. Never raises."""
-    with Isolation() as tried:
-        pairs = list(run())
-        problems = [problem for row, found in pairs if (problem := row.problem(found))]
-        widest = max(row.widest(found) for row, found in pairs)
-        return Judgement(problems[0]) if problems else Judgement(widest=widest)
-    fault = tried.fault
-    again = fault is None or not isinstance(fault.error, UnsupportedModel)
-    return Judgement(fault.summary if fault else "", failed=again)
+    found = attempt(lambda: _compared(run()))
+    if isinstance(found, Fault):
+        return Judgement(found.summary, failed=not isinstance(found.error, UnsupportedModel))
+    return found
+
+
+def _compared(results: Results) -> Judgement:
+    pairs = list(results)
+    problems = [problem for row, found in pairs if (problem := row.problem(found))]
+    widest = max(row.widest(found) for row, found in pairs)
+    return Judgement(problems[0]) if problems else Judgement(widest=widest)
 
 
 def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
@@ -339,24 +342,26 @@ def exact_rows(
     kernels of the device treat places differently, or the model does not accept rows with separate
     caches, each row has its own pass. `reserve`: if it returns `False` for the memory of the
     passes, none is run."""
-    with Isolation() as tried:
-        if not has_room(model, make_cache, LONGEST, reserve):
-            return Exact(1, note=f"{ROWS_ALONE}: {NO_ROOM}")
-        if not _steady(model, make_cache):
-            return Exact(1, steady=False)
-        if wanted == 1:
-            return Exact(1)
-        rows = [
-            solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
-            for kind in KINDS
-        ]
-        problem = _inexact(model, rows, wanted)
-        if problem:
-            return Exact(1, note=f"{ROWS_ALONE}: {problem}")
-        single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
-        return Exact(wanted, max(1.0, filled / single))
-    why = "" if tried.fault is None else tried.fault.summary
-    return Exact(1, note=f"{ROWS_ALONE}: {why}")
+    found = attempt(lambda: _exact_rows(model, make_cache, wanted, reserve))
+    return found if isinstance(found, Exact) else Exact(1, note=f"{ROWS_ALONE}: {found.summary}")
+
+
+def _exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve) -> Exact:
+    if not has_room(model, make_cache, LONGEST, reserve):
+        return Exact(1, note=f"{ROWS_ALONE}: {NO_ROOM}")
+    if not _steady(model, make_cache):
+        return Exact(1, steady=False)
+    if wanted == 1:
+        return Exact(1)
+    rows = [
+        solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
+        for kind in KINDS
+    ]
+    problem = _inexact(model, rows, wanted)
+    if problem:
+        return Exact(1, note=f"{ROWS_ALONE}: {problem}")
+    single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
+    return Exact(wanted, max(1.0, filled / single))
 
 
 def _steady(model: LoadedModel, make_cache: MakeCache) -> bool:

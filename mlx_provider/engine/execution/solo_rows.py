@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from ...isolation import Isolation
+from ...isolation import attempt
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.cache_lists import leaves
 from ..memory import arrays
@@ -100,10 +100,10 @@ def decoding(
     """A row that decodes the first tokens of its prompt again."""
     cache, first = prefilled(model, make_cache, tokens), len(tokens) + rope_delta
     alone = decoded(model, copy.deepcopy(cache), tokens[:STEPS], first)
-    equal: list[ByStep] = []
-    with Isolation():
-        several = _decoded(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
-        equal = list(zip(*several, strict=True))
+    several = attempt(
+        lambda: _decoded(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
+    )
+    equal = list(zip(*several, strict=True)) if isinstance(several, list) else []
     return SoloRow(tokens, cache, alone, _bound(model, alone, equal), rope_delta)
 
 

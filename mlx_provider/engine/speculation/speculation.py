@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, Isolation, attempt
 from ...records import (
     DeviceTokens,
     Drafter,
@@ -223,15 +223,18 @@ class Speculation:
         """The guesses of one drafter for rows for which it is ready. A guess may be empty."""
         self._asked.add(source)
         views = [self._view(row, ask) for row, ask in asked.items()]
-        with Isolation() as tried:
+
+        def drafted() -> dict[Row, Sequence[int]]:
             guesses = self.sources[source].drafting.propose(views)
-            drafts = {
+            return {
                 row: self._checked(own, ask.drafts)
                 for (row, ask), own in zip(asked.items(), guesses, strict=True)
                 if own is not None
             }
-        if tried.fault is not None:
-            log.error("the drafter failed; rows continue without drafts\n%s", tried.fault.trace)
+
+        drafts = attempt(drafted)
+        if isinstance(drafts, Fault):
+            log.error("the drafter failed; rows continue without drafts\n%s", drafts.trace)
             self._breakers[source].failed()
             for each in self.rows.values():
                 each.seen[source] = None
