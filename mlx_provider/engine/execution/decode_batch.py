@@ -34,13 +34,11 @@ class Logprob:
 
 
 Read = tuple[Row, int, Logprob | None]
-"""A token that was drawn for a row."""
 
 
 class PassResult(NamedTuple):
     row: Row
     drafts: int
-    """Drafts in the pass."""
     reads: Sequence[Read]
     """The next token, then one more for each draft that held."""
 
@@ -60,11 +58,9 @@ class Forward:
     failed: list[tuple[list[Row], Fault]]
     """Rows whose pass failed, with the fault. Their caches are corrupted."""
     took_chunk: bool = False
-    """Whether the pass also ran the mixed chunk."""
     chunk_logits: mx.array | None = None
     """(vocab,) after the chunk, if it ends its prompt."""
     drafts: Drafts = field(default_factory=dict)
-    """The drafts in the pass."""
     hidden: mx.array | None = None
     """Hidden states behind the logits, (B, hidden), if the drafter needs them."""
     chunk_hidden: mx.array | None = None
@@ -74,7 +70,6 @@ class Forward:
 class Pending(NamedTuple):
     drawn: Drawn
     at: int
-    """Index among the drawn tokens."""
     committed: bool
     """The token was already read."""
     drafts: Sequence[int] = ()
@@ -100,7 +95,6 @@ class DecodeBatch:
         mixes: bool = False,
         fixed: FixedShapes | None = None,
     ) -> None:
-        """`layout`, `mixes`: results of the probe. `fixed` replaces them."""
         self.model = model
         self._best = layout
         self._fixed = fixed
@@ -153,7 +147,6 @@ class DecodeBatch:
 
     @property
     def passes(self) -> int:
-        """Forward passes that one token of every row needs."""
         return 1 if self.layout.one_pass else max(1, len(self.layout.passes()))
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
@@ -177,9 +170,8 @@ class DecodeBatch:
     def forward(self, chunk: MixedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
         """Launch the model on the pending token of every row, and on a chunk. Does not wait.
         `drafts`: behind the pending tokens of rows whose tokens are all read."""
-        rows: list[Row] = []
-        logits, hidden, failed, took_chunk, after_chunk = [], [], [], False, None
-        chunk_hidden = None
+        rows, logits, hidden, failed = list[Row](), [], [], []
+        took_chunk, after_chunk, chunk_hidden = False, None, None
         widths = {row: 1 + len(own) for row, own in drafts.items()}
         for each in self.layout.passes(chunk, widths):
             out = attempt(partial(self._launch, each, drafts))
@@ -228,7 +220,6 @@ class DecodeBatch:
         return run_pass(self.model, each, _joined(tokens), at, shows=self.shows)
 
     def _array(self, drafts: Sequence[int]) -> mx.array:
-        """(n,) int32. Drafts on the device are not read."""
         if not isinstance(drafts, DeviceTokens):
             return mx.array([*drafts], dtype=mx.int32)
         return mx.clip(drafts.array.astype(mx.int32), 0, self.model.info.vocab_size - 1)
@@ -284,12 +275,9 @@ class DecodeBatch:
         return len(row.tokens) - pending.committed - pending.behind
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     logits: mx.array
-    """(B, vocab)"""
     hidden: mx.array | None = None
-    """(B, hidden)"""
 
 
 def run_pass(
@@ -340,7 +328,6 @@ def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
 
 
 def _tokens(pending: Sequence[Pending]) -> mx.array:
-    """Pending tokens in order. Those of one draw usually are in order already."""
     draws = list(dict.fromkeys(each.drawn for each in pending))
     first, indices = draws[0], [each.at for each in pending]
     if len(draws) == 1 and indices == list(range(first.tokens.size)):
@@ -357,7 +344,7 @@ def _joined(arrays: list[mx.array]) -> mx.array:
 
 
 def read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
-    """The requested log-probabilities, by index among the drawn tokens."""
+    """By index among the drawn tokens."""
     asked = drawn.logprobs
     if asked is None:
         return {}
