@@ -1,6 +1,6 @@
-"""The boundary for errors in the work of one request, or of one plugin: the plugin that caused an
-error, by its traceback, and a log with one line per entry, with any text from clients or third
-parties."""
+"""The boundary for code that may raise anything: `Isolation` of a request's own work, `attempt` for
+a pass of the device, `plugin_call`, and `background` work. The plugin that caused an error, by its
+traceback; and a log with one line per entry, with any text from clients or third parties."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar, cast
 
 from .errors import MLXProviderError, PluginError, RequestFailed
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 CORE = __name__.partition(".")[0]
 """Our package, and the group of plugins' entry points."""
 MACHINE = (OSError, MemoryError)
@@ -64,62 +67,43 @@ class FaultOrigin:
     """A plugin, and the line of its code that raised, or called what raised."""
 
     plugin: str
-    distribution: str
+    """Its name, and its distribution in brackets."""
+    ours: bool
     called: str
     """Its function that was called: a hook, or a function of a record or a loaded model."""
-    file: str
-    """Path from the folder of its package."""
-    line: int
-    function: str
+    where: str
     innermost: bool
     """Whether this code has not called the core."""
 
-    @property
-    def ours(self) -> bool:
-        return self.distribution.partition(" ")[0].replace("-", "_") == CORE
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}, line {self.line}, in {self.function}"
-
-    def __str__(self) -> str:
-        return f"plugin {self.plugin} ({self.distribution})"
-
-
-def fault_origin(error: BaseException) -> FaultOrigin | None:
-    """Prefers a third party's plugin to a built-in one."""
-    own = {*sys.stdlib_module_names, "", "pluggy"}
-    frames = [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if _module(frame).partition(".")[0] not in own
-    ]
-    if all(_below(_module(frame), CORE) for frame, _ in frames):
-        return None
-    points = [(_root(point.module), point) for point in entry_points(group=CORE)]
-    owned = [
-        (point, index)
-        for index, (frame, _) in enumerate(frames)
-        for point in [next((p for root, p in points if _below(_module(frame), root)), None)]
-        if point is not None
-    ]
-    others = [each for each in owned if not _is_ours(each[0])] or owned
-    if not others:
-        return None
-    point, last = others[-1]
-    first = next(index for each, index in others if each == point)
-    frame, line = frames[last]
-    path = Path(frame.f_code.co_filename)
-    depth = _module(frame).count(".") + (path.name == "__init__.py")
-    return FaultOrigin(
-        point.name,
-        "" if point.dist is None else f"{point.dist.name} {point.dist.version}",
-        _name(frames[first][0]),
-        "/".join(path.parts[-1 - depth :]),
-        line,
-        _name(frame),
-        innermost=not any(_below(_module(each), CORE) for each, _ in frames[last + 1 :]),
-    )
+    @classmethod
+    def of(cls, error: BaseException) -> FaultOrigin | None:
+        """Prefers a third party's plugin to a built-in one."""
+        frames = [each for each in _frames(error) if not _below(each[0], "pluggy")]
+        if all(_below(module, CORE) for module, *_ in frames):
+            return None
+        roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
+        owned = [
+            (point, index)
+            for index, (module, *_) in enumerate(frames)
+            if (point := next((p for root, p in roots if _below(module, root)), None)) is not None
+        ]
+        others = [each for each in owned if not _is_ours(each[0])] or owned
+        if not others:
+            return None
+        point, last = others[-1]
+        _, first, _ = frames[next(index for each, index in others if each == point)]
+        module, frame, line = frames[last]
+        path = Path(frame.f_code.co_filename)
+        depth = module.count(".") + (path.name == "__init__.py")
+        file = "/".join(path.parts[-1 - depth :])
+        dist = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        return cls(
+            f"{point.name} ({dist})",
+            _is_ours(point),
+            _name(first),
+            f"{file}, line {line}, in {_name(frame)}",
+            innermost=not any(_below(module, CORE) for module, *_ in frames[last + 1 :]),
+        )
 
 
 def of_the_machine(error: BaseException) -> bool:
@@ -128,8 +112,14 @@ def of_the_machine(error: BaseException) -> bool:
     return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
 
 
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+def _frames(error: BaseException) -> list[tuple[str, FrameType, int]]:
+    """Modules, frames and lines outside Python's own library, the innermost last."""
+    found = [
+        (str(frame.f_globals.get("__name__", "")), frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    own = {*sys.stdlib_module_names, ""}
+    return [each for each in found if each[0].partition(".")[0] not in own and each[0] != __name__]
 
 
 def _name(frame: FrameType) -> str:
@@ -139,11 +129,8 @@ def _name(frame: FrameType) -> str:
 def _root(module: str) -> str:
     """The outermost package that is not shared with other distributions."""
     parts = module.split(".")
-    for count in range(1, len(parts)):
-        name = ".".join(parts[:count])
-        if getattr(sys.modules.get(name), "__file__", None):
-            return name
-    return module
+    names = (".".join(parts[:count]) for count in range(1, len(parts)))
+    return next((n for n in names if getattr(sys.modules.get(n), "__file__", None)), module)
 
 
 def _is_ours(point: EntryPoint) -> bool:
@@ -163,10 +150,32 @@ class Fault:
     trace: Trace
     origin: FaultOrigin | None = None
 
+    @classmethod
+    def of(cls, error: BaseException) -> Fault:
+        origin, trace = None, Trace("".join(traceback.format_exception(error)))
+        if isinstance(error, MLXProviderError):
+            summary = f"{type(error).__name__}: {error.message}"
+        else:
+            origin = FaultOrigin.of(error)
+            own = [f"{module}, line {line}" for module, _, line in _frames(error)]
+            place = origin.where if origin else next(reversed(own), "")
+            if isinstance(error, SyntaxError) and error.filename:  # its position is in no frame
+                place = ""
+            text = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+            summary = " ".join(text.split())
+        for each in _chain(error):
+            each.__traceback__ = None
+        return cls(error, summary, trace, origin)
+
     @property
     def ours(self) -> bool:
         """Whether the error is one of `mlx_provider.errors`, raised on purpose."""
         return isinstance(self.error, MLXProviderError)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it is neither raised on purpose nor caused by the machine."""
+        return not (self.ours or of_the_machine(self.error))
 
     def of_request(self, part: str) -> MLXProviderError:
         """The error for a client if this fault ended a part of its request."""
@@ -180,12 +189,18 @@ class Fault:
         found = self.origin
         if found is None or not self.lasting or (found.ours and not found.innermost):
             return None
-        return PluginError(f"{found}: {found.called} failed: {self.summary}; {LOG}")
+        return PluginError(f"plugin {found.plugin}: {found.called} failed: {self.summary}; {LOG}")
 
-    @property
-    def lasting(self) -> bool:
-        """Whether it is neither raised on purpose nor caused by the machine."""
-        return not (self.ours or of_the_machine(self.error))
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            todo += [each.__cause__, each.__context__]
+            yield each
 
 
 class Isolation:
@@ -207,51 +222,31 @@ class Isolation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> bool:
-        if error is None or _is_ctrl_c(error) or isinstance(error, self._passes):
+        main = threading.current_thread() is threading.main_thread()
+        ctrl_c = isinstance(error, KeyboardInterrupt) and main
+        if error is None or ctrl_c or isinstance(error, self._passes):
             return False
-        self.fault = _fault(error)
+        self.fault = Fault.of(error)
         if self._failed is not None:
             self._failed(self.fault)
         return True
 
 
-def _fault(error: BaseException) -> Fault:
-    origin = None
-    if isinstance(error, MLXProviderError):
-        summary = f"{type(error).__name__}: {error.message}"
-    else:
-        origin = fault_origin(error)
-        place = f" ({origin.where})" if origin else _place(error)
-        if isinstance(error, SyntaxError) and error.filename:  # has a position that is in no frame
-            place = ""
-        summary = " ".join(f"{type(error).__name__}: {error}{place}".split())
-    fault = Fault(error, summary, Trace("".join(traceback.format_exception(error))), origin)
-    for each in _chain(error):
-        each.__traceback__ = None
-    return fault
+def attempt(work: Callable[[], T]) -> T | Fault:
+    """For work without whose result the caller goes on: a pass of the device, or a trial."""
+    with Isolation() as tried:
+        return work()
+    return cast("Fault", tried.fault)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        each = todo.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            todo += [each.__cause__, each.__context__]
-            yield each
+def plugin_call(work: Callable[[], T], error: Callable[[Fault], MLXProviderError]) -> T:
+    """For work whose fault the caller raises as an error of its own."""
+    found = attempt(work)
+    if isinstance(found, Fault):
+        raise error(found)
+    return found
 
 
-def _place(error: BaseException) -> str:
-    """The innermost line outside Python's own library."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        module = _module(frame)
-        if module.partition(".")[0] not in sys.stdlib_module_names and module != __name__:
-            place = f" ({module}, line {line})"
-    return place
-
-
-def _is_ctrl_c(error: BaseException) -> bool:
-    main = threading.current_thread() is threading.main_thread()
-    return isinstance(error, KeyboardInterrupt) and main
+def background(part: str) -> Isolation:
+    """For work that nobody waits for. Its fault is only logged."""
+    return Isolation(lambda fault: log.error("%s failed\n%s", part, fault.trace))

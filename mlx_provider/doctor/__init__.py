@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from ..errors import MLXProviderError
-from ..isolation import Isolation
+from ..isolation import Fault, attempt
 from . import versions
 from .subject import STATES, Finding, Subject
 
@@ -76,11 +77,11 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     """`thorough`: also start a proxy and an engine for one token. Changes no settings, and only
     files of the engine that it may start."""
     found = run(PYTHON_CHECKS, subject)
-    with Isolation() as importing:
-        of_machine, (search, *of_model) = machine_checks(), model_checks(thorough=thorough)
-    if importing.fault is not None:
-        summary = f"no other check can be made: {importing.fault.summary}"
+    checks = attempt(lambda: (machine_checks(), model_checks(thorough=thorough)))
+    if isinstance(checks, Fault):
+        summary = f"no other check can be made: {checks.summary}"
         return [*found, Finding("versions.imports", "fail", summary, REINSTALL)]
+    of_machine, (search, *of_model) = checks
     located = run((search,), subject)
     found += run(of_machine, subject) + located
     found += run(of_model, subject) if healthy(located) else []
@@ -93,13 +94,16 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
 def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Finding]:
     found: list[Finding] = []
     for name, look, remedy in checks:
-        with Isolation() as trying:
-            found += look(subject)
-        if trying.fault is not None:
-            error, summary = trying.fault.error, trying.fault.summary
-            summary = error.message if isinstance(error, MLXProviderError) else summary
+        fault = attempt(partial(_look, look, subject, found))
+        if fault is not None:
+            error = fault.error
+            summary = error.message if isinstance(error, MLXProviderError) else fault.summary
             found.append(Finding(name, "fail", summary, remedy))
     return found
+
+
+def _look(look: Any, subject: Subject, found: list[Finding]) -> None:
+    found += look(subject)
 
 
 def healthy(findings: Iterable[Finding]) -> bool:

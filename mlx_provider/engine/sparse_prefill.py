@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..isolation import Isolation
+from ..isolation import Fault, Isolation, attempt
 from ..records import LoadedModel, ScoresPrompts
 from ..upstream.cache_classes import sparse, unsupported, widest_window
 from ..upstream.cache_lists import leaves
@@ -99,9 +99,8 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
     kinds = {type(layer).__name__ for layer in leaves(make_cache()) if unsupported(layer)}
     if kinds:
         return f"its layers need every token ({', '.join(sorted(kinds))})"
-    with Isolation() as tried:
-        return _trial(model, make_cache)
-    return f"a trial failed: {tried.fault.summary}" if tried.fault else ""
+    found = attempt(lambda: _trial(model, make_cache))
+    return f"a trial failed: {found.summary}" if isinstance(found, Fault) else found
 
 
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
@@ -147,9 +146,9 @@ class SparsePrefill:
 
     def will_score(self, job: PrefillJob, cached: int) -> bool:
         """Whether `begin` would start to score a prompt of which so many tokens are cached."""
-        with Isolation():  # `begin` reports it
-            return self._applies(job) and self._breaker.closed and not self._whole(job, cached)
-        return False
+        if not (self._applies(job) and self._breaker.closed):
+            return False
+        return attempt(lambda: self._whole(job, cached)) == ""  # `begin` reports a fault
 
     def _applies(self, job: PrefillJob) -> bool:
         """A prompt that was prefilled completely before must give the same result."""
@@ -164,20 +163,18 @@ class SparsePrefill:
             self._breaker.passed(used=False)
             self._prefill_whole(job, "the scorer keeps failing")
             return
-        with Isolation() as tried:
+        with self._isolated(job):
             if why := self._whole(job, job.done):
                 self._prefill_whole(job, why)
             else:
                 job.scoring = self._scorer.scoring(list(job.tokens))
-        if tried.fault is not None:
-            self._failed(job, tried.fault.summary)
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
         """Score pieces while they fit, at least one. After the last, the job has its tokens.
         `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
         now = self.clock()
         end, most = now + seconds, OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS
-        with Isolation() as tried:
+        with self._isolated(job):
             while job.scoring is not None:
                 scores = job.scoring.advance()  # the first piece also waits for the rows' pass
                 began, now = now, self.clock()
@@ -188,8 +185,9 @@ class SparsePrefill:
                     raise Nonsense(f"no scores after {job.pieces} pieces")
                 elif now + (now - began) > end:
                     break
-        if tried.fault is not None:
-            self._failed(job, tried.fault.summary)
+
+    def _isolated(self, job: PrefillJob) -> Isolation:
+        return Isolation(lambda fault: self._failed(job, fault.summary))
 
     def _whole(self, job: PrefillJob, cached: int) -> str:
         """Why all of a long prompt must be computed. Empty: it need not be."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from ..errors import EngineDied, MLXProviderError
-from ..isolation import Fault, Isolation
+from ..isolation import Isolation, background
 from ..upstream.runtime import wake_without_preemption
 from .engine import Engine
 from .step_output import Post
@@ -121,7 +121,7 @@ class EngineWorker:
             if posts := self._step():
                 self._deliver(posts)
             if self._idle_calls and self._idle:
-                with Isolation(_idle_call_failed):
+                with background("a call to the idle engine thread"):
                     self._idle_calls.popleft()()
             steps += 1
             if steps % CLEAR_EVERY == 0:
@@ -173,10 +173,6 @@ class EngineWorker:
             if item is not None:
                 item[0].set_exception(error)
         self._died(error)
-
-
-def _idle_call_failed(fault: Fault) -> None:
-    log.error("a call to the idle engine thread failed\n%s", fault.trace)
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> None:

@@ -14,16 +14,15 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..isolation import Isolation
+from ..isolation import Fault, attempt
 from ..records import PrefillChunk, ShowsHidden
 
 
 def failure(trial: Callable[[], str]) -> str:
     """The problem that `trial` finds, or the error that stopped it, in one line. Empty: none. A
     model's code may raise anything."""
-    with Isolation() as tried:
-        return trial()
-    return "" if tried.fault is None else tried.fault.summary
+    found = attempt(trial)
+    return found.summary if isinstance(found, Fault) else found
 
 
 NAMES = ("language_model", "model", "backbone", "transformer")

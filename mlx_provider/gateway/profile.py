@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from ..errors import BadRequest, NotInstalled, PluginError
-from ..isolation import Isolation
+from ..isolation import plugin_call
 from ..records import Client, Gateway, Profile
 
 DIRECT = ("NO_PROXY", "no_proxy")
@@ -77,13 +77,11 @@ def _profile(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
     if make is None:
         name = client.serves or client.name
         raise BadRequest(f"no agent of {name} can have a model of another server than its main one")
-    with Isolation() as isolation:
-        profile = make(gateway)
-        if isinstance(profile, Profile):
-            return profile
-    fault = isolation.fault
-    why = f"gave {type(profile).__name__}, not Profile" if fault is None else fault.summary
-    raise PluginError(f"client {client.name!r}: its profile failed: {why}")
+    problem = f"client {client.name!r}: its profile failed: "
+    profile = plugin_call(lambda: make(gateway), lambda fault: PluginError(problem + fault.summary))
+    if not isinstance(profile, Profile):
+        raise PluginError(f"{problem}gave {type(profile).__name__}, not Profile")
+    return profile
 
 
 def direct(environ: Mapping[str, str]) -> dict[str, str]:

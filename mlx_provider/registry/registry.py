@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
-from ..isolation import Isolation, Trace
+from ..isolation import Fault, Trace, attempt
 from ..records import (
     Client,
     Drafter,
@@ -177,12 +177,10 @@ class PluginRegistry:
         self._plugins[plugin.key] = plugin
         if not plugin.ours:
             self._digests[plugin.key] = digest(entry_point)
-        with Isolation() as isolation:
-            self._admit(plugin, load(entry_point))
-        if isolation.fault is not None:
-            self._plugins[plugin.key] = replace(plugin, error=isolation.fault.summary)
-            told, trace = isolation.fault.summary, isolation.fault.trace
-            log.warning("plugin %s skipped: %s\n%s", plugin, told, trace)
+        found = attempt(lambda: self._admit(plugin, load(entry_point)))
+        if isinstance(found, Fault):
+            self._plugins[plugin.key] = replace(plugin, error=found.summary)
+            log.warning("plugin %s skipped: %s\n%s", plugin, found.summary, found.trace)
 
     def _admit(self, plugin: Plugin, contents: Contents) -> None:
         """Check everything, then commit: a plugin is added completely or not at all."""
@@ -207,10 +205,10 @@ class PluginRegistry:
     def _try(self, owner: Plugin, part: str, call: Callable[[], V], otherwise: V) -> V:
         """What a plugin's code returns; if it raises, `otherwise`, and a note that begins with
         `part`."""
-        with Isolation() as isolation:
-            return call()
-        if (fault := isolation.fault) is not None:
-            self._note(owner.key, f"{part}: {fault.summary}", Trace(f"\n{fault.trace}"))
+        found = attempt(call)
+        if not isinstance(found, Fault):
+            return found
+        self._note(owner.key, f"{part}: {found.summary}", Trace(f"\n{found.trace}"))
         return otherwise
 
     def _note(self, key: str, note: str, trace: str = "") -> None:

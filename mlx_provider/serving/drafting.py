@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from ..engine.execution.probe import Probe
 from ..engine.sparse_prefill import MakeCache, SparsePrefill, problem
 from ..engine.speculation.speculation import Source, Speculation, source_of, speculation_of
 from ..errors import MLXProviderError, wrong_option
-from ..isolation import Fault, Isolation, Trace, of_the_machine
+from ..isolation import Fault, Trace, attempt, of_the_machine
 from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
@@ -108,15 +109,14 @@ def _start_able(
             continue
         taken = sum(each.nbytes for each in started)
         left = given if given.room is None else replace(given, room=given.room - taken)
-        with Isolation() as tried:
-            started.append(_start(drafter, folder, model, left))
-        if (fault := tried.fault) is None:
-            continue
-        if isinstance(fault.error, Unfit):
-            log.info("drafter %s is not used: %s", drafter.name, fault.error)
-            refusals += [f"drafter {drafter.name}: {fault.error}"] if first else []
+        found = attempt(partial(_start, drafter, folder, model, left))
+        if isinstance(found, Running):
+            started.append(found)
+        elif isinstance(found.error, Unfit):
+            log.info("drafter %s is not used: %s", drafter.name, found.error)
+            refusals += [f"drafter {drafter.name}: {found.error}"] if first else []
         else:
-            log.warning("%s%s", _why(drafter, fault), Trace(f"\n{fault.trace}"))
+            log.warning("%s%s", _why(drafter, found), Trace(f"\n{found.trace}"))
     if refusals and not any(each.drafter in given_one for each in started):
         log.warning("draft_model %s is not used: %s", given.model, "; ".join(refusals))
     return started
@@ -126,7 +126,7 @@ def _why(drafter: Drafter, fault: Fault) -> str:
     """The reason without details of the error, which stay in the traceback."""
     if isinstance(fault.error, MLXProviderError):
         return f"drafter {drafter.name} is not used: {fault.error.message}"
-    cause = f"a fault of {fault.origin or 'its plugin'}"
+    cause = f"a fault of {f'plugin {fault.origin.plugin}' if fault.origin else 'its plugin'}"
     if of_the_machine(fault.error):
         cause = "its files, or memory or device of this machine"
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"

@@ -25,7 +25,7 @@ from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import wrong_option
-from ..isolation import Isolation
+from ..isolation import attempt, plugin_call
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
@@ -94,12 +94,10 @@ class EngineBuilder:
         `mlx_provider.errors`."""
         if kind in weights.engines:
             return
-        with Isolation() as trying:
-            weights.engines[kind] = self._build(weights, kind, options)
-            self._budgets.queue.grown(weights.key)
+        fault = attempt(lambda: self._add(weights, kind, options))
+        if fault is None:
             return
-        fault = trying.fault
-        if fault is not None and options.dtype in NOT_EVERYWHERE and not fault.ours:
+        if options.dtype in NOT_EVERYWHERE and not fault.ours:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
             raise wrong_option("dtype", f"{remedy} ({fault.summary})")
         raise load_error(
@@ -109,6 +107,10 @@ class EngineBuilder:
             trusted=options.trust_remote_code,
             stranger=weights.stranger,
         )
+
+    def _add(self, weights: Weights, kind: str, options: ModelOptions) -> None:
+        weights.engines[kind] = self._build(weights, kind, options)
+        self._budgets.queue.grown(weights.key)
 
     def _build(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
@@ -309,11 +311,11 @@ def probe_layouts(
     does not run."""
     if bits is None:
         return probe(model, make_cache, layouts, reserve)
-    with Isolation() as trying:
-        return probe(model, make_cache, layouts, reserve)
-    reason = trying.fault.summary if trying.fault is not None else ""
-    why = f"this model does not run with a quantised KV cache ({reason}): leave kv_bits out"
-    raise wrong_option("kv_bits", why)
+    why = "this model does not run with a quantised KV cache ({}): leave kv_bits out"
+    return plugin_call(
+        lambda: probe(model, make_cache, layouts, reserve),
+        lambda fault: wrong_option("kv_bits", why.format(fault.summary)),
+    )
 
 
 def _head_sizes(model: LoadedModel) -> set[int]:

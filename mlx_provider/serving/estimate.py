@@ -19,7 +19,7 @@ from ..engine.memory import profile
 from ..engine.sizes import STEP_TOKENS
 from ..errors import BadRequest, UnsupportedModel
 from ..families.caches import row_cache, text_cache
-from ..isolation import Isolation
+from ..isolation import plugin_call
 from ..upstream import mlx_lm, mlx_vlm
 
 MOST_LAYERS = 10_000
@@ -94,12 +94,13 @@ def footprint(
     check_sizes(config)
     named = dtype or text_fields(config).get("dtype") or text_fields(config).get("torch_dtype")
     kind = {"float32": mx.float32, "float16": mx.float16}.get(str(named), mx.bfloat16)
-    with Isolation() as trying:
-        row = profile(_filled_cache(dict(config), kind))
-        windows = sum(window * nbytes for window, nbytes in row.windows)
-        return Footprint(weight_bytes, row.token_bytes, row.state_bytes + windows)
-    reason = "" if trying.fault is None else trying.fault.summary
-    raise BadRequest(f"config.json does not describe a whole model: {reason}", param="model")
+    problem = "config.json does not describe a whole model: "
+    row = plugin_call(
+        lambda: profile(_filled_cache(dict(config), kind)),
+        lambda fault: BadRequest(problem + fault.summary, param="model"),
+    )
+    windows = sum(window * nbytes for window, nbytes in row.windows)
+    return Footprint(weight_bytes, row.token_bytes, row.state_bytes + windows)
 
 
 def _filled_cache(config: dict[str, Any], dtype: mx.Dtype) -> list[Any]:

@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..families.checkpoint import named_template, read_json
 from ..families.tokenizer.template_probe import try_template
-from ..isolation import LOG, Fault, Isolation
+from ..isolation import LOG, Fault, attempt
 from ..protocol.health import LoadingStats
 from ..protocol.requests import ModelOptions
 from ..records import (
@@ -105,12 +105,10 @@ def stranger_of(plugin: Plugin) -> str:
 
 
 def load_error(
-    fault: Fault | None, name: str, family: str, *, trusted: bool, stranger: str
+    fault: Fault, name: str, family: str, *, trusted: bool, stranger: str
 ) -> MLXProviderError:
     """Names the option that caused the fault, if any. `stranger`: the third party's plugin that
     serves the model."""
-    if fault is None:
-        return LoadFailed(f"{name} could not be loaded by family {family!r}")
     error = fault.error
     known = error if isinstance(error, MLXProviderError) else None
     if known is None:
@@ -123,7 +121,7 @@ def load_error(
     found = fault.origin  # the fault may be in a drafter or kernels of another plugin
     where = "" if found is None else f", {found.called} failed"
     message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
-    at_fault = stranger if found is None or found.ours else f"{found.plugin} ({found.distribution})"
+    at_fault = stranger if found is None or found.ours else found.plugin
     if at_fault and fault.lasting:
         return PluginError(f"plugin {at_fault}: {message}; {LOG}")
     if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json
@@ -289,14 +287,19 @@ def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> Gramm
 def _load_isolated(job: _Job) -> LoadedModel | MLXProviderError:
     """Returns the error without the frames of the load, which hold half of its weights."""
     family, plugin = job.family, job.plugin
-    with Isolation() as trying:
+
+    def load() -> LoadedModel | PluginError:
         made = family.load(job.key.folder, job.options)
         if isinstance(getattr(made, "info", None), ModelInfo):
             return made
         kind = type(made).__name__
         return PluginError(f"plugin {plugin}: load of {family.name!r} gave {kind}, no LoadedModel")
+
+    found = attempt(load)
+    if not isinstance(found, Fault):
+        return found
     trusted, stranger = job.options.trust_remote_code, stranger_of(plugin)
-    return load_error(trying.fault, job.name, family.name, trusted=trusted, stranger=stranger)
+    return load_error(found, job.name, family.name, trusted=trusted, stranger=stranger)
 
 
 def _collect() -> None:
@@ -322,15 +325,14 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
     if chosen is None or not chosen[1]:
         return None
     name, replacements = chosen
-    with Isolation() as trying:
-        if not install(name, replacements, model):
-            return None
+    found = attempt(lambda: install(name, replacements, model))
+    if isinstance(found, Fault):
+        remove(name, replacements, model)
+        log.warning("kernels %s are left out: %s\n%s", name, found.summary, found.trace)
+        return None
+    if found:
         log.info("it computes with kernels %s", name)
-        return name
-    remove(name, replacements, model)
-    if (fault := trying.fault) is not None:
-        log.warning("kernels %s are left out: %s\n%s", name, fault.summary, fault.trace)
-    return None
+    return name if found else None
 
 
 def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> bool:

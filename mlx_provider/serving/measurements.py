@@ -85,13 +85,13 @@ class Measured:
     passes: PassBytes = field(default_factory=PassBytes)
     folder: str = ""
     kind: str = ""
-    """Kind of the KV cache. Empty: not quantised."""
+    """Of the KV cache. Empty: not quantised."""
     software: str = ""
     least_shared: int = SHARED_UNMEASURED
 
     @property
     def lasts(self) -> bool:
-        """No part has failed in a way that a later attempt can mend."""
+        """Whether no part has failed in a way that a later attempt can mend."""
         return self.probe.conclusive and self.curve != UNMEASURED
 
     @property
@@ -131,8 +131,8 @@ class Measurements:
 
     def of(self, folder: Path) -> list[Measured]:
         """Oldest first, in any circumstances."""
-        kept = self._read().values()
-        return [each for each in kept if each.folder == str(folder.resolve()) and each.sound]
+        of, kept = str(folder.resolve()), self._read().values()
+        return [each for each in kept if each.folder == of and each.sound]
 
     def keep(self, key: str, measured: Measured) -> None:
         """Failure to write the file is only logged."""

@@ -31,7 +31,7 @@ from ..errors import (
     RequestFailed,
     for_another,
 )
-from ..isolation import Fault, Isolation, Trace
+from ..isolation import Fault, Trace, attempt
 from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Health, PluginStatus, Stats
@@ -96,10 +96,11 @@ class ChatService:
         claim = self.media.claim(request.id, account(request))
         entry = Entry(request.id, queue, claim, request.model, time.monotonic())
         self.in_flight.arrive(entry)
-        with Isolation() as trying:
-            return self._accept(request, entry)
-        self.in_flight.leave(entry)
-        raise for_another(_refusal(request, trying.fault))
+        found = attempt(lambda: self._accept(request, entry))
+        if isinstance(found, Fault):
+            self.in_flight.leave(entry)
+            raise for_another(_refusal(request, found))
+        return found
 
     def count(self, request: GenerateRequest) -> int:
         """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
@@ -110,9 +111,10 @@ class ChatService:
             return error.tokens
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
-        with Isolation() as trying:
-            return self._tokenize(request)
-        raise for_another(_refusal(request, trying.fault))
+        found = attempt(lambda: self._tokenize(request))
+        if isinstance(found, Fault):
+            raise for_another(_refusal(request, found))
+        return found
 
     def cancel(self, request_id: str) -> None:
         """End a request in any phase, also during `submit`. Ignores unknown ids; never blocks."""
@@ -331,10 +333,8 @@ def _put(posts: list[Post]) -> None:
         request.events.put(events)
 
 
-def _refusal(request: ModelRequest, fault: Fault | None) -> MLXProviderError:
+def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
     """Also wraps errors of a template, parser or grammar."""
-    if fault is None:
-        return EngineDied("the engine is shutting down")
     summary = fault.of_request("its preparation")
     log.log(
         logging.INFO if fault.ours else logging.ERROR,

@@ -2,9 +2,7 @@
 
 Models call a module-level `scaled_dot_product_attention(queries, keys, values, cache, scale, mask,
 ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10). `route` wraps it in the modules
-of one model. If `keys` is a `Parts` (several caches, each for consecutive rows of the call, or for
-several tokens of one row), the wrapper computes the attention of each part separately and joins the
-results.
+of one model, and computes each part of `Parts` (several caches) separately.
 
 On a GPU, many queries over a quantised cache use dequantised copies, because upstream's quantised
 attention stores every score (queries times keys times heads). On CUDA, all queries do.
@@ -67,7 +65,7 @@ def routed(original: Function) -> Function:
         queries, keys, values, mask, cache = call
         if isinstance(keys, tuple) and not hasattr(cache, "bits"):
             cache = Quantised.of(keys, queries.shape[-1])
-        if isinstance(keys, tuple) and hasattr(cache, "bits") and _copies(queries):
+        if isinstance(keys, tuple) and _copies(queries):
             if keys[0].shape[2] > TOGETHER:
                 mx.eval(queries)  # frees the copies of the previous layer first
             keys, values = _dequantise(keys, cache), _dequantise(values, cache)
@@ -96,9 +94,8 @@ def _copies(queries: mx.array) -> bool:
     """Whether the device has an attention kernel for many queries that does not store scores, or no
     product with quantised keys."""
     *_, count, width = queries.shape
-    if not multiplies_quantised():
-        return mx.default_device() == mx.gpu
-    return count > FEW and width in FUSED_WIDTHS and mx.default_device() == mx.gpu
+    wide = count > FEW and width in FUSED_WIDTHS
+    return mx.default_device() == mx.gpu and (wide or not multiplies_quantised())
 
 
 def _dequantise(stored: tuple[mx.array, mx.array, mx.array], cache: Any) -> mx.array:
@@ -122,8 +119,7 @@ def watch_attention(model: Any, watch: Watch) -> Iterator[None]:
         ) -> mx.array:
             named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
             watch(queries, keys, cache, named["scale"])
-            found: mx.array = function(queries, keys, values, cache, *args, **kwargs)
-            return found
+            return function(queries, keys, values, cache, *args, **kwargs)  # type: ignore[no-any-return]
 
         return attend
 

@@ -45,9 +45,7 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
     """Rows of a merged cache, not evaluated. Keys and values are views, except those of wrapped
     windows; a write to a row does not change the batch."""
     rings = [layer for layer in batch if isinstance(layer, BatchRotatingKVCache)]
-    mx.eval(
-        [[ring.left_padding, ring.offset] for ring in rings]
-    )  # one wait instead of one per layer
+    mx.eval([[ring.left_padding, ring.offset] for ring in rings])  # one wait, not one per layer
     return [[by_leaf(partial(_row, index), layer) for layer in batch] for index in indices]
 
 

@@ -1,9 +1,6 @@
-"""Whether MLX can be imported, and the BLAS that its CPU build calls on Linux.
-
-The Linux wheel (`mlx-cpu` 0.32) contains the slow reference BLAS. The dynamic linker prefers
-symbols of a library opened with `RTLD_GLOBAL` before `import mlx.core`. Measured in float32: 6
-GFLOP/s with the reference, 213 GFLOP/s with an optimised BLAS.
-"""
+"""Whether MLX can be imported, and the BLAS that its CPU build calls on Linux: the wheel (`mlx-cpu`
+0.32) contains the slow reference (6 GFLOP/s in float32, an optimised BLAS 213). The dynamic linker
+prefers symbols of a library opened with `RTLD_GLOBAL` before `import mlx.core`."""
 
 from __future__ import annotations
 
@@ -19,13 +16,17 @@ from pathlib import Path
 from ..cores import cores
 from ..errors import EngineUnavailable, NotInstalled
 
+MAC = "pip install mlx (needs an Apple silicon Mac and a native arm64 Python)"
+LINUX = (
+    "pip install 'mlx-provider[cpu]' for a machine without a GPU, "
+    "or 'mlx-provider[cuda13]' for an NVIDIA GPU"
+)
+"""On Linux, the package `mlx` has no library."""
+
 
 def require_mlx() -> None:
     """Import `mlx.core`. Raises `NotInstalled` with the package to install, and `EngineUnavailable`
-    if the GPU has no memory for it, which MLX tells in an `ImportError`, too.
-
-    On Linux, the package `mlx` has no library: it comes with `mlx-cpu` or `mlx-cuda-13`.
-    """
+    if the GPU has no memory for it, which MLX tells in an `ImportError`, too."""
     try:
         importlib.import_module("mlx.core")
     except ImportError as error:
@@ -34,23 +35,14 @@ def require_mlx() -> None:
                 f"the memory of the GPU is full ({error}): end the processes that use it, which "
                 "nvidia-smi lists, or choose another GPU with CUDA_VISIBLE_DEVICES"
             ) from None
-        raise NotInstalled(f"MLX cannot be imported ({error}): {_remedy()}") from None
-
-
-def _remedy() -> str:
-    if sys.platform == "darwin":
-        return "pip install mlx (needs an Apple silicon Mac and a native arm64 Python)"
-    return (
-        "pip install 'mlx-provider[cpu]' for a machine without a GPU, "
-        "or 'mlx-provider[cuda13]' for an NVIDIA GPU"
-    )
+        remedy = LINUX if sys.platform != "darwin" else MAC
+        raise NotInstalled(f"MLX cannot be imported ({error}): {remedy}") from None
 
 
 SYMBOL = "cblas_sgemm"
 """The symbol that libmlx calls. Builds with prefixed names (numpy, scipy) are not usable."""
 
 _loaded: list[str] = []
-"""The library of this process that `preload` has chosen."""
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -58,8 +50,7 @@ def preload() -> str:
     """Load the first usable optimised BLAS before `import mlx.core`. Returns the description of the
     active one. No effect on macOS, or after MLX is imported."""
     if sys.platform == "linux" and "mlx.core" not in sys.modules:
-        # OpenBLAS counts the cores of the machine and ignores the quota of a container; too many
-        # spinning threads under a quota are slower than one.
+        # OpenBLAS ignores the quota of a container: too many spinning threads are slower than one
         if not any(os.environ.get(name) for name in THREAD_VARIABLES):
             os.environ["OPENBLAS_NUM_THREADS"] = str(cores())
         any(_load(path) for path in candidates())

@@ -64,8 +64,8 @@ class StateCache(ArraysCache):
 
 
 class StateHistory(StateCache):
-    """A row's recurrent cache that records the states after each token of one call. Upstream:
-    `record_speculative_window` and `record_speculative_states`, mlx_vlm/models/cache.py 0.7.10."""
+    """A row's recurrent cache that records the states after each token of one call, like
+    `ArraysCache.record_speculative_states` of mlx_vlm/models/cache.py 0.7.10."""
 
     def __init__(self, cache: ArraysCache) -> None:
         super().__init__(len(cache.cache))
@@ -97,22 +97,18 @@ class StateHistory(StateCache):
 
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
     """Append to a layer's cache. Returns all its keys and values in order of position; for one
-    token, a rotating cache itself returns buffer order (cache.py 0.32.2,
-    `RotatingKVCache._update_in_place`)."""
-    if isinstance(cache, RotatingKVCache):
-        ring: tuple[Any, Any] = cache._update_concat(keys, values)
-        return ring
-    found: tuple[Any, Any] = cache.update_and_fetch(keys, values)
-    return found
+    token, a rotating cache itself returns buffer order (`_update_in_place`, cache.py 0.32.2)."""
+    ring = isinstance(cache, RotatingKVCache)
+    append: Callable[..., tuple[Any, Any]] = (
+        cache._update_concat if ring else cache.update_and_fetch
+    )
+    return append(keys, values)
 
 
 def take_back(cache: Any, tokens: int) -> None:
     """Remove the last tokens of a row's attention cache, appended by a call with several tokens.
-
-    After such a call, a window holds more tokens than it needs, in order of position
-    (mlx_lm/models/cache.py 0.32.2, `RotatingKVCache._update_concat`), so none is missing. Its own
-    `trim` would refuse.
-    """
+    After that, a window holds more tokens than it needs, in order of position
+    (`RotatingKVCache._update_concat`, cache.py 0.32.2). Its own `trim` would refuse."""
     if not tokens:
         return
     if not isinstance(cache, RotatingKVCache):
@@ -124,16 +120,13 @@ def take_back(cache: Any, tokens: int) -> None:
 
 
 class Skipping:
-    """A mixin, before one of mlx-lm's attention caches in the bases of a class.
-
-    `offset`: the position of the next token. `skipped`: number of earlier tokens that are not held.
-    """
+    """A mixin, before one of mlx-lm's attention caches in the bases of a class. `offset`: the
+    position of the next token. `skipped`: number of earlier tokens that are not held."""
 
     offset: int
     skipped: int
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append tokens at positions from `offset`. Returns all keys and values that are held."""
         self.offset -= self.skipped
         inner: Any = super()
         found: tuple[Any, Any] = inner.update_and_fetch(keys, values)
@@ -141,8 +134,7 @@ class Skipping:
         return found
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """Each of the next `N` tokens attends to all held tokens and is causal. Raises `ValueError`
-        for a window, whose tokens depend on positions."""
+        """Each of the next `N` tokens attends to all held tokens and is causal."""
         if window_size is not None:
             raise ValueError("attention within a window finds no tokens that were left out")
         plain = KVCache()
@@ -167,7 +159,7 @@ class SparseKVCache(Skipping, KVCache):
     def append_at(
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[Any, Any]:
-        """`positions`: ascending. Returns all keys and values that are held."""
+        """`positions`: ascending."""
         found = self.update_and_fetch(keys, values)
         self.skipped += positions[-1] + 1 - self.offset
         self.offset = positions[-1] + 1
@@ -239,7 +231,7 @@ def sparse(cache: Sequence[Any]) -> list[Any]:
 
 
 def whole_windows(cache: Sequence[Any]) -> list[Any]:
-    """The row after its prompt, with mlx-lm's own windows, which must hold all their tokens."""
+    """The row after its prompt, with mlx-lm's own windows."""
     return [by_leaf(_whole, layer) for layer in cache]
 
 

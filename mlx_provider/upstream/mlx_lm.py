@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import BadRequest, NotInstalled, UnsupportedModel, wrong_option
-from ..isolation import Isolation
+from ..isolation import plugin_call
 from .runtime import file_limit_kept
 
 BACKBONE, HEAD = "model", "lm_head"
@@ -49,8 +50,7 @@ OTHER_PART = re.compile(
     r"vision|visual|image|video|audio|speech|multi_?modal|^mm_|projector|connector|resampler"
     r"|perceiver|aligner|^mtp|nextn|eagle|medusa|^rotary_emb$"
 )
-"""Modules outside the text model: towers, their projectors, drafting heads, and rotary frequencies,
-which old checkpoints store."""
+"""Modules outside the text model: towers, projectors, drafting heads, stored rotary frequencies."""
 SHOWN = 4
 
 
@@ -71,8 +71,7 @@ class Selective(nn.Module):
 
 
 def selective(model_class: type[Any]) -> type[Any]:
-    """The subclass is in the same module, because upstream looks up names there."""
-    place = {"__module__": model_class.__module__}
+    place = {"__module__": model_class.__module__}  # upstream looks up names there
     return type(model_class.__name__, (Selective, model_class), place)
 
 
@@ -103,19 +102,13 @@ def _elsewhere(model: nn.Module, name: str) -> bool:
     lacks."""
     at: Any = model
     for step in name.split("."):
-        inside = _inside(at, step)
-        if inside is None:
+        if isinstance(at, list):
+            at = dict(enumerate(at)).get(int(step) if step.isdigit() else -1)
+        else:
+            at = at.get(step) if isinstance(at, Mapping) else None
+        if at is None:
             return OTHER_PART.search(step) is not None
-        at = inside
     return False
-
-
-def _inside(at: Any, step: str) -> Any:
-    if isinstance(at, Mapping):
-        return at.get(step)
-    if isinstance(at, list) and step.isdigit() and int(step) < len(at):
-        return at[int(step)]
-    return None
 
 
 def _parts(names: Iterable[str]) -> list[str]:
@@ -168,7 +161,7 @@ def supports(config: Mapping[str, Any]) -> bool:
 
 
 def classes(config: Mapping[str, Any]) -> tuple[type[Any], type[Any]]:
-    """Raises `ValueError` if there are none."""
+    """Raises `ValueError`."""
     found: tuple[type[Any], type[Any]] = _utils()._get_classes(dict(config))
     return found
 
@@ -180,9 +173,8 @@ def load(
     trust_remote_code: bool = False,
     classes: Classes | None = None,
 ) -> Loaded:
-    """Load the text model and the tokenizer of a folder, without weights of other parts. Raises
-    `UnsupportedModel` for an unknown architecture or weights that do not belong to it,
-    `BadRequest` for a broken folder."""
+    """The text model and the tokenizer of a folder, without weights of other parts. Raises
+    `UnsupportedModel` for an unknown architecture or weights of another, `BadRequest`."""
     upstream = _utils()
 
     def choose(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
@@ -212,21 +204,19 @@ def load(
 
 def _apply_adapter(upstream: Any, model: Any, adapter: Path) -> Any:
     """Raises `BadRequest` if the adapter cannot be loaded."""
-    with Isolation() as trying:
-        return upstream.load_adapters(model, str(adapter))
-    reason = trying.fault.summary if trying.fault is not None else ""
-    raise wrong_option("adapter", f"{adapter} cannot be used: {reason}")
+    return plugin_call(
+        lambda: upstream.load_adapters(model, str(adapter)),
+        lambda fault: wrong_option("adapter", f"{adapter} cannot be used: {fault.summary}"),
+    )
 
 
 def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
     """An empty cache with its plain KV layers quantised. Upstream has no quantised form of windows
     and recurrent states (cache.py 0.32.2)."""
-    from mlx_lm.models.cache import QuantizedKVCache
+    from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-    plain = set(map(id, quantisable(cache)))
-    return [
-        QuantizedKVCache(group_size=group_size, bits=bits) if id(c) in plain else c for c in cache
-    ]
+    made = partial(QuantizedKVCache, group_size=group_size, bits=bits)
+    return [made() if type(layer) is KVCache else layer for layer in cache]
 
 
 def quantisable(cache: Sequence[Any]) -> list[Any]:

@@ -20,7 +20,6 @@ REQUEST_STATE = ("_rope_deltas", "_position_ids")
 
 
 def library() -> Any:
-    """Its import keeps the file limit, because models of mlx-vlm import mlx-lm."""
     with file_limit_kept():
         importlib.import_module("mlx_lm.utils")
         return importlib.import_module("mlx_vlm.utils")
@@ -43,7 +42,7 @@ def has_mrope(model: Any) -> bool:
 
 
 def embedded(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The result of `Model.get_input_embeddings` for a processor's arrays, not evaluated."""
+    """The result of `get_input_embeddings` for a processor's arrays, not evaluated."""
     arrays = dict(inputs)
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values", None)
     mask = arrays.pop("attention_mask", None)
@@ -55,8 +54,8 @@ def embedded(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
 
 def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str, Any]) -> mx.array:
     """Logits (B, length, vocab) of the language model for `ids` (B, length). `more`: further
-    arguments; those that the model does not accept are left out. Raises `UnsupportedModel` for a
-    model with cross-attention to an encoder."""
+    arguments, if the model accepts them. Raises `UnsupportedModel` for a model with cross-attention
+    to an encoder."""
     language = model.language_model
     _forget(language)
     try:

@@ -1,10 +1,4 @@
-"""Replaces functions of upstream's modules, and restores the originals.
-
-One of them is mlx-lm's state space rule (mlx_lm/models/ssm.py 0.32.2, `ssm_attn`): it computes the
-tokens of a call in steps of 256, and a pass that ends within a step rounds differently. The
-scheduler's chunk grid is a multiple of the step size here (tests/families/test_prefill_grid.py:
-difference 0 instead of 0.03 in bfloat16 and 0.05 in 4 bits).
-"""
+"""Replaces functions of upstream's modules, and restores the originals."""
 
 from __future__ import annotations
 
@@ -23,11 +17,9 @@ def patch(
     make: Callable[[Function], Function | None],
     key: Hashable = None,
 ) -> bool:
-    """Replace each function `name` of the modules or classes by `make(original)`.
-
-    If `make` returns `None`, the original stays. A function can have several patches, but only one
-    with the same `key` (default: `make` itself). Returns whether a function has a patch with `key`.
-    """
+    """Replace each function `name` of the modules or classes by `make(original)`, unless that is
+    `None`. A function can have several patches, but only one with the same `key` (default: `make`
+    itself). Returns whether a function has a patch with `key`."""
     key = make if key is None else key
     patched = False
     for owner in [each for each in owners if callable(getattr(each, name, None))]:
@@ -86,7 +78,9 @@ STEP = 32
 
 
 def one_step_size() -> None:
-    """Replace the function in upstream's module, if a model has imported it. Idempotent."""
+    """mlx-lm's state space rule (`ssm_attn`, mlx_lm/models/ssm.py 0.32.2) computes tokens in steps
+    of 256, and a pass that ends within a step rounds differently. The scheduler's grid of chunks is
+    a multiple of `STEP`. Idempotent."""
     module = sys.modules.get("mlx_lm.models.ssm")
     if module is not None:
         patch([module], "ssm_attn", _with_step)

@@ -1,8 +1,7 @@
 """Recurrent layers in a call with decoding rows and several tokens of one row.
 
-The model treats the tokens of one row as rows, which the recurrent modules of mlx-lm and mlx-vlm
-cannot detect. `route` makes their classes accept `StateParts`: such a module then runs once for the
-decoding rows and once for each other part. All other modules, with most of the weights, run once.
+The model treats the tokens of one row as rows. `route` makes the recurrent modules of mlx-lm and
+mlx-vlm accept `StateParts`: they run once for the decoding rows and once for each other part.
 
 For the state after each token, the rule of a layer runs token by token, as for decoding rows: the
 layer imports it from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), writes its states itself, and
@@ -39,11 +38,8 @@ OF_PADDED_ROWS = ("mask", "lengths")
 
 class StateSteps(ArraysCache):
     """A copy of a row's recurrent cache for one call over its tokens. In its context, rules run
-    token by token if their state is of this cache.
-
-    Models of one architecture share the patched modules, so no other may run meanwhile: engine
-    thread only.
-    """
+    token by token if their state is of this cache. Models of one architecture share the patched
+    modules: engine thread only."""
 
     def __init__(self, cache: ArraysCache, tokens: int, layer: object) -> None:
         super().__init__(len(cache.cache))
@@ -128,11 +124,9 @@ class StateRun:
 
 @dataclass
 class Prefixes:
-    """The states of one layer after each token of a row, so that its last tokens can be removed.
-
-    A layer runs once over the tokens if it writes its states with methods of `StateCache`.
-    Otherwise, `StateSteps` must support its rule.
-    """
+    """The states of one layer after each token of a row, so that its last tokens can be removed. A
+    layer runs once over the tokens if it writes its states with methods of `StateCache`, else
+    `StateSteps` must support its rule."""
 
     cache: ArraysCache
     tokens: int
@@ -141,8 +135,7 @@ class Prefixes:
     def record(
         self, run: Callable[[ArraysCache], mx.array], layer: object, *, through: bool
     ) -> Any:
-        """The result of `run` with a cache that records the states. `through`: the layer writes
-        them with methods of `StateCache`. Raises `UnsupportedModel`."""
+        """`through`: see `_route_calls`. Raises `UnsupportedModel`."""
         if through:
             self._history = StateHistory(self.cache)
             return run(self._history)
@@ -161,8 +154,7 @@ class Prefixes:
 class StateParts:
     """The states of one recurrent layer for all parts of a call, in the form of one cache."""
 
-    lengths = None
-    left_padding = None
+    lengths = left_padding = None
 
     def __init__(self, runs: Sequence[StateRun]) -> None:
         self.runs = runs

@@ -14,14 +14,9 @@ Variables of MLX; values of the user have precedence.
   temporary. MLX finds a compiled kernel by its name alone (backend/cuda/jit_module.cpp), so each
   version of MLX and each kind of card has its own folder.
 
-The C heap, from which MLX 0.32.4 allocates every array of its CPU device: glibc returns the top of
-its heap to the kernel when a few MB are free, so that new arrays cause page faults again. It also
-merges all small free blocks ("fast bins") when a block above 64 KiB is freed (malloc.c of glibc
-2.36); a decode step frees thousands.
-
-Threads of MLX's CPU device: MLX runs the operations of a stream in a separate thread, woken for
-each one (mlx 0.32.4, `mlx/scheduler.h`), possibly on the core of the waking thread. With small
-arrays, the two then alternate.
+The C heap, from which MLX 0.32.4 allocates every array of its CPU device: glibc returns its top to
+the kernel when a few MB are free, so that new arrays cause page faults again, and merges all small
+free blocks ("fast bins") when a block above 64 KiB is freed; a decode step frees thousands.
 """
 
 from __future__ import annotations
@@ -43,6 +38,7 @@ KEPT = 1 << 30
 LARGEST = 32 << 20
 """Maximum size of arrays on the heap: the largest that every glibc accepts."""
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
+HEAP = {M_TRIM_THRESHOLD: KEPT, M_ARENA_MAX: 1, M_MXFAST: 0, M_MMAP_THRESHOLD: LARGEST}
 BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
 CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
 KERNELS = "MLX_PTX_CACHE_DIR"
@@ -83,14 +79,8 @@ def keep_freed() -> bool:
 
     `malloc_trim` returns the top of the main heap only: with more heaps, each thread that has
     decoded an image would keep up to 64 MB."""
-    settings = {
-        M_TRIM_THRESHOLD: KEPT,
-        M_ARENA_MAX: 1,
-        M_MXFAST: 0,
-        M_MMAP_THRESHOLD: LARGEST,
-    }
     glibc = _glibc()
-    return glibc is not None and all(glibc.mallopt(*setting) for setting in settings.items())
+    return glibc is not None and all(glibc.mallopt(*setting) for setting in HEAP.items())
 
 
 def give_back() -> None:
@@ -106,9 +96,9 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def wake_without_preemption() -> None:
-    """Let this thread, and the threads that it starts later, not preempt others when they wake up.
-    Call it before the first use of MLX in the thread, which starts MLX's thread. No effect if the
-    system lacks or refuses the policy."""
+    """Let this thread, and the threads that it starts later, not preempt others when they wake up:
+    MLX's CPU device wakes a thread for each operation (mlx 0.32.4, `mlx/scheduler.h`). Call it
+    before the first use of MLX in the thread. No effect if the system refuses the policy."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -122,11 +112,8 @@ def set_variables(
     chip: str | None = None,
     cards: Path = CARDS,
 ) -> None:
-    """Set the variables that concern this system. Call it before `import mlx.core`.
-
-    `state`: the folder of the user's state, if there is one. `chip`: the name of the processor; if
-    unset, the name that macOS reports.
-    """
+    """Set the variables that concern this system. Call it before `import mlx.core`. `state`: the
+    folder of the user's state. `chip`: of the processor; if unset, the name that macOS reports."""
     values: dict[str, str] = {}
     if platform == "darwin" and CHIPS.match(_chip() if chip is None else chip):
         values = BUFFERS

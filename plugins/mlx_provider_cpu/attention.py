@@ -1,7 +1,6 @@
-"""Attention in NumPy, because MLX's build computes exponentials slowly. Outside of macOS, MLX's CPU
-build (0.32.4, x86-64) takes some 20 ns per exponential, NumPy 2 ns: with a few hundred tokens of
-context most of the cost of attention. NumPy computes blocks of queries with the keys up to their
-positions, in place, and divides the heads of a large call among the cores."""
+"""Attention in NumPy, because MLX's CPU build (0.32.4, x86-64) takes some 20 ns per exponential,
+NumPy 2 ns. Blocks of queries attend to the keys up to their positions, in place; the heads of a
+large call are divided among the cores."""
 
 from __future__ import annotations
 
@@ -47,18 +46,12 @@ WORTH = 1 << 12
 def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
     """Whether `attend(queries, parts, **options)` is correct and faster. Not for sinks, quantised
     or half-precision keys."""
-    arrays = [x for part in parts for x in (part.keys, part.values)]
-    return (
-        options.keys() == {"scale"}
-        and all(_is_array(x) and x.dtype == mx.float32 for x in (queries, *arrays))
-        and _scores(queries, parts) >= WORTH
-    )
-
-
-def _scores(queries: mx.array, parts: Sequence[Part]) -> int:
+    arrays = [queries, *(x for part in parts for x in (part.keys, part.values))]
+    if options.keys() != {"scale"} or not all(map(_is_array, arrays)):
+        return False
     rows, heads, tokens, _ = queries.shape
     seen: int = sum(len(range(rows)[part.rows]) * part.keys.shape[2] for part in parts)
-    return heads * tokens * seen
+    return heads * tokens * seen >= WORTH and all(x.dtype == mx.float32 for x in arrays)
 
 
 def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.array:

@@ -16,11 +16,8 @@ from .draft_model import KV_BYTES, DraftModel, longest
 from .prompt_scoring import ScoringModel
 
 AGREED = 0.99
-"""Share of all tokens with equal ids in both models: releases of a model line differ in a few added
-tokens."""
+"""Share of all tokens with equal ids in both models: releases of one line differ in a few."""
 NONE_GIVEN = "it needs a smaller model of the same vocabulary: name its folder (draft_model)"
-
-
 KV_SHARE = 4
 """Rows' caches take at most 1/4 of the memory for a draft model and its rows."""
 
@@ -51,17 +48,15 @@ def load(
     if not longest(model.make_cache()):
         if scores:
             return ScoringModel(model, vocab)
-        summary = (
-            "keeps states, or windows too short, of which the last tokens cannot be taken back"
-        )
-        raise BadRequest(f"{draft} cannot draft: its cache {summary}", param="draft_model")
+        why = "keeps states, or windows too short, of which the last tokens cannot be taken back"
+        raise BadRequest(f"{draft} cannot draft: its cache {why}", param="draft_model")
     most = KV_BYTES if room is None else min(KV_BYTES, room // KV_SHARE)
     return DraftModel(model, vocab, kv_bytes=most)
 
 
 def _dtype(draft: Path, room: int | None) -> str | None:
     """float32 on a CPU, where MLX is many times slower with narrower weights, if it fits into half
-    of `room`. `None`: the checkpoint's dtype."""
+    of `room`."""
     quantised = read_json(draft / "config.json").get("quantization")
     bits = quantised.get("bits", 16) if isinstance(quantised, dict) else 16
     fits = room is None or 2 * _weights_bytes(draft) * 32 <= room * bits

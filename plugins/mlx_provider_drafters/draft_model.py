@@ -20,8 +20,7 @@ from mlx_provider.records import DeviceTokens, DraftRow
 from .prompt_scoring import ScoringModel, token_bytes
 
 LONGEST = 4096
-"""Last tokens of a row that are read, so that memory and time to the first draft do not grow with a
-prompt."""
+"""Last tokens of a row that are read."""
 MIN_WINDOW_TOKENS = 256
 AHEAD = 8
 """Tokens that one call adds: a row's new one and its drafts."""
@@ -32,8 +31,8 @@ KV_BYTES = 2**31
 
 
 def longest(cache: Sequence[Any]) -> int:
-    """Length up to which the last tokens can be removed from every layer; 0: never. A window can
-    remove tokens until it has wrapped (mlx_lm/models/cache.py 0.32.2)."""
+    """Length up to which the last tokens can be removed from every layer: from a window, until it
+    has wrapped (mlx_lm/models/cache.py 0.32.2). 0: never."""
     kinds = {type(layer) for layer in cache}
     windows = [layer.max_size for layer in cache if isinstance(layer, RotatingKVCache)]
     least = min([LONGEST, *windows])
@@ -87,9 +86,10 @@ class DraftModel(ScoringModel):
         left = PIECE
         for row, own in followed:
             left -= self._read(row, own, left)
-        guesses = self._guesses(
-            [(row, own) for row, own in followed if len(row.tokens) - own.known <= AHEAD]
-        )
+        ready = [(row, own) for row, own in followed if len(row.tokens) - own.known <= AHEAD]
+        ready.sort(key=lambda each: -each[0].wanted)
+        parts = [ready] if self._together else [[each] for each in ready]
+        guesses = {name: own for part in parts for name, own in self._guess(part).items()}
         return [
             () if own is None else guesses.get(id(row))
             for row, own in zip(rows, contexts, strict=True)
@@ -108,21 +108,19 @@ class DraftModel(ScoringModel):
         return own
 
     def _read(self, row: DraftRow, own: RowContext, most: int) -> int:
-        """Read the tokens before those of the first guess. Returns their number."""
+        """Read the tokens before those of the first guess."""
         gap = len(row.tokens) - own.known
         count = min(gap - 1, most) if gap > AHEAD else 0
         if count:
-            mx.eval(self._after(own, row.tokens[own.known : own.known + count]))
+            last = self._model.info.vocab_size - 1
+            piece = row.tokens[own.known : own.known + count]
+            prompt = Prompt([min(token, last) for token in piece])
+            mx.eval(self._model.prefill(PrefillChunk(prompt, 0, count, own.cache)))
             own.known += count
         return count
 
-    def _guesses(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
-        if self._together:
-            return self._guess(sorted(ready, key=lambda each: -each[0].wanted))
-        return {name: own for each in ready for name, own in self._guess([each]).items()}
-
     def _guess(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
-        """One pass for all; rows with the most drafts first."""
+        """Rows with the most drafts first."""
         if not ready:
             return {}
         owns = [own for _, own in ready]
@@ -164,9 +162,3 @@ class DraftModel(ScoringModel):
         layers = zip(*caches, strict=True)
         packed = [PackedRows(layer, counts, positions) for layer in layers]
         return self._model.decode(known, packed, positions, last)
-
-    def _after(self, own: RowContext, tokens: Sequence[int]) -> mx.array:
-        """Append a piece of a prompt. Returns logits (vocab,)."""
-        last = self._model.info.vocab_size - 1
-        prompt = Prompt([min(token, last) for token in tokens])
-        return self._model.prefill(PrefillChunk(prompt, 0, len(tokens), own.cache))

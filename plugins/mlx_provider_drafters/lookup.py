@@ -81,7 +81,7 @@ class Ngrams:
         return Match(int(places[first]), length) if length >= MIN_MATCH_TOKENS else None
 
     def follows(self, place: int, count: int) -> list[int]:
-        """`count` tokens from `place`. Beyond the end of the text, they repeat."""
+        """Beyond the end of the text, tokens repeat."""
         found: list[int] = self._tokens[place : min(self.size, place + count)].tolist()
         period = len(found)
         return [found[i % period] for i in range(count)]
@@ -151,7 +151,6 @@ class Lookup:
 
 
 def _read(own: Source, new: Sequence[int]) -> None:
-    """Copies of a row continue as long as the text is the same."""
     own.text.extend(new)
     match = own.match
     if match is not None and own.text.says(match.place, len(new)):

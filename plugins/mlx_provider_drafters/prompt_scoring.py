@@ -20,13 +20,9 @@ from mlx_provider.records import DraftRow
 
 LOOKS = 8
 """Queries of the score: the prompt's last token, and the written ones."""
-PIECE = 512
-"""Tokens per pass at a prompt's beginning,"""
-SHALLOW = 4096
-"""up to this depth; half as many beyond it, a quarter beyond twice of it: attention to a long
-prompt dominates."""
-MIN_CHUNK_TOKENS = 128
-"""Fewer would only wait for weights and launches."""
+PIECE, SHALLOW, MIN_CHUNK_TOKENS = 512, 4096, 128
+"""Tokens per pass up to a depth; half as many beyond it, a quarter beyond twice of it, because
+attention to a long prompt dominates; and the fewest, which would only wait for weights."""
 
 
 def watched(cache: Sequence[Any]) -> list[Any]:

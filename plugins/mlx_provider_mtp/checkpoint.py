@@ -47,7 +47,10 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
     found: Tensors = {}
     for path, names in _files(folder).items():
         stored: Any = mx.load(str(path))
-        found |= {short: _cast(stored[name], dtype) for name, short in names.items()}
+        for name, short in names.items():
+            value = stored[name]
+            floats = mx.issubdtype(value.dtype, mx.floating)
+            found[short] = value.astype(dtype) if floats else value
     return _together(_gains(found))
 
 
@@ -64,13 +67,8 @@ def _names(path: Path) -> dict[str, str]:
         return {}  # the load of the model has reported an error, or the file is not of the model
 
 
-def _cast(value: mx.array, dtype: mx.Dtype) -> mx.array:
-    return value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value
-
-
 def _gains(tensors: Tensors) -> Tensors:
-    """Original checkpoints store gains minus 1, some converters do not: only the values show
-    which."""
+    """Original checkpoints store gains minus 1, some converters do not."""
     gains = [name for name, value in tensors.items() if value.ndim == 1 and GAIN.fullmatch(name)]
     layer = [mx.mean(tensors[name]) for name in gains if name.startswith("layers.")]
     if not layer or bool((mx.mean(mx.stack(layer)) >= OFFSET_BELOW).item()):

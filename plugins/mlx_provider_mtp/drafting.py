@@ -20,11 +20,9 @@ KV_SHARE = 4
 """At most 1/4 of the memory for a head and its rows."""
 UNASKED = 4096
 """Tokens of all rows whose states the engine keeps until it asks the head."""
-
-
 WINDOW = 1024
 """Tokens of a row that a head attends to at least. Older ones are dropped before a row exceeds
-twice as many, so that memory does not grow with a reply; states carry earlier context."""
+twice as many."""
 STEP: int = KVCache.step
 MOST_TOKENS = 2 * WINDOW
 """Largest capacity of a row: its window and the new tokens of one call."""
@@ -42,9 +40,6 @@ class RowStates:
         keys, values = self.cache.keys, self.cache.values
         return 0 if keys is None else int((keys.nbytes + values.nbytes) // keys.shape[2])
 
-    def forget(self, tokens: int) -> None:
-        self.cache.trim(tokens)
-
     def make_room(self, more: int) -> None:
         """Remove tokens outside the window if the row could exceed `MOST_TOKENS`."""
         cache = self.cache
@@ -57,7 +52,6 @@ class RowStates:
 
 class HeadDrafting:
     def __init__(self, head: BoundHead, *, kv_bytes: int = KV_BYTES) -> None:
-        """`kv_bytes`: limit for keys and values of all rows."""
         self.head = head
         most = MOST_TOKENS * _token_bytes(head)
         self._places = max(1, kv_bytes // most)
@@ -71,7 +65,9 @@ class HeadDrafting:
         able = [row for row in rows if row.hidden is not None and self._room(row)]
         if not able:
             return [[] for _ in rows]
-        found = self._guesses(able, [self._seen(row) for row in able])
+        for row in able:
+            row.state.make_room(row.fresh + row.wanted)
+        found = self._guesses(able, [row.state for row in able])
         by_row = dict(zip(map(id, able), found, strict=True))
         return [by_row.get(id(row), ()) for row in rows]
 
@@ -80,11 +76,6 @@ class HeadDrafting:
             row.state = RowStates()
             self._followed.add(row.state)
         return row.state is not None
-
-    def _seen(self, row: DraftRow) -> RowStates:
-        states: RowStates = row.state
-        states.make_room(row.fresh + row.wanted)
-        return states
 
     def _guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
         """Guesses, per row at most as many as it wants. `seen`: what the head has read."""
@@ -104,7 +95,7 @@ class HeadDrafting:
             places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
             hidden = self.head.after(tokens, hidden, _packed(going, [1] * len(at), places))
         for row, own in zip(rows, seen, strict=True):
-            own.forget(row.wanted - 1)
+            own.cache.trim(row.wanted - 1)
         return _by_row(len(rows), drawn)
 
     def _take_in(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> mx.array:

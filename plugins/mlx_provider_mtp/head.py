@@ -30,23 +30,20 @@ NO_ATTENTION = "no layer of the model is known to have attention, of which its h
 def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
     """Quantised parts stay quantised, unless the model is dequantised to float32. Raises
     `BadRequest` if the tensors do not fit."""
-    _quantise_like(module, tensors)
+    nn.quantize(module, class_predicate=partial(_form, tensors))
     _check(module, tensors)
     module.load_weights(list(tensors.items()))
-    if language.model.norm.weight.dtype == mx.float32 and not _quantised(language):
+    quantised = any(name.endswith(".scales") for name, _ in tree_flatten(language.parameters()))
+    if language.model.norm.weight.dtype == mx.float32 and not quantised:
         expand(module, "float32")
     module.eval()
     mx.eval(module.parameters())
     route_attention(module)
 
 
-def _quantise_like(module: nn.Module, tensors: Tensors) -> None:
-    """Quantise like the stored tensors, by their shapes: the config sometimes lacks a head that was
-    added later."""
-    nn.quantize(module, class_predicate=partial(_form, tensors))
-
-
 def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
+    """By the shapes of the stored tensors: the config sometimes lacks a head that was added
+    later."""
     weight, scales = tensors.get(f"{name}.weight"), tensors.get(f"{name}.scales")
     if weight is None or scales is None or not hasattr(layer, "to_quantized"):
         return False
@@ -57,20 +54,14 @@ def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
     return {"group_size": group, "bits": bits, "mode": mode}
 
 
-def _quantised(language: Any) -> bool:
-    return any(name.endswith(".scales") for name, _ in tree_flatten(language.parameters()))
-
-
 def _check(module: nn.Module, tensors: Mapping[str, mx.array]) -> None:
     """Raises `BadRequest` for a tensor that is missing, unknown or of another shape."""
     wanted = {name: value.shape for name, value in tree_flatten(module.parameters())}
     for name in sorted(wanted.keys() | tensors.keys()):
         have = tensors[name].shape if name in tensors else None
         if have != wanted.get(name):
-            summary = (
-                f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
-            )
-            raise BadRequest(f"the MTP head does not fit its model: {summary}", param="drafter")
+            why = f"mtp.{name} is {have or 'missing'}, and should be {wanted.get(name) or 'absent'}"
+            raise BadRequest(f"the MTP head does not fit its model: {why}", param="drafter")
 
 
 class Head(nn.Module):  # type: ignore[misc]
@@ -104,8 +95,8 @@ class BoundHead:
         self._language = language
 
     def after(self, tokens: mx.array, hidden: mx.array, states: PackedRows) -> mx.array:
-        """States (T, width) after T tokens. `hidden`: the states from which they were drawn, from
-        the model or an earlier call. Valid for each row's last token only."""
+        """States (T, width) after T tokens, valid for each row's last one. `hidden`: the states
+        from which they were drawn."""
         return self.module(self._language.model.embed_tokens(tokens), hidden, states)
 
     def blank(self) -> mx.array:
@@ -141,17 +132,9 @@ def load_head(folder: Path, model: Any) -> BoundHead:
     """Quantised parts stay quantised, unless the model is dequantised to float32. Raises
     `BadRequest` if the weights do not fit."""
     language = language_of(model)
-    head = _blank(language)
-    tensors = read(folder, language.model.norm.weight.dtype)
-    load_into(head, tensors, language)
-    return BoundHead(head, language)
-
-
-def _blank(language: Any) -> Head:
-    """Unevaluated, with a layer like the model's layers with attention. Raises `BadRequest` if
-    these are unknown."""
-    at = attention_layer(language)
+    at, args = attention_layer(language), language.args
     if at is None:
         raise BadRequest(NO_ATTENTION, param="drafter")
-    args = language.args
-    return Head(type(language.model.layers[at])(args, at), args.hidden_size, args.rms_norm_eps)
+    head = Head(type(language.model.layers[at])(args, at), args.hidden_size, args.rms_norm_eps)
+    load_into(head, read(folder, language.model.norm.weight.dtype), language)
+    return BoundHead(head, language)

@@ -175,9 +175,6 @@ def test_a_row_apart_is_attended_as_if_there_were_no_other() -> None:
         attend(queries[i : i + 1], *pair, None, scale=0.3, mask=None)
         for i, pair in enumerate(pairs)
     ]
-    assert [attention._scores(queries[:1], [Part(*p, None)]) >= attention.WORTH for p in pairs] == [
-        False,
-        True,
-        False,
-    ]
+    applies = [attention.applies(queries[:1], [Part(*p, None)], {"scale": 0.3}) for p in pairs]
+    assert applies == [False, True, False]
     assert mx.array_equal(found, mx.concatenate(alone))

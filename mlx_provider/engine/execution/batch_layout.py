@@ -9,9 +9,8 @@
   to its own keys; fillers replace missing rows. The place of a row and the other rows do not change
   its result (`probe.exact_rows` checks it).
 
-A merged cache is padded to its longest row and copied as a whole when a row joins or leaves. So
-only rows of similar length share one, up to a limit in bytes. A row above the limit is a group of
-its own, whose cache is never copied, and so is the last row of a group.
+A merged cache is padded to its longest row and copied as a whole when a row joins or leaves, so it
+has rows of similar length, up to a limit in bytes.
 """
 
 from __future__ import annotations
@@ -30,23 +29,18 @@ from ..sizes import whole_steps
 from .grouped_kv import MixedChunk, WideRow, fillers, joined, split, with_wide_rows
 
 LAYOUTS = ("grouped", "merged", "solo")
-"""Best first."""
-MERGED_BYTES = 1 << 29
-"""Largest group that a row may join, in bytes. The copy takes a few milliseconds."""
-PASS_BYTES = 1 << 32
-"""The same where more groups cost more than an occasional copy: passes that read the weights again,
-or operations that take longer than padding."""
+MERGED_BYTES, PASS_BYTES = 1 << 29, 1 << 32
+"""Bytes of the largest group that a row may join, whose copy takes a few milliseconds; and where
+more groups cost more than an occasional copy."""
 GROWN = 2
 """A group is halved once it exceeds this multiple of its bound."""
 MAX_RATIO = 2.0
 """Longest over shortest row of a group. Padding costs memory and compute."""
-SHORT = 256
-"""Lengths up to this many tokens count as similar,"""
-PADDED = 2048
-"""and up to this many where more operations take longer than padding."""
+SHORT, PADDED = 256, 2048
+"""Lengths up to this many tokens count as similar; in the layout `padded`."""
 REUNITED = 32
-"""A row with drafts has a group of its own. After this many passes without drafts it is merged
-again: another group adds kernels to every pass, which costs more than one copy."""
+"""A row with drafts has a group of its own. After so many passes without drafts it is merged again,
+because another group adds kernels to every pass."""
 
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
@@ -70,7 +64,6 @@ class Pass:
 class Group:
     rows: list[Row]
     cache: RowCache
-    """Of its only row, or merged."""
     memory: MemoryProfile
     alike: list[list[Any]]
     """Layers that shared one array of offsets when the group was made, in lists."""
@@ -94,7 +87,6 @@ class Group:
         return Group.of(rows, self.caches(rows), self.memory)
 
     def own_tokens(self, *more: Row) -> list[int]:
-        """Tokens of its rows, and of these if they joined, without a shared prefix."""
         prefix = shared_prefix(self.cache)
         shared = 0 if prefix is None else prefix.length
         return [row.held - shared for row in (*self.rows, *more)]
@@ -155,7 +147,6 @@ class Layout:
         self.one_pass = name in ("grouped", "padded")
         """Whether all rows share one pass, which may have drafts and a chunk."""
         self.bound = MERGED_BYTES if name == "grouped" else PASS_BYTES
-        """Largest merged cache in bytes."""
         self.groups: list[Group] = []
         self._merges = self.one_pass or name == "merged"
         self._short = PADDED if name == "padded" else SHORT
@@ -209,7 +200,11 @@ class Layout:
         self._separate(widths)
         if not self.groups:
             return []
-        wanted = self._arrange([g for g in self.groups if g.rows[0] not in widths])
+        plain = [group for group in self.groups if group.rows[0] not in widths]
+        others = [group for group in plain if not group.rows[0].retry_alone]
+        size = max(1, len(others) if self.one_pass else self._size)
+        wanted = [[group] for group in plain if group.rows[0].retry_alone]
+        wanted += [others[at : at + size] for at in range(0, len(others), size)]
         if wanted != [tile.groups for tile in self._tiles]:
             self._split()
             self._tiles = [Tile(groups, self._size) for groups in wanted]
@@ -229,13 +224,6 @@ class Layout:
         cache = with_wide_rows(tile.cache, tile.caches(), tile.sizes, wide)
         return [*passes, Pass(tile.rows, cache, tuple(widths), chunk)]
 
-    def _arrange(self, groups: list[Group]) -> list[list[Group]]:
-        """The groups of each pass; last the one with all rows that share it."""
-        alone = [[group] for group in groups if group.rows[0].retry_alone]
-        others = [group for group in groups if not group.rows[0].retry_alone]
-        size = max(1, len(others) if self.one_pass else self._size)
-        return alone + [others[at : at + size] for at in range(0, len(others), size)]
-
     def _split(self) -> None:
         """Give each group its recurrent state back and drop the tiles, before groups change."""
         for tile in self._tiles:
@@ -245,8 +233,6 @@ class Layout:
     def _settle(self) -> None:
         for row in [row for row, wide in self._unverified.items() if wide.kept is not None]:
             self._unverified.pop(row).settle()
-
-    # -- groups
 
     def _add(self, row: Row, cache: RowCache) -> None:
         """To the group that fits best, or to a new one."""
@@ -301,16 +287,13 @@ class Layout:
             self.groups += alone
         for row in widths:
             self._group(row).apart = REUNITED
-        while grown := self._outgrown():
+        limit = GROWN * self.bound
+        while grown := next((g for g in self.groups if g.rows[1:] and g.nbytes() > limit), None):
             self._split()
             rows = sorted(grown.rows, key=lambda row: row.held)
             halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
             at = self.groups.index(grown)
             self.groups[at : at + 1] = [grown.part(half) for half in halves]
-
-    def _outgrown(self) -> Group | None:
-        limit = GROWN * self.bound
-        return next((g for g in self.groups if len(g.rows) > 1 and g.nbytes() > limit), None)
 
 
 def shared_prefix(cache: RowCache) -> Prefix | None:

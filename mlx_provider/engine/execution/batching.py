@@ -1,5 +1,4 @@
-"""Features that are disabled if they keep failing, and tried again after growing waits: chunks in
-the passes of rows, and others."""
+"""Features that are disabled if they keep failing, and tried again after growing waits."""
 
 from __future__ import annotations
 
@@ -23,14 +22,12 @@ LONGEST_WAIT = 2**16
 class CircuitBreaker:
     def __init__(self) -> None:
         self.closed = True
-        """The feature is in use."""
         self.failures = 0
         self._quiet = 0
         self._wait = FIRST_WAIT
 
     def failed(self) -> bool:
-        """Count a failure of the feature or of its fallback. Returns whether this failure disables
-        it."""
+        """Count a failure of the feature or of its fallback. Returns whether it disables it."""
         self._quiet = 0
         if not self.closed:
             return False
@@ -90,10 +87,8 @@ class MixedBatches:
         mixed = any(mixed for _, _, mixed in self._jobs)
         self._jobs = []
         if mixed and self._breaker.failed():
-            log.error(
-                "mixed passes failed %d times: chunks run in passes of their own now",
-                self._breaker.failures,
-            )
+            times = self._breaker.failures
+            log.error("mixed passes failed %d times: chunks run in passes of their own now", times)
         return mixed
 
     def passed(self) -> None:

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...records import LoadedModel
 from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import take_back
@@ -39,7 +41,7 @@ to 8 tokens; the others keep scores and take as long for 9 as for 64."""
 SCORED = (16, 32)
 """Tokens of passes over it that tell the memory of scores and of copies of keys."""
 DEPTHS = (8192, 4096, 2048, 1024)
-"""Depths of the deep cache in tokens. The first within the context and the free memory is used."""
+"""Depths of the deep cache. The first within the context and the free memory is used."""
 SLOW_DEPTHS = DEPTHS[2:]
 """The same on a CPU."""
 SHALLOW = 8
@@ -47,43 +49,38 @@ SHALLOW = 8
 ROWS = (1, 2, 4, 8, 16)
 """Rows of the timed decode passes,"""
 LONGEST_ROW, SLOW_ROW = 1920, 240
-"""and tokens of the longest of them on a GPU and on a CPU. No two have the same length."""
+"""and tokens of the longest on a GPU and on a CPU. No two have the same length."""
 MIXED, BRIEF = 4, 0.2
 """Rows of the timed mixed pass, and the most seconds of its chunk."""
 DRAFTS = (1, 3, 7)
 """Drafts of the row in the timed passes with drafts."""
 COMPILED = 256
-"""Tokens of the widest pass for which a GPU may have to compile kernels: a product has others for
-few rows, for each size of a tile, and where weights are dequantised."""
+"""Tokens of the widest pass for which a GPU may have to compile kernels."""
 FLAT = 64
-"""Widest pass, in tokens, with this flat cost."""
+"""Widest pass, in tokens, with a flat cost."""
 REPEATS = 3
 """Passes of each shape. The first may compile kernels and make plans. The fastest of the others
 counts."""
 ENOUGH = 1.5
-"""After this many seconds of passes of a kind, no further ones are timed, so that a slow machine
-loads fast. First passes do not count: what they compile is needed anyway."""
+"""After so many seconds of passes of a kind, no further ones are timed. First passes do not count:
+what they compile is needed anyway."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9
-"""Rows are padded if their passes then take less than this part of the time. Wider chunks are not
+"""Rows are padded if their passes then take less than this part of the time. Wider passes are not
 timed if they take more than this part of the time of as many tokens in narrower ones."""
-SHARED_UNMEASURED = 2048
+SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
 """Tokens from which on rows share a prefix without a trial: reading so many keys of an 8B model
-takes as long as the additional kernels (by arithmetic for 400 GB/s)."""
+takes as long as the additional kernels (by arithmetic for 400 GB/s). And where the trial is not
+faster: only a prefix whose copies take much of the free memory."""
 SHARED_GAIN = 1.2
-"""They share a prefix as long as that of the trial where a step with copies takes this many times
-as long. On an H100, copies of 10,000 tokens were faster (36 against 41 ms)."""
-NOT_FASTER = 2**31
-"""Otherwise only one whose copies take much of the free memory."""
-SHARED_DEPTH, SLOW_SHARED_DEPTH = 4096, 1024
-"""Tokens of the prefix in the trial, on a GPU and on a CPU."""
-TAIL = 16
-"""Own tokens of each of the two rows in it."""
+"""It is faster where a step with copies takes this many times as long. On an H100, copies of 10,000
+tokens were faster (36 against 41 ms)."""
+SHARED_DEPTH, SLOW_SHARED_DEPTH, TAIL = 4096, 1024, 16
+"""Tokens of the prefix in the trial, on a GPU and on a CPU; own tokens of its two rows."""
 
 Took = Sequence[float]
-"""Seconds of passes of one shape; the first may be the first ever. Empty: too little memory
-is free."""
+"""Seconds of passes of one shape, the first perhaps of the first ever. Empty: no memory is free."""
 Seconds = dict[int, float]
 """Seconds by the tokens, rows or drafts of a pass."""
 
@@ -104,34 +101,19 @@ class Times:
         """By how many seconds the first passes of whole tiles were slower."""
 
     def chunks(self) -> None:
+        """Over empty caches, then over the deepest cache for which there is memory."""
+
         def run(width: int) -> Took:
             took = self._passes.chunk(width)
             self._first += [max(0.0, took[0] - min(took[1:]))] if took and width >= FLAT else []
             return took
 
-        def enough(width: int) -> bool:
-            """A chunk takes as long for each token as narrower ones, or too long to run."""
-            if width <= FLAT:
-                return False
-            (n, s), (m, t) = sorted(self.short.items())[-2:]
-            return t * width / m > LONGEST_GAP or (m > FLAT and t >= CLEARLY * s * m / n)
-
-        widths = [n for n in WIDTHS if n <= self._context]
-        self._each(widths, run, into=self.short, enough=enough)
-
-    def over_deep_cache(self) -> None:
-        """Time chunks over the deepest cache for which there is memory."""
-        with Isolation():
-            self.depth = next(filter(self._passes.deepen, self._depths), 1)
+        self.short = self._each([n for n in WIDTHS if n <= self._context], run)
+        deepest = attempt(lambda: next(filter(self._passes.deepen, self._depths), 1))
+        self.depth = deepest if isinstance(deepest, int) else 1
         most = min(self.depth // SHALLOW, self._context - self.depth)
-        widths = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
-
-        def enough(width: int) -> bool:
-            """It would take longer than any chunk may."""
-            widest = max(self.deep, default=1)
-            return width > FLAT and self.deep[widest] * width / widest > LONGEST_GAP
-
-        self._each(widths, self._passes.deep, into=self.deep, enough=enough)
+        deep = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
+        self.deep = self._each(deep, self._passes.deep)
 
     def rows(self, layout: str) -> Seconds:
         return self._each(ROWS, lambda count: self._passes.rows(self.unlike(count), layout))
@@ -158,39 +140,30 @@ class Times:
             return UNMEASURED
         first = min(self._first, default=0.0)
         short, deep = sorted(self.short.items()), sorted(self.deep.items())
-        plain = Curve.through(short, deep, self.depth)
+        per_key = Curve.through(short, deep, self.depth).per_key(1)
         least = min(self.short.values()) / 2
-        alone = [
-            (n, max(least, took - sum(self.unlike(n)) * plain.per_key(1)))
-            for n, took in sorted(rows.items())
-        ]
+        alone = [(n, max(least, t - sum(self.unlike(n)) * per_key)) for n, t in rows.items()]
         first = first if first >= LITTLE else 0.0
         found = Curve.through(short, deep, self.depth, alone, saved, first)
         keys = sum(self.unlike(1))
-        own = [
-            (n, max(0.0, longer - found.with_drafts(n, 1, 1, keys)))
-            for n, longer in sorted(drafts.items())
-        ]
+        own = [(n, max(0.0, t - found.with_drafts(n, 1, 1, keys))) for n, t in drafts.items()]
         return replace(found, drafts=own)
 
-    def _each(
-        self,
-        sizes: Sequence[int],
-        run: Callable[[int], Took],
-        *,
-        into: Seconds | None = None,
-        enough: Callable[[int], bool] = lambda size: False,
-    ) -> Seconds:
-        """Until too little memory or time is left, a pass fails, or `enough` are timed."""
-        spent, found = 0.0, {} if into is None else into
-        with Isolation() as tried:
-            for size in sizes:
-                if spent > ENOUGH or enough(size) or not (took := run(size)):
-                    break
-                spent += sum(took[1:])
-                found[size] = min(took[1:])
-        if tried.fault is not None:
-            log.warning("passes could not be timed: %s", tried.fault.summary)
+    def _each(self, sizes: Sequence[int], run: Callable[[int], Took]) -> Seconds:
+        """By ascending sizes, until too little memory or time is left, a pass fails, or a wider one
+        would take as long for each token, or longer than any may."""
+        spent, found = 0.0, Seconds()
+        for size in sizes:
+            (n, s), (m, t) = [(1, inf), (1, 0.0), *found.items()][-2:]
+            linear = m > FLAT and t >= CLEARLY * s * m / n
+            late = spent > ENOUGH or (size > FLAT and (linear or t * size / m > LONGEST_GAP))
+            took = () if late else attempt(partial(run, size))
+            if isinstance(took, Fault):
+                log.warning("passes could not be timed: %s", took.summary)
+            if isinstance(took, Fault) or not took:
+                break
+            spent += sum(took[1:])
+            found[size] = min(took[1:])
         return found
 
 
@@ -205,7 +178,6 @@ class Calibration:
 
 def choose(times: Times, probe: Probe) -> Calibration:
     times.chunks()
-    times.over_deep_cache()
     if probe.layout != "grouped" or not times.short:
         return Calibration(times.curve({}, None, {}))
     layout, rows = "grouped", times.rows("grouped")
@@ -223,9 +195,8 @@ def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve)
     """Run passes of each kind, so that no request waits until their kernels are compiled: on CUDA
     up to 40 s each. Never raises: the probe reports what fails."""
     passes = OnDevice(model, make_cache, reserve, repeats=1)
-    with Isolation():
-        for width in (n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)):
-            passes.chunk(width)
+    widths = [n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)]
+    attempt(lambda: [passes.chunk(width) for width in widths])
 
 
 def calibrate(
@@ -244,16 +215,19 @@ def calibrate(
 
 
 def least_shared(passes: OnDevice, prefix: int) -> int:
-    """Tokens from which on rows share a prefix, from a trial of two rows with a prefix of so many
-    tokens. A shared prefix is read once, but attention in two parts launches more kernels in each
-    layer."""
+    """Tokens from which on rows share a prefix, from a trial with two rows. A shared prefix is read
+    once, but attention in two parts launches more kernels in each layer."""
     alike = [prefix + TAIL] * 2
-    with Isolation():
+
+    def trial() -> int:
         copies = passes.rows(alike, "grouped")
         shared = passes.rows(alike, "grouped", shared=prefix) if copies else ()
-        if shared:
-            return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
-    return SHARED_UNMEASURED
+        if not shared:
+            return SHARED_UNMEASURED
+        return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
+
+    found = attempt(trial)
+    return SHARED_UNMEASURED if isinstance(found, Fault) else found
 
 
 class OnDevice:
@@ -281,10 +255,8 @@ class OnDevice:
         if tokens == 1:
             timed_pass(self._model, cache := self._make(), 0, 1)
             self._memory, self._copied = profile(cache), copied_bytes(cache)
-        if not self._has_room(self._held, tokens):
-            return ()
         took = []
-        for _ in range(self._repeats):
+        for _ in range(self._repeats if self._has_room(self._held, tokens) else 0):
             grow_by(cache := self._make(), tokens)
             seconds, self._over_empty[tokens] = timed_pass(self._model, cache, 0, tokens)
             took.append(seconds)
@@ -303,13 +275,12 @@ class OnDevice:
         return True
 
     def deep(self, tokens: int, repeats: int = REPEATS) -> Took:
-        if not self._has_room(self._held, tokens):
-            return ()
         took = []
-        for _ in range(repeats):
-            seconds, released = timed_pass(self._model, self._deep, self._depth, tokens)
+        for _ in range(repeats if self._has_room(self._held, tokens) else 0):
+            seconds, self._over_deep[tokens] = timed_pass(
+                self._model, self._deep, self._depth, tokens
+            )
             took.append(seconds)
-            self._over_deep[tokens] = released
             self._depth += tokens == 1
             for layer in leaves(self._deep):
                 if tokens > 1 and hasattr(layer, "update_and_fetch"):

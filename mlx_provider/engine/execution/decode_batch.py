@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation
+from ...isolation import Fault, attempt
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
@@ -33,13 +34,11 @@ class Logprob:
 
 
 Read = tuple[Row, int, Logprob | None]
-"""A token that was drawn for a row."""
 
 
 class PassResult(NamedTuple):
     row: Row
     drafts: int
-    """Drafts in the pass."""
     reads: Sequence[Read]
     """The next token, then one more for each draft that held."""
 
@@ -59,11 +58,9 @@ class Forward:
     failed: list[tuple[list[Row], Fault]]
     """Rows whose pass failed, with the fault. Their caches are corrupted."""
     took_chunk: bool = False
-    """Whether the pass also ran the mixed chunk."""
     chunk_logits: mx.array | None = None
     """(vocab,) after the chunk, if it ends its prompt."""
     drafts: Drafts = field(default_factory=dict)
-    """The drafts in the pass."""
     hidden: mx.array | None = None
     """Hidden states behind the logits, (B, hidden), if the drafter needs them."""
     chunk_hidden: mx.array | None = None
@@ -73,7 +70,6 @@ class Forward:
 class Pending(NamedTuple):
     drawn: Drawn
     at: int
-    """Index among the drawn tokens."""
     committed: bool
     """The token was already read."""
     drafts: Sequence[int] = ()
@@ -99,7 +95,6 @@ class DecodeBatch:
         mixes: bool = False,
         fixed: FixedShapes | None = None,
     ) -> None:
-        """`layout`, `mixes`: results of the probe. `fixed` replaces them."""
         self.model = model
         self._best = layout
         self._fixed = fixed
@@ -128,12 +123,11 @@ class DecodeBatch:
         self.mixed.passed()
         if not self._together.passed(used=rows > 1):
             return
-        with Isolation() as tried:
-            self._go_on_in(self._best)
-        if tried.fault is None:
+        fault = attempt(lambda: self._go_on_in(self._best))
+        if fault is None:
             log.info("rows decode together again, with layout %s", self._best)
         elif self._together.failed():
-            log.warning("rows cannot decode together yet: %s", tried.fault.summary)
+            log.warning("rows cannot decode together yet: %s", fault.summary)
 
     def failed(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
@@ -153,7 +147,6 @@ class DecodeBatch:
 
     @property
     def passes(self) -> int:
-        """Forward passes that one token of every row needs."""
         return 1 if self.layout.one_pass else max(1, len(self.layout.passes()))
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
@@ -177,18 +170,13 @@ class DecodeBatch:
     def forward(self, chunk: MixedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
         """Launch the model on the pending token of every row, and on a chunk. Does not wait.
         `drafts`: behind the pending tokens of rows whose tokens are all read."""
-        rows: list[Row] = []
-        logits, hidden, failed, took_chunk, after_chunk = [], [], [], False, None
-        chunk_hidden = None
+        rows, logits, hidden, failed = list[Row](), [], [], []
+        took_chunk, after_chunk, chunk_hidden = False, None, None
         widths = {row: 1 + len(own) for row, own in drafts.items()}
         for each in self.layout.passes(chunk, widths):
-            with Isolation() as tried:
-                out = self._run(each, drafts)
-                mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
-                if any(row.retry_alone for row in each.rows[:1]):
-                    mx.eval(out.logits)  # a fault here belongs to this pass
-            if tried.fault is not None:
-                failed.append(([*each.rows, *each.drafting], tried.fault))
+            out = attempt(partial(self._launch, each, drafts))
+            if isinstance(out, Fault):
+                failed.append(([*each.rows, *each.drafting], out))
                 continue
             took = [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
             rows.extend(took)
@@ -210,6 +198,13 @@ class DecodeBatch:
             chunk_hidden,
         )
 
+    def _launch(self, each: Pass, drafts: Drafts) -> Output:
+        out = self._run(each, drafts)
+        mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
+        if any(row.retry_alone for row in each.rows[:1]):
+            mx.eval(out.logits)  # a fault here belongs to this pass
+        return out
+
     def _run(self, each: Pass, drafts: Drafts) -> Output:
         pending = [self._pending[row] for row in each.rows]
         # the token to cache is usually not committed yet, so its position is the row's length
@@ -225,7 +220,6 @@ class DecodeBatch:
         return run_pass(self.model, each, _joined(tokens), at, shows=self.shows)
 
     def _array(self, drafts: Sequence[int]) -> mx.array:
-        """(n,) int32. Drafts on the device are not read."""
         if not isinstance(drafts, DeviceTokens):
             return mx.array([*drafts], dtype=mx.int32)
         return mx.clip(drafts.array.astype(mx.int32), 0, self.model.info.vocab_size - 1)
@@ -281,12 +275,9 @@ class DecodeBatch:
         return len(row.tokens) - pending.committed - pending.behind
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     logits: mx.array
-    """(B, vocab)"""
     hidden: mx.array | None = None
-    """(B, hidden)"""
 
 
 def run_pass(
@@ -337,7 +328,6 @@ def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
 
 
 def _tokens(pending: Sequence[Pending]) -> mx.array:
-    """Pending tokens in order. Those of one draw usually are in order already."""
     draws = list(dict.fromkeys(each.drawn for each in pending))
     first, indices = draws[0], [each.at for each in pending]
     if len(draws) == 1 and indices == list(range(first.tokens.size)):
@@ -354,7 +344,7 @@ def _joined(arrays: list[mx.array]) -> mx.array:
 
 
 def read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
-    """The requested log-probabilities, by index among the drawn tokens."""
+    """By index among the drawn tokens."""
     asked = drawn.logprobs
     if asked is None:
         return {}

@@ -26,19 +26,16 @@ Count = int | Sequence[int] | mx.array
 
 @dataclass(frozen=True)
 class MixedChunk:
-    """Text tokens of one prompt, to append to its row cache in the pass of rows that decode. The
-    cost of a pass over few tokens is mostly the cost of reading the weights, which the rows pay
-    already. To the model, each token is a row. Only attention and recurrent layers treat the tokens
-    as one row, because their keys and states belong to one cache."""
+    """Text tokens of one prompt, to append to its row cache in the pass of rows that decode. To the
+    model, each token is a row. Only attention and recurrent layers treat the tokens as one row."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
-    """Rotary position of each token."""
     cache: list[Any]
     ends_prompt: bool = True
     """Whether logits are wanted after its last token."""
     sparse: bool = False
-    """Whether tokens between them were left out. The cache is then one of `sparse`."""
+    """Whether tokens between them were left out."""
 
     @property
     def wide(self) -> WideRow:
@@ -55,7 +52,7 @@ class WideRow:
     drafts: bool = False
     """Whether the last tokens may be rejected, see `settle`."""
     states: list[Prefixes] = field(default_factory=list)
-    """Prefix states of recurrent layers. The pass fills them."""
+    """Of recurrent layers. The pass fills them."""
     positions: Sequence[int] | None = None
     """Positions of the tokens, if they are not consecutive."""
     kept: int | None = None
@@ -79,7 +76,6 @@ class ChunkKV:
 
     @property
     def offset(self) -> Sequence[int]:
-        """Rotary offset of every token, until they are appended."""
         if self._positions is not None:
             return self._positions
         return range(self.inner.offset, self.inner.offset + self.tokens)
@@ -90,7 +86,6 @@ class ChunkKV:
         return self.inner.make_mask(self.tokens, *args, **kwargs)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Append (tokens, heads, 1, D) as (1, heads, tokens, D)."""
         append: Callable[..., tuple[Any, Any]] = self.inner.update_and_fetch
         if self._positions is not None:
             append = partial(self.inner.append_at, positions=self._positions)
@@ -98,8 +93,7 @@ class ChunkKV:
 
 
 class FillerKV:
-    """Attention cache of one layer for filler rows. Each row sees only its own token. The cache
-    stores nothing, so it never grows."""
+    """Attention cache of one layer for filler rows, each of which sees only its own token."""
 
     offset = 0
 
@@ -110,7 +104,6 @@ class FillerKV:
 
 
 def fillers(layer: Any) -> Any:
-    """Cache of one layer for the filler rows of a pass beside a row that has `layer`."""
     # a missing recurrent state begins with zeros and keeps its size
     return FillerKV() if hasattr(layer, "update_and_fetch") else type(layer)(len(layer.cache))
 
@@ -129,7 +122,18 @@ def joined(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = Fa
     """Join the groups' caches layer by layer. `sizes`: rows of each group. Attention caches are
     shared with the groups. Recurrent state moves until `split` returns it. `apart`: the rows of
     each group are attended as if no other group existed."""
-    join = partial(_joined, sizes, Offsets(), apart)
+    counted = Offsets()
+
+    def join(*parts: Any) -> Any:
+        if hasattr(parts[0], "update_and_fetch"):
+            return GroupedKV(parts, sizes, counted, apart=apart)
+        together = type(parts[0])(len(parts[0].cache))
+        states = zip(*(part.cache for part in parts), strict=True)
+        together.cache = [_stacked(each, sizes) for each in states]
+        for part in parts:  # otherwise the groups would hold a second copy
+            part.cache = [None] * len(part.cache)
+        return together
+
     return [by_leaf(join, *parts) for parts in zip(*caches, strict=True)]
 
 
@@ -142,8 +146,24 @@ def with_wide_rows(
     """The joint cache `together`, if any, and the caches of rows with several tokens in this
     pass."""
     together = wide[0].cache if together is None else together
-    early = EarlyStart() if any(each.drafts for each in wide) else None
-    join = partial(_wide_layer, sizes, wide, Offsets(early))
+    counted = Offsets(EarlyStart() if any(each.drafts for each in wide) else None)
+    tokens, groups = [each.tokens for each in wide], len(sizes)
+
+    def join(layer: Any, *parts: Any) -> Any:
+        """`layer`: of the joint cache. `parts`: of the groups, then of rows with several tokens."""
+        own = list(zip(parts[groups:], wide, strict=True))
+        if hasattr(parts[-1], "update_and_fetch"):
+            chunks = [ChunkKV(cache, each) for cache, each in own]
+            return GroupedKV([*parts[:groups], *chunks], [*sizes, *tokens], counted)
+        found = [StateRun(layer, slice(0, sum(sizes)))] if sizes else []
+        for cache, each in own:
+            start = found[-1].rows.stop if found else 0
+            prefixes = Prefixes(cache, each.tokens) if each.drafts else None
+            each.states += [] if prefixes is None else [prefixes]
+            at = slice(start, start + each.tokens)
+            found.append(StateRun(cache, at, turned=True, prefixes=prefixes))
+        return StateParts(found)
+
     layers = zip(together, *caches, *(each.cache for each in wide), strict=True)
     return [by_leaf(join, *each) for each in layers]
 
@@ -165,24 +185,21 @@ def offsets(cache: RowCache) -> list[mx.array]:
 
 
 class EarlyStart:
-    """Lets the device begin a pass while the host still builds it. A pass with drafts is built
-    while the device has nothing else to do. It begins with each layer whose number is a power of
-    two, so that it has as many layers to run as the host has built."""
+    """Lets the device begin a pass with drafts while the host still builds it, at each layer whose
+    number is a power of two."""
 
     def __init__(self) -> None:
         self._layers = 0
 
     def reached(self, keys: mx.array) -> None:
-        """The host has built the pass up to the keys of the next layer with attention."""
         self._layers += 1
         if self._layers & (self._layers - 1) == 0:
             mx.async_eval(keys)  # type: ignore[no-untyped-call]
 
 
 class Offsets:
-    """Rotary offsets of all rows, computed once per step for all layers with equal counts. Counts
-    are equal if they are the same numbers or the same arrays. `merged` creates them so, and the
-    arrays of one layer are reused for the next. The sum of each part is then never computed."""
+    """Rotary offsets of all rows, computed once per step for all layers with equal counts: the same
+    numbers or the same arrays. `merged` creates them so, and the next layer reuses them."""
 
     def __init__(self, early: EarlyStart | None = None) -> None:
         self.early = early
@@ -193,7 +210,12 @@ class Offsets:
     def of(self, counts: list[Count], sizes: Sequence[int]) -> mx.array:
         """(all rows,) int32."""
         if self._made is None or not _alike(counts, self._made[0]):
-            arrays = [_as_array(count, size) for count, size in zip(counts, sizes, strict=True)]
+            arrays = [
+                count
+                if isinstance(count, mx.array)
+                else mx.array([count] * size if isinstance(count, int) else list(count))
+                for count, size in zip(counts, sizes, strict=True)
+            ]
             self._made = counts, mx.concatenate(arrays)
         return self._made[1]
 
@@ -217,12 +239,6 @@ def _alike(some: Sequence[Count], others: Sequence[Count]) -> bool:
     )
 
 
-def _as_array(count: Count, size: int) -> mx.array:
-    if isinstance(count, mx.array):
-        return count
-    return mx.array([count] * size if isinstance(count, int) else list(count))
-
-
 class GroupedKV:
     """The attention caches of one layer, one per group, as one cache for the model."""
 
@@ -234,11 +250,9 @@ class GroupedKV:
         self.runs = runs(parts, sizes)
         self.apart = apart
         self._counted = counted
-        """Shared by all layers."""
 
     @property
     def offset(self) -> mx.array:
-        """Rotary offset of every row, (B,) int32."""
         return self._counted.of(self._counts(), self.sizes)
 
     @property
@@ -251,7 +265,6 @@ class GroupedKV:
         return [part.make_mask(*args, **kwargs) for part in self.parts]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        """Append each group's rows to its cache. Returns keys and values per group."""
         if self._counted.early is not None:
             self._counted.early.reached(keys)
         before = self._counts()
@@ -276,47 +289,6 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
         else Run(part, slice(*rows))
         for part, rows in zip(parts, itertools.pairwise(edges), strict=True)
     ]
-
-
-def _joined(sizes: Sequence[int], counted: Offsets, apart: bool, *parts: Any) -> Any:
-    if hasattr(parts[0], "update_and_fetch"):
-        return GroupedKV(parts, sizes, counted, apart=apart)
-    return _joined_state(parts, sizes)
-
-
-def _wide_layer(
-    sizes: Sequence[int], wide: Sequence[WideRow], counted: Offsets, layer: Any, *parts: Any
-) -> Any:
-    """`layer`: of the joint cache. `parts`: of the groups, then of rows with several tokens."""
-    groups, own = parts[: len(sizes)], parts[len(sizes) :]
-    tokens = [each.tokens for each in wide]
-    if hasattr(own[0], "update_and_fetch"):
-        chunks = [ChunkKV(cache, each) for cache, each in zip(own, wide, strict=True)]
-        return GroupedKV([*groups, *chunks], [*sizes, *tokens], counted)
-    edges = itertools.pairwise(itertools.accumulate(tokens, initial=sum(sizes)))
-    more = [
-        _wide_state(each, cache, slice(*at))
-        for each, cache, at in zip(wide, own, edges, strict=True)
-    ]
-    rows = [StateRun(layer, slice(0, sum(sizes)))] if sizes else []
-    return StateParts([*rows, *more])
-
-
-def _wide_state(row: WideRow, cache: Any, at: slice) -> StateRun:
-    prefixes = None
-    if row.drafts:
-        prefixes = Prefixes(cache, row.tokens)
-        row.states.append(prefixes)
-    return StateRun(cache, at, turned=True, prefixes=prefixes)
-
-
-def _joined_state(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    together = type(parts[0])(len(parts[0].cache))
-    states = zip(*(part.cache for part in parts), strict=True)
-    together.cache = [_stacked(each, sizes) for each in states]
-    for part in parts:  # otherwise the groups would hold a second copy
-        part.cache = [None] * len(part.cache)
-    return together
 
 
 def _stacked(states: Sequence[Any], sizes: Sequence[int]) -> Any:

@@ -2,16 +2,15 @@
 alone.
 
 Padding, merging and masks are where upstream's batching is silently wrong (10 of 64 mlx-lm families
-under padded prefill). A layout that does not reproduce solo logits on four short prompts is not
-used, and the reason is reported. The same applies to chunks in the pass of rows that decode, to
-drafts and to shared prefixes. The tolerance is measured, see `solo_rows`.
+under padded prefill). What does not reproduce solo logits on short prompts is not used: a layout,
+chunks in the pass of rows, drafts, shared prefixes. The tolerance is measured, see `solo_rows`.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from typing import cast
 import mlx.core as mx
 
 from ...errors import UnsupportedModel
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.cache_lists import leaves
@@ -43,27 +42,23 @@ from .solo_rows import (
 )
 
 Reserve = Callable[[int], bool]
-"""Reserves bytes for measurements, in place of those reserved before. Returns whether they are
-free."""
+"""Reserves bytes, in place of those reserved before. Returns whether they are free."""
 Results = Iterable[tuple[SoloRow, ByStep]]
 """Rows, and their logits in a pass with others."""
-LENGTHS = (5, 11, 270, 283)
-"""Lengths of the test prompts: two groups with two rows each, all of different lengths."""
-ROPE_DELTAS = (0, 4, 9, 2)
-"""Rotary deltas of the rows, as images would cause them: each row must have its own position."""
+LENGTHS, ROPE_DELTAS = (5, 11, 270, 283), (0, 4, 9, 2)
+"""Lengths of the test prompts: two groups with two rows each; and their rotary deltas, as of
+images."""
 DRAFTED = ((1, 2, 0, 1), (3, 1), (0, 1, 2))
 """For the first rows: the number of correct tokens in each pass, followed by `WRONG` wrong ones.
 0: the row has one token, like others."""
 WRONG = 2
-CHUNK = FEW + 1
-"""Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product."""
-SHARING_STEPS = 2
-"""Tokens that rows with a shared prefix decode."""
+CHUNK, SHARING_STEPS = FEW + 1, 2
+"""Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product, and
+those that rows decode after it."""
 APART = 1
 """The step before which one row of each group leaves. It rejoins after the step."""
 ROWS = 15
-"""Caches of the longest row that are in memory together, at most: of every row, its copies, and
-copies that share a pass. A pass of fixed size has fewer rows."""
+"""Caches of the longest row that are in memory together, at most."""
 NO_ROOM = "too little memory is free to try them together"
 ALONE = f"rows decode alone: {NO_ROOM}"
 NOT_USED = {
@@ -71,13 +66,13 @@ NOT_USED = {
     "drafted": "nothing is drafted",
     "shared": "rows share no prefix",
 }
+OPTIONAL = {"shared", "padded"}
+"""Not tried again if they fail."""
 KINDS = ((11, 0), (270, 9))
 """Prompt lengths of the tested rows, with their rotary deltas."""
 REPEATED = (256, 512, 535)
 """Ends of the passes of the prompt that is computed twice. Its last pass is short, and it decodes
 beyond 512 places: with such shapes, one prompt gave two texts on an H100."""
-LONGEST = REPEATED[-1] + STEPS
-"""Tokens of the longest row at the end."""
 ROWS_ALONE = "each row decodes in a pass of its own"
 
 
@@ -137,35 +132,30 @@ def probe(
         solo_rows.decoding(model, make_cache, tokens, delta)
         for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
     ]
-    notes, failed = [], False
+    judged: dict[str, Judgement] = {}
     for name in together:
-        found = _judge(partial(_together, model, rows, name))
-        failed |= found.failed
-        if found.problem:
-            notes.append(f"layout {name!r} is not used: {found.problem}")
-            continue
-        more: dict[str, Judgement] = {}
-        if name == "grouped" and can_share_a_pass(rows[-1].cache):
-            more = dict(_grouped_passes(model, make_cache, rows))
-        notes += [
-            f"{why}: {more[k].problem}"
-            for k, why in NOT_USED.items()
-            if k in more and more[k].problem
-        ]
-        failed |= any(more[kind].failed for kind in ("mixed", "drafted") if kind in more)
-        passed = {kind for kind, each in more.items() if not each.problem}
-        return Probe(
-            name,
-            profile(rows[-1].cache),
-            tuple(notes),
-            mixes="mixed" in passed,
-            noise_floor=max(each.widest for each in (found, *more.values())),
-            conclusive=not failed,
-            drafts="drafted" in passed,
-            shares="shared" in passed,
-            padded="padded" in passed,
-        )
-    return Probe("solo", profile(rows[-1].cache), tuple(notes), conclusive=not failed)
+        judged[name] = _judge(partial(_together, model, rows, name))
+        if not judged[name].problem:
+            break
+    if name == "grouped" and not judged[name].problem and can_share_a_pass(rows[-1].cache):
+        for kind, run in _trials(model, make_cache, rows).items():
+            judged[kind] = _judge(run)
+    passed = {kind for kind, each in judged.items() if not each.problem}
+    return Probe(
+        name if name in passed else "solo",
+        profile(rows[-1].cache),
+        tuple(
+            f"{NOT_USED.get(kind, f'layout {kind!r} is not used')}: {each.problem}"
+            for kind, each in judged.items()
+            if each.problem and kind != "padded"
+        ),
+        mixes="mixed" in passed,
+        noise_floor=max(each.widest for each in judged.values()),
+        conclusive=not any(judged[kind].failed for kind in judged.keys() - OPTIONAL),
+        drafts="drafted" in passed,
+        shares="shared" in passed,
+        padded="padded" in passed,
+    )
 
 
 def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Reserve) -> bool:
@@ -174,27 +164,33 @@ def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Re
     return reserve(ROWS * profile(first).row_bytes(tokens) + one * tokens)
 
 
-def _grouped_passes(
+def _trials(
     model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
-) -> Iterator[tuple[str, Judgement]]:
-    yield "mixed", _judge(partial(_mixed, model, make_cache, rows))
-    yield "drafted", _judge(partial(_drafted, model, rows))
+) -> dict[str, Callable[[], Results]]:
+    found: dict[str, Callable[[], Results]] = {
+        "mixed": partial(_mixed, model, make_cache, rows),
+        "drafted": partial(_drafted, model, rows),
+    }
     if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
-        yield "shared", _judge(partial(_shared, model, make_cache, rows))
+        found["shared"] = partial(_shared, model, make_cache, rows)
     if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
-        yield "padded", _judge(partial(_together, model, rows, "padded"))
+        found["padded"] = partial(_together, model, rows, "padded")
+    return found
 
 
 def _judge(run: Callable[[], Results]) -> Judgement:
     """Compare rows together with the same rows alone. Never raises."""
-    with Isolation() as tried:
-        pairs = list(run())
-        problems = [problem for row, found in pairs if (problem := row.problem(found))]
-        widest = max(row.widest(found) for row, found in pairs)
-        return Judgement(problems[0]) if problems else Judgement(widest=widest)
-    fault = tried.fault
-    again = fault is None or not isinstance(fault.error, UnsupportedModel)
-    return Judgement(fault.summary if fault else "", failed=again)
+    found = attempt(lambda: _compared(run()))
+    if isinstance(found, Fault):
+        return Judgement(found.summary, failed=not isinstance(found.error, UnsupportedModel))
+    return found
+
+
+def _compared(results: Results) -> Judgement:
+    pairs = list(results)
+    problems = [problem for row, found in pairs if (problem := row.problem(found))]
+    widest = max(row.widest(found) for row, found in pairs)
+    return Judgement(problems[0]) if problems else Judgement(widest=widest)
 
 
 def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
@@ -334,29 +330,29 @@ class Exact:
 def exact_rows(
     model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve = unlimited
 ) -> Exact:
-    """`wanted` rows, or one. Runs on the engine thread. Never raises. The rounding of the matrix
-    products of a pass depends only on its shape, and the attention of each row is separate. If
-    kernels of the device treat places differently, or the model does not accept rows with separate
-    caches, each row has its own pass. `reserve`: if it returns `False` for the memory of the
-    passes, none is run."""
-    with Isolation() as tried:
-        if not has_room(model, make_cache, LONGEST, reserve):
-            return Exact(1, note=f"{ROWS_ALONE}: {NO_ROOM}")
-        if not _steady(model, make_cache):
-            return Exact(1, steady=False)
-        if wanted == 1:
-            return Exact(1)
-        rows = [
-            solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
-            for kind in KINDS
-        ]
-        problem = _inexact(model, rows, wanted)
-        if problem:
-            return Exact(1, note=f"{ROWS_ALONE}: {problem}")
-        single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
-        return Exact(wanted, max(1.0, filled / single))
-    why = "" if tried.fault is None else tried.fault.summary
-    return Exact(1, note=f"{ROWS_ALONE}: {why}")
+    """`wanted` rows, or one, if kernels of the device treat places differently, or the model does
+    not accept rows with separate caches. Runs on the engine thread. Never raises. `reserve`: if it
+    returns `False` for the memory of the passes, none is run."""
+    found = attempt(lambda: _exact_rows(model, make_cache, wanted, reserve))
+    return found if isinstance(found, Exact) else Exact(1, note=f"{ROWS_ALONE}: {found.summary}")
+
+
+def _exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve) -> Exact:
+    if not has_room(model, make_cache, REPEATED[-1] + STEPS, reserve):
+        return Exact(1, note=f"{ROWS_ALONE}: {NO_ROOM}")
+    if not _steady(model, make_cache):
+        return Exact(1, steady=False)
+    if wanted == 1:
+        return Exact(1)
+    rows = [
+        solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
+        for kind in KINDS
+    ]
+    problem = _inexact(model, rows, wanted)
+    if problem:
+        return Exact(1, note=f"{ROWS_ALONE}: {problem}")
+    single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
+    return Exact(wanted, max(1.0, filled / single))
 
 
 def _steady(model: LoadedModel, make_cache: MakeCache) -> bool:

@@ -1,8 +1,7 @@
 """Draws one token for every row in one graph, with the parameters of each row.
 
 The draw of a row depends only on its own logits, parameters, seed and position, so it is the same
-in any batch. Nothing here waits for the device, so the next step can be launched while this one
-runs. The noise is Gumbel noise from a counter-based key (seed, position), so draws need no state.
+in any batch: Gumbel noise from a counter-based key. Nothing here waits for the device.
 
 Order of changes to the logits: penalties, bias, grammar mask, temperature, top-k, top-p, min-p (the
 order of the logits processors of transformers 5). Logprobs are those of the raw logits.
@@ -30,7 +29,7 @@ BINS = 1024
 """Intervals of the range of logits, and of the interval that is looked at again. Values within one
 of those count as equal."""
 UNIT = 2.0**31
-"""Sum of the weights for shares. Metal adds 32-bit integers in any order, with one result."""
+"""Sum of the weights for shares."""
 MARGIN = 0.25
 """Share of an interval by which rounding may move a value. Those that are so near count, too."""
 LEAST_SPAN = 1e-6
@@ -84,7 +83,10 @@ def draw(
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
     changed = _masked(_biased(penalised(raw, rows), rows), masks)
-    kinds = _kinds(rows)
+    kinds: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if not row.request.params.greedy:
+            kinds.setdefault(kind(row.request.params), []).append(i)
     if [*map(len, kinds.values())] == [len(rows)]:  # no logits are copied, no token is replaced
         tokens = _sampled(changed, rows, *kinds)
     else:
@@ -110,37 +112,18 @@ def _plain(row: Row) -> bool:
     return row.request.params.plain and len(row.tokens) >= row.request.min_tokens
 
 
-def _kinds(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """Rows by drawing method, without greedy rows. Only their parameters decide."""
-    found: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        params = row.request.params
-        if not params.greedy:
-            found.setdefault(kind(params), []).append(i)
-    return found
-
-
-# -- changes to the logits
-
-
 def _biased(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """Apply biases and forbidden stop tokens in one sparse scatter."""
-    at_row, at_token, shift = [], [], []
+    found: list[tuple[int, int, float]] = []
     for i, row in enumerate(rows):
-        for token, offset in _offsets(row).items():
-            at_row.append(i)
-            at_token.append(token)
-            shift.append(offset)
-    if not at_row:
+        offsets: dict[int, float] = dict(row.request.params.logit_bias)
+        if len(row.tokens) < row.request.min_tokens:
+            offsets |= dict.fromkeys(row.request.stop_tokens, -np.inf)
+        found += [(i, token, offset) for token, offset in offsets.items()]
+    if not found:
         return logits
-    return logits.at[mx.array(at_row), mx.array(at_token)].add(mx.array(shift, dtype=mx.float32))
-
-
-def _offsets(row: Row) -> dict[int, float]:
-    offsets: dict[int, float] = dict(row.request.params.logit_bias)
-    if len(row.tokens) < row.request.min_tokens:
-        offsets |= dict.fromkeys(row.request.stop_tokens, -np.inf)
-    return offsets
+    at_row, at_token, shift = map(mx.array, zip(*found, strict=True))
+    return logits.at[at_row, at_token].add(shift.astype(mx.float32))
 
 
 def _masked(logits: mx.array, masks: Sequence[NDArray[np.uint32] | None]) -> mx.array:
@@ -153,9 +136,6 @@ def _masked(logits: mx.array, masks: Sequence[NDArray[np.uint32] | None]) -> mx.
     unpacked = np.unpackbits(bits.view(np.uint8), axis=-1, bitorder="little")
     allowed[wanted] = unpacked[:, : logits.shape[-1]]
     return mx.where(mx.array(allowed), logits, -mx.inf)
-
-
-# -- noise
 
 
 def _keys(rows: Sequence[Row]) -> mx.array:
@@ -179,9 +159,6 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-# -- logprobs
-
-
 def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs | None:
     wanted = [i for i, row in enumerate(rows) if row.request.logprobs is not None]
     if not wanted:
@@ -198,9 +175,6 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
         top_ids=top_ids,
         top=mx.take_along_axis(own, top_ids, axis=-1),
     )
-
-
-# -- penalties
 
 
 @dataclass
@@ -233,7 +207,6 @@ def penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def _history(row: Row, vocab: int) -> History:
-    """With all tokens of the row's reply."""
     if row.history is None:
         prompt = np.asarray(row.request.prompt.tokens, np.int64)
         seen = np.bincount(prompt, minlength=vocab)[:vocab] > 0
@@ -317,8 +290,7 @@ def sample(
 
 
 def compiles() -> bool:
-    """Whether this device compiles kernels. For draws, a CPU would start a C++ compiler in the
-    middle of a step."""
+    """Whether this device compiles kernels: a CPU would start a C++ compiler in mid-step."""
     return bool(mx.default_device() == mx.gpu)
 
 

@@ -1,10 +1,9 @@
 """Reference rows that run alone: their logits, and the tolerance for other layouts.
 
-A device uses different kernels for different batch widths, which sum in a different order. The
-layers amplify the rounding by a factor that depends on the model, so no fixed tolerance separates
-it from a wrong mask or offset. Three properties do. Equal rows in one batch without padding differ
-only by rounding. A real error shows in more than one step, where a large rounding difference is
-rare. A real error moves all likely tokens, not only one.
+Kernels for other batch widths sum in another order, and layers amplify the rounding by a factor
+that depends on the model, so no fixed tolerance separates it from a wrong mask or offset. Three
+properties do: equal rows in one batch without padding differ only by rounding; a real error shows
+in more than one step, and moves all likely tokens, not only one.
 """
 
 from __future__ import annotations
@@ -20,28 +19,20 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from ...isolation import Isolation
+from ...isolation import attempt
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.cache_lists import leaves
 from ..memory import arrays
 
 STEPS = 4
 """Tokens that a row decodes."""
-EQUAL = 4
-"""Equal rows for the measurement of the noise."""
-EQUAL_STEPS = 3
-"""Tokens that the equal rows decode."""
+EQUAL, EQUAL_STEPS = 4, 3
+"""Equal rows for the measurement of the noise, and the tokens that they decode."""
 TIMES = 2
 """For the same purpose, a prompt runs alone in chunks this many times."""
-CHUNK_START = 3
-"""Tokens before the first mixed chunk: few, so that each token that is wrongly seen or not seen
-matters."""
-CHUNKS = (5, 4)
-"""Sizes of the mixed chunks. The second must see the tokens of the first."""
-CHUNK_ENDS = tuple(itertools.accumulate(CHUNKS, initial=CHUNK_START))[1:]
-CHUNK_STEPS = 2
-"""Tokens that the row of the chunks decodes after them."""
-CHUNKED_LENGTH = CHUNK_ENDS[-1] + CHUNK_STEPS
+CHUNK_START, CHUNK_ENDS = 3, (8, 12)
+"""Tokens before the first mixed chunk, few, so that each of them matters; ends of the chunks."""
+CHUNKED_LENGTH = CHUNK_ENDS[-1] + 2
 
 MakeCache = Callable[[], list[Any]]
 ByStep = Sequence[mx.array]
@@ -54,7 +45,7 @@ MULTIPLE = 4.0
 FEW = 16
 """One of this many values is rounded the other way in a copy of a row."""
 SEEDS = 2**20
-"""More than the arrays of a cache: each array has its own seed."""
+"""More than the arrays of a cache."""
 HARMLESS = {"float32": 1e-3, "low": 0.02}
 """Differences that never count as errors, because a few steps may show little noise by chance."""
 REACH = 0.25
@@ -100,10 +91,10 @@ def decoding(
     """A row that decodes the first tokens of its prompt again."""
     cache, first = prefilled(model, make_cache, tokens), len(tokens) + rope_delta
     alone = decoded(model, copy.deepcopy(cache), tokens[:STEPS], first)
-    equal: list[ByStep] = []
-    with Isolation():
-        several = _decoded(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
-        equal = list(zip(*several, strict=True))
+    several = attempt(
+        lambda: _decoded(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
+    )
+    equal = list(zip(*several, strict=True)) if isinstance(several, list) else []
     return SoloRow(tokens, cache, alone, _bound(model, alone, equal), rope_delta)
 
 
@@ -189,19 +180,17 @@ def spread(expected: mx.array, found: mx.array) -> float:
 
 
 def widest(expected: mx.array, found: mx.array) -> float:
-    """Like `spread`, but the largest difference."""
     return _number(mx.max(mx.abs(_differences(expected, found))))
 
 
 def lasting(spreads: Sequence[float]) -> float:
-    """The difference that at least two steps show, from a row's spreads by step (two or more)."""
+    """The difference that at least two steps show."""
     return sorted(spreads)[-2]
 
 
 def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> float:
     """The largest `lasting` difference at which a row still counts as the same as alone. `noise`:
-    spreads of equal rows; empty if they could not run. `contexts`: spreads between different
-    contexts."""
+    spreads of equal rows; empty if they could not run. `contexts`: between different contexts."""
     reach = sum(contexts) / len(contexts)
     if not noise:
         return max(HARMLESS[precision], UNMEASURED * reach)
@@ -210,9 +199,8 @@ def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> 
 
 
 def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
-    """A row cache repeated for `count` equal rows, with a few values rounded the other way. Padding
-    alone may change the order of a sum even if the batch width does not. So the effect of one
-    rounding difference is part of the noise of a model. `seed` chooses the values."""
+    """A row cache repeated for `count` equal rows, with a few values rounded the other way, because
+    padding alone may change the order of a sum. `seed` chooses the values."""
     copied, seeds = copy.deepcopy(list(cache)), itertools.count(SEEDS * seed)
     for layer in leaves(copied):
         layer.state = tree_map(lambda each: _repeated(each, count, next(seeds)), layer.state)
@@ -220,7 +208,6 @@ def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
 
 
 def _repeated(value: Any, count: int, seed: int) -> Any:
-    """An array (1, ...) of a cache as (count, ...). Other values are returned unchanged."""
     if not isinstance(value, mx.array) or value.ndim < 2:
         return value
     rows = mx.repeat(value, count, axis=0)

@@ -1,9 +1,8 @@
 """Decides how many drafts pay in a pass, and which drafter gives them. Imports no mlx.
 
 A draft costs the extra time of a wider pass, as measured (`DraftCosts`), and saves a whole pass if
-it is accepted. Each row has an acceptance rate for each drafter. A drafter that has no drafts for a
-row is tried again in some steps, the more seldom, the more that costs. Drafters are named by their
-index, the best first.
+it is accepted. Each row has an acceptance rate for each drafter. A drafter without drafts for a row
+is tried again in some steps. Drafters are named by their index, the best first.
 """
 
 from __future__ import annotations
@@ -19,60 +18,44 @@ from typing import NamedTuple
 
 from ...records.extensions import MOST_DRAFTS
 
-KNOWN = -1
-"""In place of a drafter: text predicted by a grammar or a forecast."""
 Kind = frozenset[int]
-"""The drafters of one pass."""
-KNOWN_TEXT: Kind = frozenset({KNOWN})
+"""Drafters of a pass."""
+KNOWN_TEXT: Kind = frozenset({-1})
+"""Text predicted by a grammar or a forecast."""
 Seconds = Callable[[int], float]
 """Duration of a pass by the number of its extra tokens."""
 
-DECAY = 0.8
-"""Weight of the old seconds at each new measurement."""
-SPIKE = 3.0
-"""A measurement above this multiple of the known value is a disturbance."""
-RISE = 1.5
-"""The same for host time, which other work disturbs more."""
-QUICK = 0.7
-"""Weight of the old value for passes with drafts at each new measurement."""
+DECAY, QUICK = 0.8, 0.7
+"""Weight of the old value at each new measurement of the host, and of passes with drafts."""
+SPIKE, RISE = 3.0, 1.5
+"""A measurement above this multiple of the known value is a disturbance; of the host's time."""
 FORGOTTEN = 0.9998
 """Decay of measurements per step, because they become out of date."""
 LEAST_PASS_FACTOR = 0.1
-"""Least factor on the expected duration of a pass with drafts: if kernels run while they are
-launched, most of the pass is over by then."""
+"""Of the expected duration of a pass with drafts: most may be over once it is launched."""
 MARGIN = log(1.08)
 """Least expected gain, as the logarithm of a rate, because the estimates are not exact."""
 PACE_SHARE = 0.75
 """Least share of its pace that each row keeps, however much drafts help other rows."""
-MEMORY = 24
-"""Drafts per row that are remembered: few, to react soon to a change in its text."""
-LASTING = 200
-"""The same for all rows together."""
+MEMORY, LASTING = 24, 200
+"""Drafts that are remembered of a row, few, to react soon to a change in its text; of all rows."""
 DOUBTED = 4.0
 """The same once a draft is accepted after many rejected ones."""
-BELIEF = 2.0
-"""Prior weight of a row, in drafts, at the acceptance rate of other rows."""
-HOPE = 0.7
-"""Acceptance rate before any measurement."""
-SUREST = 0.99
+BELIEF, PLACES = 2.0, 4.0
+"""Prior weight, in drafts, of a row at the rate of other rows, and of equal rates at all
+positions."""
+HOPE, GOOD, SUREST = 0.7, 0.9, 0.99
+"""Acceptance rate before any measurement; in a trial; and in one in place of another drafter."""
 MISSED_PASSES = 3
 """Passes in sequence without an accepted draft, after which a row gets only trials."""
-PLACES = 4.0
-"""Prior weight, in accepted drafts, of equal rates at all positions."""
-GOOD = 0.9
-"""Assumed acceptance rate in a trial; in place of another drafter, it is `SUREST`."""
 AWAITED = 2
 """Steps until the result of a trial is known: passes are planned before the last one is read."""
-REFUSED = 8
-"""A refused trial is considered again in the next step whose number is a multiple of this: for all
-rows in one step, because that costs the host more than its other decisions."""
-LONGEST_REST = 32
-"""Most steps between the trials of a drafter for a row, if the allowance permits."""
-ALLOWANCE = 0.01
-"""Share of the time that trials may take."""
-SAVED = 6.0
-"""Most plain steps in the allowance, also its initial value. Accepted drafts of trials add to
-it."""
+REFUSED, LONGEST_REST = 8, 32
+"""A refused trial is considered again in the next step whose number is a multiple of this, for all
+rows in one step; and most steps between affordable trials."""
+ALLOWANCE, SAVED = 0.01, 6.0
+"""Share of the time that trials may take, and the most plain steps of it, at first, too. Accepted
+drafts of trials add to it."""
 BEGINS = 0.1
 """Initial rate at which predicted text begins after a token that was not predicted."""
 
@@ -97,9 +80,7 @@ class DraftCosts:
     """Measured over expected duration of passes, by the bit length of their number of drafts."""
 
     def factor(self, drafts: int) -> float:
-        """Factor of the measured passes with the most drafts, up to this number. 1: none."""
-        if not self.slower:
-            return 1.0
+        """Factor of the measured passes with the most drafts, up to this number."""
         bits = range(drafts.bit_length(), 0, -1)
         return next((self.slower[n] for n in bits if n in self.slower), 1.0)
 
@@ -135,10 +116,8 @@ def _followed(known: float, seconds: float) -> float:
 
 
 class Choice(NamedTuple):
-    rows: int
-    """Of the pass."""
     picks: Sequence[int]
-    """The drafter of each row."""
+    """Drafters."""
     counts: Sequence[int]
     gain: float = 0.0
     """Logarithm of the product of all rows' rates, over that without drafts."""
@@ -147,12 +126,16 @@ class Choice(NamedTuple):
 
 
 def fastest(
-    chances: Sequence[Chances], rows: int, costs: DraftCosts, seconds: Seconds
+    chances: Sequence[Chances],
+    rows: int,
+    costs: DraftCosts,
+    seconds: Seconds,
+    least: float = PACE_SHARE,
 ) -> tuple[list[int], float, float]:
     """The number of drafts of each row with the greatest product of all rows' rates, if the gain is
     sufficient; a sum would let rows with poor drafts pay for the others. With the gain, and the
     duration as a multiple of one without drafts. `rows`: of the pass, also those that cannot
-    draft."""
+    draft; `least`: share of its pace that each keeps."""
     best, tokens, counts = [0] * len(chances), [1.0] * len(chances), [0] * len(chances)
     most, times, gained, rounds = rows * MARGIN, 1.0, 0.0, 0
     alone = len(chances) < rows
@@ -168,7 +151,7 @@ def fastest(
         gained, rounds = gained + gain, max(rounds, counts[row])
         longer = costs.took(seconds, drafts, rounds) / seconds(0)
         value = gained - rows * log(longer)
-        if value > most and min(1.0 if alone else inf, *tokens) >= PACE_SHARE * longer:
+        if value > most and min(1.0 if alone else inf, *tokens) >= least * longer:
             best, most, times = counts.copy(), value, longer
     return best, most, times
 
@@ -180,14 +163,12 @@ class AcceptanceRate:
     tried: float = 0.0
 
     def learn(self, held: int, tried: int) -> None:
-        """The first `held` of `tried` drafts were accepted. Drafts after a rejected one do not
-        count."""
+        """Drafts after a rejected one do not count."""
         kept = (1 - 1 / self.memory) ** tried
         self.held = kept * self.held + held
         self.tried = kept * self.tried + tried
 
     def share(self, belief: float) -> float:
-        """`belief`: the acceptance rate of other rows."""
         return min(SUREST, (self.held + BELIEF * belief) / (self.tried + BELIEF))
 
 
@@ -210,7 +191,7 @@ class SharedRate(AcceptanceRate):
 class RowAcceptance(AcceptanceRate):
     missed: int = 0
     due: int = 0
-    """Step from which on it may be tried, if it has no drafts for the row."""
+    """Step from which on it may be tried."""
 
     @property
     def trusted(self) -> bool:
@@ -234,7 +215,7 @@ class DrafterAcceptance:
     held: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
     """Accepted drafts by position."""
     expected: list[float] = field(default_factory=lambda: [0.0] * MOST_DRAFTS)
-    """Expected accepted drafts by position, from the acceptance rate of each row."""
+    """The same by the acceptance rate of each row."""
 
     def chances(self, rows: Sequence[RowAcceptance | None], most: int) -> list[Chances]:
         """Of each row. A drafter that is not trusted for a row is not asked."""
@@ -266,22 +247,15 @@ class KnownText:
     """How often predicted text begins after a token that was not predicted."""
 
     def worthwhile(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
-        """How many drafts of one row gain more than all rows lose. 0: none. `chances`: acceptance
-        of each draft if those before it are accepted; `rows`: rows of the pass; `seconds`: duration
-        of a pass by the number of its extra tokens."""
-        best, most, tokens = 0, 0.0, 1.0
-        for drafts, held in enumerate(accumulate(chances[: self.most], mul), 1):
-            tokens += held
-            longer = self.costs.took(seconds, drafts, 0) / seconds(0)
-            gained = log(tokens) - rows * (log(longer) + MARGIN)
-            if gained > most:
-                best, most = drafts, gained
+        """How many drafts of one row gain more than all rows lose. `chances`: acceptance of each
+        draft if those before it are accepted; `rows`: rows of the pass."""
+        own = [*accumulate(chances[: self.most], mul)]
+        (best,), *_ = fastest([own], rows, self.costs, seconds, least=0.0)
         return best
 
     def reads_first(self, row: AcceptanceRate, rows: int, seconds: Seconds) -> bool:
         """Whether reading a row's last token before the next pass gains more than all rows lose,
-        because predicted text may begin after it. That saves one pass. `row`: its own results, see
-        `begins`; rows, `seconds`: see `worthwhile`."""
+        because predicted text may begin after it. `row`: its own results, see `begins`."""
         return log1p(self.begins.chance(row)) > rows * (
             log1p(self.costs.aside / seconds(0)) + MARGIN
         )
@@ -291,7 +265,7 @@ class KnownText:
 class Policy:
     most: int = MOST_DRAFTS
     beside_prompts: bool = False
-    """Whether a step that prefills may have drafts. They delay the first token of the prompt."""
+    """Whether a step that prefills may have drafts."""
     sources: dict[int, DrafterAcceptance] = field(
         default_factory=lambda: defaultdict(DrafterAcceptance)
     )
@@ -303,16 +277,14 @@ class Policy:
     _rows: int = 1
     """Of the last pass."""
     _rests: bool = False
-    """The last decision was for no drafts. It holds until a drafter of a row may be tried, or the
-    result of a draft is known."""
+    """No drafts, until a drafter of a row may be tried or the result of a draft is known."""
 
     def __post_init__(self) -> None:
         self.known_text.most = self.most
         self.costs[KNOWN_TEXT] = self.known_text.costs
 
     def wanted(self, rows: Rows, others: int, seconds: Seconds) -> list[Asks]:
-        """The drafters to ask for each row, and for how many drafts. `others`: rows without
-        drafters; `seconds`: duration of a pass by the number of its extra tokens."""
+        """The drafters to ask for each row. `others`: rows without drafters."""
         due = [
             {at: odds.due for at, odds in enumerate(row) if odds and odds.due <= self.steps}
             for row in rows
@@ -348,8 +320,7 @@ class Policy:
         asks: list[Asks],
         seconds: Seconds,
     ) -> list[Asks]:
-        """The drafters of `tries` first, where that may pay. -1: none for a row. `best`: the choice
-        without trials."""
+        """The drafters of `tries` first, where that may pay. -1: none for a row."""
         hopes = [
             [
                 [(SUREST if drafts else GOOD) ** n for n in range(1, 1 + self.most)]
@@ -359,7 +330,7 @@ class Policy:
             ]
             for own, tried, drafts in zip(chances, tries, best.counts, strict=True)
         ]
-        hopeful, tried = self._best_of(hopes, best.rows, seconds), list(asks)
+        hopeful, tried = self._best_of(hopes, self._rows, seconds), list(asks)
         for at, (source, pick, drafts) in enumerate(
             zip(tries, hopeful.picks, hopeful.counts, strict=True)
         ):
@@ -381,10 +352,8 @@ class Policy:
         return tried if affordable else asks
 
     def _best_of(self, chances: Sequence[Sequence[Chances]], rows: int, seconds: Seconds) -> Choice:
-        """The drafters and drafts with the greatest product of all rows' rates, if the gain is
-        sufficient."""
         held = [[*map(sum, row)] for row in chances]
-        best = Choice(rows, [0] * len(held), [0] * len(held), rows * MARGIN)
+        best = Choice([0] * len(held), [0] * len(held), rows * MARGIN)
         able = sorted({at for row in held for at, most in enumerate(row) if most})
         for kind in chain(*(combinations(able, 1 + size) for size in range(len(able)))):
             picks = [max(kind, key=row.__getitem__) for row in held]
@@ -396,15 +365,14 @@ class Policy:
                 continue
             counts, gain, longer = fastest(own, rows, self.costs[frozenset(kind)], seconds)
             if gain > best.gain:
-                best = Choice(rows, picks, counts, gain, longer)
+                best = Choice(picks, counts, gain, longer)
         return best
 
     def expected_gain(
         self, seconds: Seconds, share: float, *, per_draft: float = 0.0
     ) -> tuple[int, float]:
-        """Best number of drafts per pass for a single row (0: none), and the speed-up. `seconds`:
-        duration of a pass by its number of drafts; `share`: assumed acceptance rate; `per_draft`:
-        seconds of one guess."""
+        """Best number of drafts per pass for a single row (0: none), and the speed-up. `share`:
+        assumed acceptance rate; `per_draft`: seconds of one guess."""
         chances = [min(SUREST, share) ** each for each in range(1, self.most + 1)]
         (drafts,), _, longer = fastest([chances], 1, DraftCosts(per_draft), seconds)
         return drafts, (1 + sum(chances[:drafts])) / longer
@@ -416,7 +384,6 @@ class Policy:
             costs.forget()
 
     def learn(self, source: int, row: RowAcceptance, drafts: int, held: int) -> None:
-        """0 drafts: the drafter had none."""
         self.sources[source].learn(row, drafts, held)
         if not row.trusted:
             rest = min(LONGEST_REST, 1 << row.missed - MISSED_PASSES)

@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, Isolation, attempt
 from ...records import (
     DeviceTokens,
     Drafter,
@@ -55,19 +55,17 @@ class Origin:
     source: int | None = None
     """The drafter of the others."""
     refused: bool = False
-    """The grammar has refused the draft after the last one, which counts as rejected."""
+    """The grammar has refused the draft after the last one."""
 
 
 @dataclass
 class DraftedRow:
     odds: Sequence[RowAcceptance]
-    """Of each drafter."""
     seen: list[DraftRow | None]
     """What each drafter sees of it."""
     foretold: AcceptanceRate = field(default_factory=AcceptanceRate)
-    """Acceptance of its predicted tokens."""
     begins: AcceptanceRate = field(default_factory=AcceptanceRate)
-    """How often predicted text began after a token that was not predicted."""
+    """See `KnownText`."""
     shown: list[mx.array] = field(default_factory=list)
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
@@ -90,7 +88,6 @@ class Speculation:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`sources`: the drafters, the best first."""
         self._vocab = vocab
         self.sources = sources
         self.shows = next((each.shows for each in sources if each.shows is not None), None)
@@ -98,15 +95,12 @@ class Speculation:
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
         self._possible = True
-        """Whether passes of the batch can check drafts."""
         self._asked: set[int] = set()
         self._kind: Kind = frozenset()
         """Of the last pass with drafts."""
         self._guessing = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
-
-    # -- hidden states
 
     def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
         """Logits (vocab,) after a chunk. The job keeps the hidden states of the prompt's final text
@@ -143,8 +137,6 @@ class Speculation:
             else:
                 own.show(forward.hidden[at : at + 1])
 
-    # -- before a pass
-
     def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
         self._possible = possible
         if not (self.sources and plan.rows and possible):
@@ -153,7 +145,7 @@ class Speculation:
 
     def wanted(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
         """What to ask the drafters for, and whether tokens are read first for drafts of predicted
-        text. `seconds`: duration of a pass by the number of its extra tokens."""
+        text."""
         asked = self._asks(rows, seconds)
         # the first token of a run is drawn already
         known = any(self._worthwhile(row, len(rows), seconds, drawn=1) for row in rows)
@@ -220,18 +212,21 @@ class Speculation:
         return guesses
 
     def _guesses(self, source: int, asked: Mapping[Row, Ask]) -> dict[Row, Sequence[int]]:
-        """The guesses of one drafter for rows for which it is ready. A guess may be empty."""
+        """Of rows for which the drafter is ready. A guess may be empty."""
         self._asked.add(source)
         views = [self._view(row, ask) for row, ask in asked.items()]
-        with Isolation() as tried:
+
+        def drafted() -> dict[Row, Sequence[int]]:
             guesses = self.sources[source].drafting.propose(views)
-            drafts = {
+            return {
                 row: self._checked(own, ask.drafts)
                 for (row, ask), own in zip(asked.items(), guesses, strict=True)
                 if own is not None
             }
-        if tried.fault is not None:
-            log.error("the drafter failed; rows continue without drafts\n%s", tried.fault.trace)
+
+        drafts = attempt(drafted)
+        if isinstance(drafts, Fault):
+            log.error("the drafter failed; rows continue without drafts\n%s", drafts.trace)
             self._breakers[source].failed()
             for each in self.rows.values():
                 each.seen[source] = None
@@ -286,14 +281,11 @@ class Speculation:
             for odds, source, breaker in zip(own.odds, self.sources, self._breakers, strict=True)
         ]
 
-    # -- predicted text
-
     def drafts_for(self, row: Row) -> bool:
         closed = any(breaker.closed for breaker in self._breakers)
         return closed and row in self.rows and _may(row)
 
     def follow(self, row: Row, token: int) -> None:
-        """The forecast of a row sees its next token. An error in it costs only the forecast."""
         if row.forecast is None or not (self._possible and self.sources):
             return
         with Isolation(partial(no_more_forecasts, row)):
@@ -322,17 +314,13 @@ class Speculation:
         return run[drawn : drawn + worth]
 
     def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
-        """Whether the last token of a row should be read before the pass, because predicted text
-        may begin after it."""
         if row.forecast is None:
             return False
         with Isolation(partial(no_more_forecasts, row)):
-            if not row.forecast.follows or row.forecast.likely() or not self.drafts_for(row):
-                return False
-            return self.policy.known_text.reads_first(self.rows[row].begins, rows, seconds)
+            forecast = row.forecast
+            if forecast.follows and not forecast.likely() and self.drafts_for(row):
+                return self.policy.known_text.reads_first(self.rows[row].begins, rows, seconds)
         return False
-
-    # -- after a pass
 
     def waited(self, drafts: Drafts, seconds: float) -> None:
         """The device idled for this long before a pass with drafts."""
@@ -344,13 +332,12 @@ class Speculation:
             self.policy.costs[KNOWN_TEXT].timed(idle, 0.0, 0)
 
     def passed(self, results: Sequence[PassResult], times: float) -> None:
-        """A pass took `times` its expected duration. `results`: of its rows."""
+        """A pass took `times` its expected duration."""
         drafts = sum(each.drafts for each in results)
         if drafts and times:
             self.policy.costs[self._kind].passed(drafts, times)
 
     def held(self, row: Row, drafts: int, held: int) -> None:
-        """The first `held` of a row's drafts were accepted."""
         row.request.drafted += drafts
         row.request.accepted += held
         own = self.rows.get(row)

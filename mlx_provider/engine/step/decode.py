@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation
+from ...isolation import Fault, Isolation, attempt
 from ...upstream.cache_classes import whole_windows
 from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, PassResult, Pending, read_drawn
 from ..execution.sampler import draw
@@ -67,10 +67,10 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> D
     engine.corrupted = {row for rows, _ in forward.failed for row in rows}
     if caught_up:
         return Decoded(forward, chunk)
-    with Isolation() as reading:
-        reads = engine.batch.read()
-        return Decoded(forward, chunk, reads, engine.clock())
-    return Decoded(forward, chunk, unreadable=reading.fault)
+    reads = attempt(engine.batch.read)
+    if isinstance(reads, Fault):
+        return Decoded(forward, chunk, unreadable=reads)
+    return Decoded(forward, chunk, reads, engine.clock())
 
 
 def commit(engine: Engine, decoded: Decoded) -> None:
@@ -124,10 +124,9 @@ def _seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
 def _catch_up(engine: Engine) -> bool:
     """Take the tokens of the last pass before the next one is launched. Returns whether that
     worked."""
-    with Isolation() as reading:
-        found = engine.batch.catch_up()
-    if reading.fault is not None:
-        retry_all(engine, reading.fault)
+    found = attempt(engine.batch.catch_up)
+    if isinstance(found, Fault):
+        retry_all(engine, found)
         return False
     engine.read_at = engine.clock()
     _take(engine, found, engine.read_at, left=len(engine.pending_chunk_seconds), apart=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ...errors import RequestFailed
-from ...isolation import Fault, Isolation
+from ...isolation import Fault, Isolation, attempt
 from ...protocol.events import Delta, TokenLogprob
 from ...records import LoadedModel, PrefillChunk, ShowsLogits
 from ..execution.batching import mixed_chunk
@@ -45,9 +45,9 @@ def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
         return _prepare(engine, plan.prepared, plan)
     if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
         return None
-    with Isolation() as tried:
-        return Prefilled(chunk.job, _run_chunk(engine, chunk, plan))
-    return Prefilled(chunk.job, None, tried.fault)
+    logits = attempt(lambda: _run_chunk(engine, chunk, plan))
+    fault = logits if isinstance(logits, Fault) else None
+    return Prefilled(chunk.job, None if isinstance(logits, Fault) else logits, fault)
 
 
 def commit(engine: Engine, prefilled: Prefilled) -> None:

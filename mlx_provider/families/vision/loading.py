@@ -25,7 +25,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ...errors import BadRequest, UnsupportedModel, wrong_option
-from ...isolation import Isolation
+from ...isolation import plugin_call
 from ...records import LoadOptions
 from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
 from ..checkpoint import read_json
@@ -166,10 +166,10 @@ def load_model(
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:
-    with Isolation() as trying:
-        adapted = library().apply_lora_layers(model, str(adapter))
-    if trying.fault is not None:
-        raise wrong_option("adapter", f"{adapter} cannot be used: {trying.fault.summary}")
+    adapted = plugin_call(
+        lambda: library().apply_lora_layers(model, str(adapter)),
+        lambda fault: wrong_option("adapter", f"{adapter} cannot be used: {fault.summary}"),
+    )
     _check_adapter(adapted, adapter)
     adapted.eval()
     return adapted

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...records import Drafter, ModelFamily, ReasoningParser, ToolParser
 from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
@@ -164,12 +164,11 @@ def find(name: str) -> tuple[Plugin, EntryPoint]:
 
 
 def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
-    contents: Contents | None = None
-    with Isolation() as trying:
-        contents = load(point)
+    loaded = attempt(lambda: load(point))
+    contents = None if isinstance(loaded, Fault) else loaded
     listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
-    if trying.fault is not None:
-        listed = replace(listed, error=trying.fault.summary)
+    if isinstance(loaded, Fault):
+        listed = replace(listed, error=loaded.summary)
     found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents))]
     if contents is not None:
         found += _of_parsers(contents)

@@ -12,7 +12,7 @@ from ...engine.execution.probe import probe
 from ...engine.request import Request, SamplingParams
 from ...engine.speculation.speculation import source_of, speculation_of
 from ...families.checkpoint import read_json
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...records import (
     Drafter,
     Drafting,
@@ -133,10 +133,9 @@ class Spy:
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
         self.calls += 1
         before = [list(row.tokens) for row in rows]
-        with Isolation() as trying:
-            found = list(self._inner.propose(rows))
-        if trying.fault is not None:
-            self.problems.append(f"propose raised {trying.fault.summary}")
+        found = attempt(lambda: list(self._inner.propose(rows)))
+        if isinstance(found, Fault):
+            self.problems.append(f"propose raised {found.summary}")
             raise RuntimeError("the drafter failed")
         if len(found) != len(rows):
             self.problems.append(f"{len(found)} proposals for {len(rows)} rows")

@@ -20,8 +20,7 @@ from ...engine.execution import solo_rows
 from ...engine.execution.probe import Probe, probe
 from ...engine.prefix_cache.cache import PrefixCache
 from ...engine.request import Phase, Request, SamplingParams
-from ...errors import MLXProviderError
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...protocol.events import Failed
 from ...records import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
 from ...serving.loader import equip
@@ -162,13 +161,12 @@ def bad_input(of: Specimen) -> None:
 
 
 def _typed(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
-    with Isolation() as trying:
-        run_it()
-    if trying.fault is None:
+    found = attempt(run_it)
+    if not isinstance(found, Fault):
         demand(not must, f"{what} raises nothing")
         return
-    summary = f"{what} raises no error of mlx_provider.errors: {trying.fault.summary}"
-    demand(isinstance(trying.fault.error, MLXProviderError), summary)
+    summary = f"{what} raises no error of mlx_provider.errors: {found.summary}"
+    demand(found.ours, summary)
 
 
 def chunked_prefill(of: Specimen) -> None:
