@@ -12,9 +12,9 @@ from pathlib import Path
 from ..chat.output.whole_reply import read_chunks
 from ..config import PREFIX
 from ..engine.memory import memory_limit, pool_limit
-from ..engine.scheduling.admission import Limits
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import Costs
+from ..engine.scheduling.ledger import Limits
 from ..engine.speculation.policy import HOPE, Policy
 from ..families.checkpoint import named_context
 from ..families.tokenizer.hf_tokenizer import common_length

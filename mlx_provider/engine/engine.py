@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
@@ -74,10 +73,7 @@ class Engine:
         self.corrupted: set[Row] = set()
         """Rows of this step whose caches are corrupted."""
         self.batch.shows = self.drafting.shows
-        # without cycles, the weights of a model that leaves are free at once
-        engine: Engine = weakref.proxy(self)
-        scheduler.preview = lambda job: requests.preview(engine, job)
-        scheduler.claim = lambda job: requests.claim(engine, job)
+        scheduler.prefixes = requests.Previews(prefix_cache, sparse_prefill)
         self._waits_for_disk = False
 
     @property
@@ -137,7 +133,7 @@ class Engine:
         return self.output.take()
 
     def schedule(self) -> StepRecord:
-        """Decide the step. Changes no row or cache; notes on a prompt where it will begin."""
+        """Decide the step. Changes nothing."""
         now = self.clock()
         return self.scheduler.schedule(
             now,
@@ -189,7 +185,9 @@ class Engine:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 requests.store(self, row.request, [row])
                 requests.drop_rows(self, [row])
-        for job in self.scheduler.apply(record):
+        if record.claims and record.admitted in self.scheduler.waiting:
+            requests.claim(self, record.admitted)
+        for job in (*self.scheduler.apply(record), *record.tried):
             requests.look_up(self, job)
         for job in record.begins:
             if job not in self.scheduler.waiting:

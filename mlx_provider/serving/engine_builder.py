@@ -41,7 +41,7 @@ from .measurements import (
     fixed_passes,
     software,
 )
-from .prefixes import RowBudgets
+from .prefixes import RowBudgets, RowLedger
 from .weights import EngineInstance, Reproducible, Weights
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class EngineBuilder:
             room = (ledger.free - ledger.live()) // 2  # the rest is for rows
             drafts = drafts_of(self._registry, weights.folder, weights.model, options, room)
         policy = self._policy(weights, kind, options, kv, measured, fixed)
-        scheduler = self._scheduler(weights, kind, kv, measured, limits, fixed, policy)
+        scheduler = self._scheduler(weights, kind, measured, limits, fixed)
         engine = Engine(
             weights.model,
             scheduler,
@@ -193,20 +193,16 @@ class EngineBuilder:
         self,
         weights: Weights,
         kind: str,
-        kv: _KVCache,
         measured: Measured,
         limits: Limits,
         fixed: Reproducible | None,
-        policy: PrefixCachePolicy,
     ) -> Scheduler:
         memory, curve = measured.probe.memory, measured.curve
         longest = max(limits.stall_target, LONGEST_GAP)
         passes = PassMemory.of(measured.passes, curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, memory.state_bytes) if fixed else passes
-        budget = self._budgets.budget(weights, kind, memory, passing)
         return Scheduler(
-            limits,
-            replace(budget, fork_bytes=policy.fork_bytes),
+            RowLedger(limits, self._budgets, weights, kind, memory, passing),
             Costs(curve),
             grid=GRID if memory.recurrent else 1,
             fixed=fixed.shapes if fixed else None,

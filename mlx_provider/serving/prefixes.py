@@ -18,7 +18,7 @@ from ..engine.execution.probe import Reserve
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier, disk_limit
-from ..engine.scheduling.scheduler import Budget
+from ..engine.scheduling.ledger import Ledger, Limits
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied
@@ -143,25 +143,6 @@ class RowBudgets:
     unload: Callable[[Weights], None]
     """Called on the engine thread."""
 
-    def budget(
-        self,
-        weights: Weights,
-        kind: str,
-        memory: MemoryProfile,
-        passing: Callable[[int, int], int],
-    ) -> Budget:
-        """`passing`: see `Budget`."""
-        return Budget(
-            row_bytes=memory.row_bytes,
-            passing=passing,
-            available=partial(self._available, weights, kind),
-            reclaim=partial(self._reclaim, weights, kind),
-            unloadable=partial(self._unloadable, weights, kind),
-            alone=lambda: self.ledger.limit - self.ledger.of(weights.key),
-            others_go_on=partial(self.queue.others_go_on, weights.key),
-            image_bytes=self.ledger.media,
-        )
-
     @contextmanager
     def measuring(self, weights: Weights) -> Iterator[Reserve]:
         def reserve(nbytes: int) -> bool:
@@ -175,27 +156,63 @@ class RowBudgets:
         finally:
             self.ledger.measure(weights.key, 0)
 
-    def _others(self, weights: Weights, kind: str) -> int:
-        same = (each for name, each in list(weights.engines.items()) if name != kind)
-        own = sum(each.engine.scheduler.live_bytes for each in same)
-        return own + self.ledger.live(apart=weights.key)
 
-    def _available(self, weights: Weights, kind: str) -> int:
-        return self.ledger.free - self._others(weights, kind)
+class RowLedger(Ledger):
+    """For the rows of one engine."""
 
-    def _stuck(self, weights: Weights, kind: str, need: int) -> bool:
-        """Running rows need no more than they have, or no row runs."""
-        live = weights.engines[kind].engine.scheduler.live_bytes
-        return need <= live or not live
+    def __init__(
+        self,
+        limits: Limits,
+        process: RowBudgets,
+        weights: Weights,
+        kind: str,
+        memory: MemoryProfile,
+        passing: Callable[[int, int], int],
+    ) -> None:
+        """`passing`: bytes of a pass, see `pass_bytes`."""
+        super().__init__(limits)
+        self._process = process
+        self._weights = weights
+        self._kind = kind
+        self._memory = memory
+        self._passing = passing
 
-    def _unloadable(self, weights: Weights, kind: str, need: int) -> int:
-        others, stuck = self._others(weights, kind), self._stuck(weights, kind, need)
-        return self.queue.unloadable(weights.key, need, others, stuck=stuck)
+    def row_bytes(self, tokens: int) -> int:
+        return self._memory.row_bytes(tokens)
 
-    def _reclaim(self, weights: Weights, kind: str, need: int) -> None:
-        """Unload idle models, then shrink the prefix cache, so that rows may use `need` bytes."""
-        others, stuck = self._others(weights, kind), self._stuck(weights, kind, need)
-        self.queue.make_way(weights.key, need, others, self.unload, stuck=stuck)
-        left = self._available(weights, kind) - need
+    def pass_bytes(self, tokens: int, rows: int) -> int:
+        return self._passing(tokens, rows)
+
+    def available(self) -> int:
+        return self._process.ledger.free - self._others()
+
+    def alone(self) -> int:
+        return self._process.ledger.limit - self._process.ledger.of(self._weights.key)
+
+    def image_bytes(self) -> int:
+        return self._process.ledger.media()
+
+    def others_go_on(self) -> bool:
+        return self._process.queue.others_go_on(self._weights.key)
+
+    def unloadable(self, need: int, pinned: int) -> int:
+        others, queue = self._others() + pinned, self._process.queue
+        return queue.unloadable(self._weights.key, need, others, stuck=self._stuck(need))
+
+    def reclaim(self, need: int) -> None:
+        others, stuck, process = self._others(), self._stuck(need), self._process
+        process.queue.make_way(self._weights.key, need, others, process.unload, stuck=stuck)
+        left = self.available() - need
         if left >= 0:
-            self.prefixes.evict_to(left + self.ledger.in_use())
+            process.prefixes.evict_to(left + process.ledger.in_use())
+
+    def _others(self) -> int:
+        """Bytes that other rows, and those of the prefix cache in use, have."""
+        same = (each for name, each in list(self._weights.engines.items()) if name != self._kind)
+        own = sum(each.engine.scheduler.live_bytes for each in same)
+        return own + self._process.ledger.live(apart=self._weights.key)
+
+    def _stuck(self, need: int) -> bool:
+        """Running rows need no more than they have, or no row runs."""
+        live = self._weights.engines[self._kind].engine.scheduler.live_bytes
+        return need <= live or not live

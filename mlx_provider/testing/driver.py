@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.costs import Costs
-from ..engine.scheduling.scheduler import Budget, Limits, Scheduler
+from ..engine.scheduling.scheduler import Ledger, Limits, Scheduler
 from ..engine.sizes import FixedShapes
 from ..engine.speculation.policy import Ask, Asks, Policy, RowAcceptance
 from ..engine.step_output import Recorder
@@ -81,6 +81,27 @@ class Alternating(Scheduler):
         return False
 
 
+class TokenLedger(Ledger):
+    """One byte per token, and memory without end, unless `give` says something else."""
+
+    def row_bytes(self, tokens: int) -> int:
+        return tokens
+
+    def available(self) -> int:
+        return 2**40
+
+    def alone(self) -> int:
+        return self.available()
+
+    def reclaim(self, need: int) -> None:
+        """There is nothing to unload."""
+
+    def give(self, **methods: Callable[..., object]) -> Ledger:
+        """Replace methods."""
+        vars(self).update(methods)
+        return self
+
+
 def new_engine(
     model: LoadedModel,
     *,
@@ -111,12 +132,10 @@ def new_engine(
             memory=memory, shapes=fixed,
         )  # fmt: skip
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
-    budget = Budget(row_bytes, available, lambda need: None, alone=available)
-    if policy is not None:
-        budget = replace(budget, fork_bytes=policy.fork_bytes)
+    ledger = TokenLedger(limits).give(row_bytes=row_bytes, available=available)
     return Engine(
         model,
-        scheduler(limits, budget, costs, grid=grid, fixed=fixed),
+        scheduler(ledger, costs, grid=grid, fixed=fixed),
         layout=layout,
         fixed=fixed,
         mixes=mixes,

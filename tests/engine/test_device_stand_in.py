@@ -32,10 +32,10 @@ from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.chunking import LONGEST_GAP, Chunk
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
-from mlx_provider.testing.driver import TokenOutput
+from mlx_provider.testing.driver import TokenLedger, TokenOutput
 
 LAYERS, OPERATIONS, OF_A_GROUP = 36, 19, 3
 """Operations of a layer, and those of each further group of rows, as counted."""
@@ -160,9 +160,8 @@ class Engine:
         self.device, self.now, self.read = device, 0.0, 0.0
         found = choose(Times(device, 40_960, DEPTHS, LONGEST_ROW), PROBE)
         self.layout = "padded" if found.padded else "grouped"
-        budget = Budget(lambda tokens: tokens, lambda: 2**50, lambda need: None, lambda: 2**50)
         limits = Limits(64, 256, DIAL, 2048, 2048)
-        self.scheduler = Scheduler(limits, budget, Costs(found.curve))
+        self.scheduler = Scheduler(TokenLedger(limits), Costs(found.curve))
         self.first: dict[Request, float] = {}
         """When each request had its first token."""
         self.gaps: list[float] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,8 +68,7 @@ def test_a_preempted_row_is_not_merged_until_the_merge_needs_no_memory(
         return preempt(scheduler, row)
 
     monkeypatch.setattr(Scheduler, "preempt_row", counted)
-    budget = engine.scheduler.admission.budget
-    engine.scheduler.admission.budget = replace(budget, available=lambda: 3 * 256 * each)
+    vars(engine.scheduler.ledger).update(available=lambda: 3 * 256 * each)
     run(engine)
     assert waited == {asked[1].id: 1}
     for request in asked:

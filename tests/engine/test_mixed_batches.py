@@ -13,8 +13,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Phase
-from mlx_provider.engine.scheduling.record import Start
+from mlx_provider.engine.request import Phase, Start
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -68,7 +67,9 @@ def test_a_prompt_that_begins_elsewhere_than_planned_is_computed_from_there(
     others = decoding(engine)
     for _ in range(10):  # the rows owe no time to a chunk
         engine.step()
-    engine.scheduler.preview = lambda job: Start(0 if stored else 64, job.cuts)
+    vars(engine.scheduler.prefixes).update(
+        preview=lambda job: Start(0 if stored else 64, job.cuts, job.estimated_cached)
+    )
     for _ in range(2):  # the second one finds what the first one has stored
         long = new_request(LONG, max_tokens=9)
         engine.submit(long)

@@ -66,7 +66,7 @@ curve = Curve([(1, 0.001), (256, 0.01)], [(1, 1e-9), (256, 2e-9)])
 measured = calibrate(model, model.make_cache, found).passes
 passes = PassMemory.of(measured, curve, seconds=100, most=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
-engine.scheduler.admission.budget = replace(engine.scheduler.admission.budget, passing=passes)
+vars(engine.scheduler.ledger).update(pass_bytes=passes)
 request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
 reserved = engine.scheduler.reservation(request.rows)
 mx.clear_cache()

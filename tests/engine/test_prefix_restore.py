@@ -16,7 +16,7 @@ from mlx_provider.engine.prefix_cache import disk as disk_tier
 from mlx_provider.engine.prefix_cache.buffers import Lease
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
-from mlx_provider.engine.request import Phase, PrefillJob, Request
+from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of, run
@@ -139,11 +139,11 @@ def test_a_cancelled_restore_frees_its_row(restarted: Restarted, reads: int) -> 
     assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
 
 
-def test_a_prompt_that_is_restored_drops_its_claim(restarted: Restarted) -> None:
-    def claim(job: PrefillJob) -> None:
-        job.rows[0].lease = Lease(claimed_bytes=1)
-
-    restarted.engine.scheduler.claim = claim
+def test_a_prompt_that_is_restored_drops_its_claim(
+    restarted: Restarted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = restarted.engine.prefix_cache
+    monkeypatch.setattr(policy, "claims", lambda job: [Lease(claimed_bytes=1)])
     restarted.ask([*PROMPT, 50])
     restarted.engine.step()
     (job,) = restarted.engine.scheduler.waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -167,9 +166,7 @@ def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
         model, prefix_cache=stored, max_chunk=512, reserve=REPLY, least=256, memory=memory,
         row_bytes=memory.row_bytes, available=lambda: room - stored.in_use,
     )  # fmt: skip
-    admission = engine.scheduler.admission
-    admission.budget = replace(
-        admission.budget,
+    vars(engine.scheduler.ledger).update(
         alone=lambda: room,
         reclaim=lambda need: stored.evict(room - need) and None,
     )
@@ -283,9 +280,7 @@ class Shrinking:
             row_bytes=self.memory.row_bytes, available=lambda: self.room - self.stored.in_use,
         )  # fmt: skip
         self.scheduler = self.engine.scheduler
-        admission = self.scheduler.admission
-        admission.budget = replace(
-            admission.budget,
+        vars(self.scheduler.ledger).update(
             alone=lambda: self.room,
             reclaim=lambda need: self.stored.evict(self.room - need) and None,
         )

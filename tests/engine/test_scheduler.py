@@ -24,10 +24,11 @@ from mlx_provider.engine.scheduling.chunking import (
 )
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
 from mlx_provider.engine.scheduling.record import StepRecord
-from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import MediaSpan, Prompt
+from mlx_provider.testing.driver import TokenLedger
 
 
 class NoOutput:
@@ -59,10 +60,10 @@ def scheduler(
     curve: Curve = A_MILLISECOND_EACH,
     **memory_of: Any,
 ) -> Scheduler:
-    """`memory_of`: fields of the budget."""
+    """`memory_of`: methods of the ledger."""
     limits = Limits(max_rows, max_queue, 0.1, max_chunk, reserve)
-    budget = Budget(lambda tokens: tokens, lambda: memory, lambda need: None, lambda: memory)
-    return Scheduler(limits, dataclasses.replace(budget, **memory_of), Costs(curve))
+    ledger = TokenLedger(limits).give(**{"available": lambda: memory} | memory_of)
+    return Scheduler(ledger, Costs(curve))
 
 
 def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
@@ -179,12 +180,12 @@ def test_the_last_row_waits_only_for_rows_that_can_continue() -> None:
     request = make(100)
     plan.running = dict.fromkeys(request.rows)
     (row,) = request.rows
-    assert plan.admission.may_wait(row, 1)
+    assert plan.ledger.may_wait(row, 1)
     others = False
-    assert not plan.admission.may_wait(row, 1), "nobody would make room"
+    assert not plan.ledger.may_wait(row, 1), "nobody would make room"
     others = True
     row.tokens = [1] * 150
-    assert not plan.admission.may_wait(row, 1), "it has outgrown all there is"
+    assert not plan.ledger.may_wait(row, 1), "it has outgrown all there is"
 
 
 def test_a_row_is_admitted_if_others_give_back_memory() -> None:
@@ -202,7 +203,7 @@ def test_a_row_is_admitted_if_others_give_back_memory() -> None:
 
 
 def test_memory_of_idle_models_is_free_for_rows() -> None:
-    plan = scheduler(memory=50, unloadable=lambda need: 150)
+    plan = scheduler(memory=50, unloadable=lambda need, pinned: 150)
     plan.submit(make(100), 0.0)
     record = plan.schedule(0.0)
     assert record.admitted is not None
@@ -627,7 +628,7 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
 
 def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
     """The memory of the widest pass of the longest prompt; prompts wait for it, too."""
-    plan = scheduler(memory=800, passing=lambda tokens, rows: 3 * tokens + rows)
+    plan = scheduler(memory=800, pass_bytes=lambda tokens, rows: 3 * tokens + rows)
     long, short = make(150), make(100)
     assert plan.reservation(long.rows) == 154 + 450 + 1
     assert plan.reservation([*long.rows, *short.rows]) == 154 + 104 + 450 + 2

@@ -155,7 +155,7 @@ def test_entries_are_evicted_for_running_rows(tiny: Tiny) -> None:
         wanted.append(need)
         prefix_cache.evict(max(0, 10_000 - need))
 
-    object.__setattr__(engine.scheduler.admission.budget, "reclaim", reclaim)
+    vars(engine.scheduler.ledger).update(reclaim=reclaim)
     for i in range(6):
         ask(engine, [SYSTEM, {"role": "user", "content": f"question {i}"}])
     assert wanted

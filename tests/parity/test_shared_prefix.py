@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -198,7 +197,7 @@ def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
     early = new_request([*COMMON[:part], *(90 + i % 100 for i in range(own))], max_tokens=REPLY)
     decoding(engine, early)
     assert min(prefix.length for prefix in prefixes(engine)) == early.cached == part
-    reserved = engine.scheduler.admission.reservation
+    reserved = engine.scheduler.reservation
     room = part + whole_steps(own + REPLY)  # its own buffers have whole steps
     stored = part + own  # its prompt is an entry already
     assert reserved(early.rows) == (room - stored) * memory.token_bytes
@@ -288,8 +287,7 @@ def storm(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
         make_cache=make_cache, scheduler=Watched,
     )  # fmt: skip
-    admission = engine.scheduler.admission
-    admission.budget = replace(admission.budget, alone=lambda: room)
+    vars(engine.scheduler.ledger).update(alone=lambda: room)
     requests: list[Request] = []
     cancelled: set[str] = set()
     for each, which, steps in what:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.engine.sizes import FixedShapes
-from mlx_provider.testing.driver import new_request
+from mlx_provider.testing.driver import TokenLedger, new_request
 
 
 def scheduler(shapes: FixedShapes) -> Scheduler:
     limits = Limits(64, 100, 0.1, shapes.tokens, 64)
-    budget = Budget(lambda tokens: tokens, lambda: 2**40, lambda need: None, lambda: 2**40)
-    return Scheduler(limits, budget, Costs(), grid=64, fixed=shapes)
+    return Scheduler(TokenLedger(limits), Costs(), grid=64, fixed=shapes)
 
 
 def test_sizes() -> None:

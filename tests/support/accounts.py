@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from device_curves import HOST, MAX_CHUNK, Device
 from mlx_provider.engine.request import PrefillJob
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
-from mlx_provider.testing.driver import new_request
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.testing.driver import TokenLedger, new_request
 
 LONG, SHORT = 8_000, 500
 """Tokens of a prompt of the flood, and of the one that waits."""
@@ -33,12 +33,10 @@ class Accounts:
     """When each request had its first token, by identity."""
 
     def __post_init__(self) -> None:
-        budget = Budget(
-            lambda tokens: tokens, lambda: self.memory, lambda need: None, lambda: self.memory
-        )
         limits = Limits(self.max_rows, 1000, 0.1, MAX_CHUNK, REPLY)
+        ledger = TokenLedger(limits).give(available=lambda: self.memory)
         costs = Costs(self.device.measured())
-        self.scheduler = Scheduler(limits, budget, costs, grid=self.device.grid)
+        self.scheduler = Scheduler(ledger, costs, grid=self.device.grid)
         self._read = 0.0
 
     def ask(

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from device_curves import CHIPS, MODELS, WIDE, Chip, Estimate, Model
+from device_curves import CHIPS, MODELS, Chip, Estimate, Model
 from mlx_provider.engine.request import Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, PassTimer
-from mlx_provider.engine.scheduling.scheduler import Budget, Limits, Scheduler
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.engine.speculation.policy import Kind, Policy, RowAcceptance
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
-from mlx_provider.testing.driver import TokenOutput
+from mlx_provider.testing.driver import TokenLedger, TokenOutput
 
 STREAM = 2_000
 """Tokens that each row holds."""
@@ -283,8 +283,7 @@ def copying(chance: float, copied: int, written: int) -> Luck:
 
 def _decoding(rows: int, costs: Costs) -> Scheduler:
     """A scheduler whose rows decode."""
-    budget = Budget(lambda tokens: tokens, lambda: WIDE, lambda need: None, lambda: WIDE)
-    scheduler = Scheduler(Limits(64, 256, 0.1, 2048, 2048), budget, costs)
+    scheduler = Scheduler(TokenLedger(Limits(64, 256, 0.1, 2048, 2048)), costs)
     for at in range(rows):
         request = Request(f"{at}", Prompt([1] * STREAM), SamplingParams(), 1000, EventQueue())
         request.rows = [Row(request, 0, TokenOutput())]

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...records import LoadedModel, Prompt
 from ..memory import MemoryProfile
-from ..request import PrefillJob, Request, Row
+from ..request import PrefillJob, Request, Row, Start
 from ..row_cache import Kind
 from ..sizes import STEP_TOKENS, FixedShapes
 from .buffers import Lease, Leases, divisible, own_layers
@@ -80,11 +80,7 @@ class PrefixCachePolicy:
     def look_up(self, job: PrefillJob) -> None:
         if job.ids is None:
             job.ids = as_ids(key_tokens(job.prompt))
-        key = self._key(job.request)
-        job.match = self._match(key, job.ids)
-        disk = self.cache.disk
-        beyond = 0 if disk is None else disk.find(key, job.ids, job.match, self._grid)[0]
-        job.estimated_cached = max(job.match.length, beyond)
+        job.match, job.estimated_cached = self._found(job)
 
     @property
     def nbytes(self) -> int:
@@ -103,33 +99,42 @@ class PrefixCachePolicy:
         # the longest stored path shows where the prompt leaves it
         return replace(found, length=usable.length, stateful=usable.stateful)
 
-    def _found(self, job: PrefillJob) -> Match:
-        """Looks the job up again if the prefix cache has changed."""
-        if job.match is None or not self.cache.holds(job.match):
-            self.look_up(job)
-        match: Match = job.match
-        return match
+    def _found(self, job: PrefillJob) -> tuple[Match, int]:
+        """The match, which is a new one if the prefix cache has changed, and the tokens that will
+        not be computed. Changes nothing."""
+        if job.match is not None and self.cache.holds(job.match):
+            return job.match, job.estimated_cached
+        key, disk = self._key(job.request), self.cache.disk
+        match = self._match(key, job.ids)
+        beyond = 0 if disk is None else disk.find(key, job.ids, match, self._grid)[0]
+        return match, max(match.length, beyond)
+
+    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+        """What the rows of a queued prompt will use of the prefix cache in place. Changes
+        nothing."""
+        if not job.uses_prefix_cache or job.ids is None:
+            return ()
+        match, estimated = self._found(job)
+        # if more of it comes from disk, these are copies
+        first = self._leases.claim(match) if estimated == match.length else None
+        return first, *self._forks(job, first)
 
     def claim(self, job: PrefillJob) -> None:
-        """Let a queued prompt hold what it will use of the prefix cache in place."""
-        if not job.uses_prefix_cache or job.match is None:
-            return
-        match = self._found(job)
-        if job.estimated_cached == match.length:  # else more of it comes from disk, as copies
-            job.rows[0].lease = self._leases.claim(match)
-        self._claim_forks(job)
+        """Let a queued prompt hold these."""
+        for row, lease in zip(job.rows, self.claims(job), strict=False):
+            row.lease = lease and lease.hold()
 
     def trim(self, row: Row, tokens: int) -> None:
         if row.lease is not None:
             self._leases.trim(row.lease, tokens)
 
-    def _claim_forks(self, job: PrefillJob) -> None:
-        first, further = job.rows[0].lease, len(job.rows) - 1
+    def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
+        """The same for the rows after the first."""
+        further = len(job.rows) - 1
         nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
         if first is not None and first.base is not None:
             nbytes = min(nbytes, first.base.stored)
-        for row in job.rows[1:]:
-            row.lease = Lease(claimed_bytes=nbytes) if nbytes else None
+        return [Lease(claimed_bytes=nbytes) if nbytes else None for _ in range(further)]
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         if tokens <= self._least:
@@ -150,7 +155,9 @@ class PrefixCachePolicy:
         """Give the job a cache for `room` tokens that holds the longest stored prefix. Returns the
         match, unless it was already reported. If the disk has more than memory, the job is
         `restoring` at first. Call it again after that."""
-        match, key, disk = self._found(job), self._key(job.request), self.cache.disk
+        self.look_up(job)
+        match: Match = job.match
+        key, disk = self._key(job.request), self.cache.disk
         job.rows[0].lease = None  # nothing else may have changed what it claims
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
@@ -172,7 +179,8 @@ class PrefixCachePolicy:
             job.cache, job.rows[0].lease = self.cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
             )
-        self._claim_forks(job)
+        for row, lease in zip(job.rows[1:], self._forks(job, job.rows[0].lease), strict=True):
+            row.lease = lease
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
@@ -183,18 +191,17 @@ class PrefixCachePolicy:
         job.request.explanation = self._explained(job, match)
         return match
 
-    def preview(self, job: PrefillJob) -> tuple[int, Sequence[int]] | None:
-        """The tokens with which `begin` would let a job start, and where its passes must end.
-        `None`: it would wait for the disk. May look the job up again."""
-        match = self._found(job)
-        start = match.length
+    def preview(self, job: PrefillJob) -> Start:
+        """How `begin` would let a job start. Changes nothing."""
+        match, estimated = self._found(job)
+        start, cuts = match.length, job.cuts
         if job.restore is not None and job.restore.cache is not None:
             start = job.restore.length
-        elif job.restore is None and job.estimated_cached > start:
-            return None
+        elif job.restore is None and estimated > start:
+            return Start(estimated=estimated, waits=True)
         if self._ends_passes and len(job.tokens) == len(job.request.prompt.tokens):
-            return start, self._places(job, start, match.branch)
-        return start, job.cuts
+            cuts = self._places(job, start, match.branch)
+        return Start(start, cuts, estimated)
 
     @property
     def _ends_passes(self) -> bool:

@@ -9,8 +9,8 @@ from functools import cache, partial
 
 from ..request import PrefillJob, Row
 from ..sizes import FixedShapes
-from .admission import Limits
 from .costs import Costs, Load
+from .ledger import Limits
 
 LONGEST_GAP = 0.75
 """Longest wait of decoding rows in seconds, used if smaller chunks lose much of the rate."""
@@ -116,24 +116,23 @@ class Chunking:
         self._as_measured = Costs(costs.curve)
         """Costs at the pace of the calibration, which later passes do not change."""
 
-    def chunk(
+    def size(
         self, job: PrefillJob, rows: Sequence[Row], alone: float = 0.0, *, mixed: bool = False
-    ) -> Chunk:
-        """The next tokens of a prompt, in the pass of the decoding `rows` or in a pass behind it.
+    ) -> int:
+        """Tokens of the next chunk of a prompt, in the pass of the decoding `rows` or behind it.
         `alone`: seconds of the rows' pass without them."""
         sizes: Sequence[int] = self._sizes(job)
         own = partial(self.own_pass, job)
         if job.request.ahead:
-            return _next(job, within(sizes, own, self.limits.stall_target)[-1])
+            return within(sizes, own, self.limits.stall_target)[-1]
         if not rows:
             sizes = self._wide(sizes, own)
             longest = max(IDLE_SECONDS, own(worthwhile(sizes, own)))
-            return _next(job, largest_size(sizes, own, longest))
+            return largest_size(sizes, own, longest)
         if self.brief(job):
-            return _next(job, sizes[-1])
+            return sizes[-1]
         keys = sum(row.held for row in rows)
-        size = self._size_beside(sizes, len(rows), keys, job.done, alone, mixed=mixed)
-        return _next(job, size)
+        return self._size_beside(sizes, len(rows), keys, job.done, alone, mixed=mixed)
 
     @property
     def longest_gap(self) -> float:
@@ -184,14 +183,14 @@ class Chunking:
         seconds without a prompt."""
         return max(self.limits.stall_target, FAIR * alone)
 
-    def even_chunk(self, job: PrefillJob) -> Chunk:
-        """The next tokens in a pass of their own, within the stall target. A prompt always has the
+    def even_size(self, job: PrefillJob) -> int:
+        """The same in a pass of their own, within the stall target. A prompt always has the
         same passes, because results depend on where they end."""
         sizes = self._sizes(job)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         sizes = few if job.wants_prompt_logprobs else sizes
         seconds = partial(self._as_measured.pass_of, 0, 0, depth=job.done)
-        return _next(job, worthwhile(within(sizes, seconds, self.limits.stall_target), seconds))
+        return worthwhile(within(sizes, seconds, self.limits.stall_target), seconds)
 
     def brief(self, job: PrefillJob) -> bool:
         """Whether decoding rows could wait for the whole prompt in one pass."""
@@ -240,10 +239,6 @@ class Chunking:
         cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
         end = job.cuts[cut] if cut < len(job.cuts) else total
         return chunk_sizes(job.done, end, total, self.limits.max_chunk, self.grid)
-
-
-def _next(job: PrefillJob, tokens: int) -> Chunk:
-    return Chunk(job, job.done, job.done + tokens)
 
 
 def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> list[int]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..prefix_cache.tree import common
-from ..request import PrefillJob, Request, Row
+from ..request import PrefillJob, Request, Row, Start
 from ..sizes import STEP_TOKENS
-from .admission import above_share
 from .chunking import StepPlan
+from .ledger import NO_CLAIMS, Claims
 
 if TYPE_CHECKING:
+    from ..prefix_cache.buffers import Lease
     from .scheduler import Scheduler
 
 PATIENCE_SECONDS = 30.0
@@ -21,16 +23,6 @@ CLAIMS_PER_STEP = 4
 """Prompts whose use of the prefix cache is looked up again in a step that admits one of them."""
 WORTH_WAITING = 256
 """Least tokens that a started prompt must be about to store of another one, which waits for it."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where the prefill of a prompt will begin."""
-
-    done: int = 0
-    cuts: Sequence[int] = ()
-    scored: bool = False
-    """Its tokens are scored first."""
 
 
 @dataclass
@@ -50,6 +42,9 @@ class StepRecord:
     reclaim: int = 0
     """Bytes of live rows for which prefixes and models without requests make room. 0: nothing to
     do."""
+    tried: dict[PrefillJob, Sequence[Lease | None]] = field(default_factory=dict, compare=False)
+    """Prompts that were tried for admission, which are looked up again, and what their rows would
+    use of the prefix cache."""
     admitted: PrefillJob | None = None
     claims: bool = False
     """The admitted prompt leases the stored buffers that it will use in place, before memory is
@@ -89,13 +84,29 @@ def _name(row: Row) -> str:
     return f"{row.request.id}.{row.index}"
 
 
+class StoredPrefixes:
+    """What the scheduler asks of the prefix cache. Nothing changes. Here, nothing is stored."""
+
+    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+        """What the rows of a queued prompt would use in place. Empty: nothing."""
+        return ()
+
+    def preview(self, job: PrefillJob) -> Start:
+        """How a prompt will begin."""
+        return Start(job.done, job.cuts, job.estimated_cached)
+
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        """Bytes that this many rows of a prompt of so many tokens take less because they share
+        it."""
+        return 0
+
+
 class StepBuilder:
     """A step while it is decided: the rows and prompts that stay, and what happens to others."""
 
     def __init__(self, scheduler: Scheduler, now: float) -> None:
         self.scheduler = scheduler
-        self.admission = scheduler.admission
-        self.budget = scheduler.admission.budget
+        self.ledger = scheduler.ledger
         gone = [r for r in scheduler.requests() if r.deadline is not None and now > r.deadline]
         self.record = StepRecord(now, sorted(gone, key=lambda request: request.arrived))
         self.rows = [row for row in scheduler.running if row.request not in gone]
@@ -110,8 +121,8 @@ class StepBuilder:
     def fit_rows(self) -> None:
         """If rows have outgrown the memory, they give back spare capacity, or else the youngest
         waits, or ends if it could never continue."""
-        before, limit = self.scheduler.fitting_limit, self.budget.available()
-        if limit == before and not any(map(self.admission.exceeds, self.rows)):
+        before, limit = self.scheduler.fitting_limit, self.ledger.available()
+        if limit == before and not any(map(self.ledger.exceeds, self.rows)):
             return
         need = self._need(self.live)
         grown = need > self.scheduler.reclaimed_bytes
@@ -121,7 +132,7 @@ class StepBuilder:
         while need > self._limit(need) and self.rows:
             active = len(self.live)
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
-            waits = self.admission.may_wait(row, active)
+            waits = self.ledger.may_wait(row, active)
             self._remove(row, self.record.preempted if waits else self.record.cut)
             need = self._need(self.live)
         self.record.need, self.record.limit = need, self._limit(need)
@@ -187,19 +198,26 @@ class StepBuilder:
         self.rows.remove(row)
         self._released += row.stored
 
-    def _need(self, rows: Sequence[Row]) -> int:
-        spare = sum(self.admission.spare(row) for row in rows if row in self.record.trims)
-        return self.admission.reservation(rows) - spare
+    def _need(self, rows: Sequence[Row], claims: Claims = NO_CLAIMS) -> int:
+        spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
+        return self.ledger.reservation(rows, claims) - spare
 
-    def _limit(self, need: int) -> int:
-        """Bytes for live rows once memory is reclaimed for `need`."""
-        limit = self.budget.available() + self._released
-        return limit if need <= limit else limit + self.budget.unloadable(need)
+    def _claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+        tried = self.record.tried
+        if job not in tried:
+            tried[job] = self.scheduler.prefixes.claims(job)
+        return tried[job]
+
+    def _limit(self, need: int, pinned: int = 0) -> int:
+        """Bytes for live rows once memory is reclaimed for `need`, if rows also use `pinned` bytes
+        of the prefix cache that can now be evicted."""
+        limit = self.ledger.available() + self._released - pinned
+        return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
 
     def _give_back(self, rows: Sequence[Row]) -> None:
         """Free the capacity of rows that is only for later turns."""
-        spare = [row for row in rows if self.admission.spare(row)]
-        self.record.trims |= {row: self.admission.kv_needed(row) for row in spare}
+        spare = [row for row in rows if self.ledger.spare(row)]
+        self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
 
     def _room(
         self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
@@ -209,18 +227,17 @@ class StepBuilder:
         temporary, and may belong to the prompt itself, so they do not block a prompt that would run
         alone."""
         rows = [row for row in self.live if row not in without]
-        if len(rows) + len(job.rows) > self.admission.limits.max_rows:
+        if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return None
-        if claims:
-            self.scheduler.claim(job)
-        need, images = self._need([*rows, *job.rows]), self.budget.image_bytes()
+        leases = self._claims(job) if claims else ()
+        claimed = dict(zip(job.rows, leases, strict=False))
+        pinned = sum(lease.pins for lease in leases if lease is not None)
+        need, images = self._need([*rows, *job.rows], claimed), self.ledger.image_bytes()
         if not claims and rows and job.uses_prefix_cache:
             # a step more for it behind a prefix, and for the row that has the prefix now
-            need += self.budget.row_bytes(2 * STEP_TOKENS)
-        limit = self._limit(need + images)
-        spare = sum(self.admission.spare(row) for row in rows if row not in self.record.trims)
-        for row in job.rows:
-            row.lease = None
+            need += self.ledger.row_bytes(2 * STEP_TOKENS)
+        limit = self._limit(need + images, pinned)
+        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
         if need + (images if rows else 0) <= limit:
             return Room(need + images, claims, trims=False)
         if spare and need - spare + images <= limit:
@@ -228,6 +245,20 @@ class StepBuilder:
         self.record.reclaim = self.record.reclaim or need + images
         # behind a prefix, a row may take more than without it, which may be all that there is
         return self._room(job, claims=False) if claims and not rows else None
+
+
+def above_share(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows that give way to an account without rows, one after the other: the youngest of the
+    account with the most rows. Each account keeps one."""
+    left = sorted(rows, key=lambda row: (row.request.arrived, row.index))
+    held = Counter(row.request.account for row in left)
+    while held:
+        account, count = held.most_common(1)[0]
+        if count < 2:
+            return
+        at = max(at for at, row in enumerate(left) if row.request.account == account)
+        held[account] -= 1
+        yield left.pop(at)
 
 
 @dataclass(frozen=True)

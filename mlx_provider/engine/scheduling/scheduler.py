@@ -1,7 +1,7 @@
 """The queue, the rows that decode, and the plan of a step. Imports no mlx.
 
-`schedule` decides a step with integers; it only notes on a prompt where it will begin. `apply`
-makes the changes of its record that are the scheduler's own. Rows decode in every step, except when
+`schedule` decides a step with integers and changes nothing. `apply` makes the changes of its record
+that are the scheduler's own. Rows decode in every step, except when
 brief prompts may precede them. One prompt at a time is prefilled: the one with the least work left,
 which waiting makes more urgent. Its chunk shares the pass of the rows if that is faster. It has one
 of a few fixed sizes: the smallest with nearly the best rate, among those whose step takes little
@@ -12,21 +12,58 @@ gets the rest of the device in efficient passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..request import Phase, PrefillJob, Request, Row
+from ..request import Phase, PrefillJob, Request, Row, Start
 from ..sizes import FixedShapes
-from .admission import OUTPUT_TOKEN, Admission, Budget, FairShares, Limits
 from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
 from .costs import Costs
-from .record import Start, StepBuilder, StepRecord, prefilling
+from .ledger import Ledger, Limits
+from .record import StepBuilder, StepRecord, StoredPrefixes, prefilling
 
-__all__ = ["Budget", "Limits", "Scheduler"]
+__all__ = ["Ledger", "Limits", "Scheduler"]
 
+OUTPUT_TOKEN = 2.0
+"""A token of a reply counts as this many of a prompt, as in VTC."""
 AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
+
+
+class FairShares:
+    """The tokens that each account was served, divided by its share, as in VTC (Sheng et al., OSDI
+    2024). An account without requests is forgotten, and starts again at the smallest count. Prompts
+    run in the order of the counts at which they would end: a short prompt precedes a long one, and
+    at most as many tokens of another account run before a prompt as that has itself."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+
+    @property
+    def several(self) -> bool:
+        return len(self._served) > 1
+
+    def join(self, request: Request, present: Iterable[Request]) -> None:
+        served = {each.account: self._served.get(each.account, 0.0) for each in present}
+        served.setdefault(request.account, min(served.values(), default=0.0))
+        self._served = served
+
+    def charge(self, request: Request, tokens: float) -> None:
+        account = request.account
+        self._served[account] = self._served.get(account, 0.0) + tokens / request.share
+
+    def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
+        """Prompts in the order in which they run. Those of one account keep their order."""
+        if not self.several:
+            return jobs
+        ends = dict(self._served)
+        tags: dict[PrefillJob, float] = {}
+        for job in jobs:
+            account = job.request.account
+            ends[account] = ends.get(account, 0.0) + job.work / job.request.share
+            tags[job] = ends[account]
+        return sorted(jobs, key=tags.__getitem__)
 
 
 class Scheduler:
@@ -34,25 +71,21 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: Limits,
-        budget: Budget,
+        ledger: Ledger,
         costs: Costs | None = None,
         *,
         grid: int = 1,
         fixed: FixedShapes | None = None,
     ) -> None:
         """`grid`, `fixed`: see `Chunking`."""
-        self.admission = Admission(limits, budget)
-        self.chunking = Chunking(limits, costs or Costs(), grid=grid, fixed=fixed)
+        self.ledger = ledger
+        self.chunking = Chunking(ledger.limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
         self.waiting: list[PrefillJob] = []
         """Prompts in the queue or in prefill."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
-        self.claim: Callable[[PrefillJob], None] = lambda job: None
-        """Gives the rows of a prompt leases that say what they would use of the prefix cache."""
-        self.preview: Callable[[PrefillJob], Start | None] = lambda job: Start(job.done, job.cuts)
-        """Where a prompt will begin. `None`: it waits for the disk. Read-only."""
+        self.prefixes = StoredPrefixes()
         self.shares = FairShares()
         self._decoded = False
         """Rows have decoded since memory was last checked."""
@@ -69,9 +102,11 @@ class Scheduler:
     def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
         """Check whether a request may queue. Read-only, so any thread may call it. `arriving`: the
         accounts of accepted requests that are not queued yet. Raises the errors of
-        `Admission.check`."""
+        `Ledger.check`."""
         queued = [*(job.request.account for job in self._queued()), *arriving]
-        self.admission.check(request, len(queued), first=request.account not in queued)
+        shared = self.prefixes.fork_bytes(len(request.prompt.tokens), len(request.rows))
+        first = request.account not in queued
+        self.ledger.check(request, len(queued), first=first, shared=shared)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         if not request.arrived:
@@ -145,7 +180,7 @@ class Scheduler:
     def schedule(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
     ) -> StepRecord:
-        """Decide the next step; a second call decides the same. `mixes`: chunks may share the pass
+        """Decide the next step. Changes nothing. `mixes`: chunks may share the pass
         of the decoding rows; `stalled`: seconds that these rows have waited for their token;
         `passes`: forward passes per token of each row."""
         step = StepBuilder(self, now)
@@ -155,50 +190,36 @@ class Scheduler:
         record.admitted = step.choose_prompt(step.displace())
         started = [job for job in step.jobs if job.admitted or job is record.admitted]
         record.begins = [job for job in started if job.cache is None and not job.restoring]
-        waiting = [job for job in record.begins if not self._expect(job)]
-        job = next((job for job in started if not job.restoring and job not in waiting), None)
-        record.plan = self._plan(tuple(step.rows), job, mixes, stalled, passes)
+        starts = {job: self.prefixes.preview(job) for job in record.begins}
+        ready = (job for job in started if not job.restoring)
+        job = next((job for job in ready if job not in starts or not starts[job].waits), None)
+        rows, mixes = tuple(step.rows), mixes and self.chunking.mixes
+        alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
+        record.plan = StepPlan(rows, pass_seconds=alone)
+        if job is not None:
+            record.plan = self._with_prompt(record.plan, job, starts.get(job), mixes, stalled)
         return record
 
-    def _expect(self, job: PrefillJob) -> bool:
-        """Note where a prompt will begin. Returns whether it begins in this step: it may wait for
-        the disk first."""
-        start = self.preview(job)
-        if start is not None:
-            job.done, job.cuts, job.awaits_scores = start.done, start.cuts, start.scored
-        return start is not None
-
-    def _plan(
-        self,
-        rows: tuple[Row, ...],
-        job: PrefillJob | None,
-        mixes: bool,
-        stalled: float,
-        passes: int,
+    def _with_prompt(
+        self, plan: StepPlan, job: PrefillJob, start: Start | None, mixes: bool, stalled: float
     ) -> StepPlan:
-        sizes = self.chunking
-        alone = sizes.seconds(rows, passes=passes) if rows else 0.0
-        if job is None:
-            return StepPlan(rows, pass_seconds=alone)
-        if rows and self._itl_debt and (job.unembedded or not self._precedes(job)):
-            return StepPlan(rows, pass_seconds=alone)
-        if job.unembedded or job.scoring is not None or job.awaits_scores:
-            most = sizes.fair(alone) - alone if job.unembedded else sizes.limits.stall_target
-            most = most if rows else IDLE_SECONDS
-            return StepPlan(rows, pass_seconds=alone, prepared=job, preparing_seconds=most)
-        if job.own_pass:
-            chunk = sizes.even_chunk(job)
-            own = sizes.own_pass(job, chunk.size)
-            return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
-        brief = self._precedes(job)
-        if rows and mixes and sizes.mixes and job.text_follows and not brief:
-            chunk = sizes.chunk(job, rows, alone, mixed=True)
+        """`start`: how the prompt begins in this step; `None`: it has begun."""
+        sizes, rows, alone = self.chunking, plan.rows, plan.pass_seconds
+        at = job if start is None else job.after(start)
+        if rows and self._itl_debt and (at.unembedded or not self._precedes(at)):
+            return plan
+        if at.unembedded or at.scoring is not None or (start is not None and start.scored):
+            most = sizes.fair(alone) - alone if at.unembedded else sizes.limits.stall_target
+            return replace(plan, prepared=job, preparing_seconds=most if rows else IDLE_SECONDS)
+        brief = self._precedes(at)
+        mixed = bool(rows) and mixes and at.text_follows and not (brief or at.own_pass)
+        tokens = sizes.even_size(at) if at.own_pass else sizes.size(at, rows, alone, mixed=mixed)
+        chunk = Chunk(job, at.done, at.done + tokens)
+        if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=sizes.seconds(rows, chunk))
-        chunk = sizes.chunk(job, rows, alone)
-        own = sizes.own_pass(job, chunk.size)
-        if rows and brief and stalled + own <= sizes.longest_gap:
-            return StepPlan((), chunk, chunk_seconds=own)
-        return StepPlan(rows, chunk, pass_seconds=alone, chunk_seconds=own)
+        plan = replace(plan, chunk=chunk, chunk_seconds=sizes.own_pass(at, tokens))
+        first = brief and not at.own_pass and stalled + plan.chunk_seconds <= sizes.longest_gap
+        return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
 
     def apply(self, record: StepRecord) -> list[PrefillJob]:
         """Let rows wait, reclaim memory and admit a prompt. The requests that end have ended.
@@ -208,10 +229,8 @@ class Scheduler:
             self.fitting_limit = record.limit if record.need <= record.limit else None
         waiting = [self.preempt_row(row) for row in record.preempted if row in self.running]
         job = record.admitted if record.admitted in self.waiting else None
-        if job is not None and record.claims:
-            self.claim(job)
         if record.reclaim:
-            self.admission.budget.reclaim(record.reclaim)
+            self.ledger.reclaim(record.reclaim)
         if job is not None:
             job.aged = record.now - job.arrived
             job.admitted, job.request.phase = True, Phase.PREFILL
@@ -259,7 +278,7 @@ class Scheduler:
         return self.chunking.brief(job)
 
     def reservation(self, rows: Iterable[Row]) -> int:
-        return self.admission.reservation(rows)
+        return self.ledger.reservation(rows)
 
     # -- what is here
 
@@ -285,7 +304,7 @@ class Scheduler:
     def fits_ahead(self, request: Request, stored: int) -> bool:
         """Whether the row of a prompt that will come fits in addition to `stored` bytes of
         prefixes."""
-        return self.reservation(request.rows) + stored <= self.admission.budget.available()
+        return self.reservation(request.rows) + stored <= self.ledger.available()
 
     @property
     def idle(self) -> bool:

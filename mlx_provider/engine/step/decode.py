@@ -217,7 +217,7 @@ def end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     cache, job.cache = job.held(), None
     if job.places is not None:
         cache = whole_windows(cache)
-    grow_by(cache, engine.scheduler.admission.kv_growth(job))
+    grow_by(cache, engine.scheduler.ledger.kv_growth(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:
         caches = engine.prefix_cache.fork(job.rows, cache)

@@ -89,7 +89,7 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | Non
         elif job.scoring is not None and engine.sparse_prefill is not None:
             engine.sparse_prefill.advance(job, seconds)
             if job.scoring is None:
-                grow_by(job.held(), engine.scheduler.admission.kv_capacity(job))
+                grow_by(job.held(), engine.scheduler.ledger.kv_capacity(job))
                 engine.recorder.count("tokens_skipped", job.request.skipped)
     engine.timer.forget()  # this time is not that of a pass
     engine.pending_chunk_seconds = []

@@ -12,10 +12,13 @@ from ...isolation import Fault, Isolation
 from ...protocol.events import Delta, Event, Finish, FinishReason
 from ...upstream.cache_classes import sparse
 from ..execution.decode_batch import Logprob, Read
-from ..prefix_cache.cache import Match
-from ..request import Phase, PrefillJob, Request, Row
+from ..prefix_cache.buffers import Lease
+from ..prefix_cache.policy import PrefixCachePolicy
+from ..prefix_cache.tree import Match
+from ..request import Phase, PrefillJob, Request, Row, Start
 from ..row_cache import grow_by
-from ..scheduling.record import Start
+from ..scheduling.record import StoredPrefixes
+from ..sparse_prefill import SparsePrefill
 from ..step_output import LookedUp
 
 if TYPE_CHECKING:
@@ -43,25 +46,38 @@ def claim(engine: Engine, job: PrefillJob) -> None:
             engine.prefix_cache.claim(job)
 
 
-def preview(engine: Engine, job: PrefillJob) -> Start | None:
-    """Where `begin` will let a prompt start. `None`: it will wait for the disk."""
-    if not job.uses_prefix_cache:
-        return Start(0, job.cuts)
-    found: Start | None = Start()
-    if engine.prefix_cache is not None:
-        with isolated_cache(job.request):
-            start = engine.prefix_cache.preview(job)
-            found = None if start is None else Start(*start)
-    scorer = engine.sparse_prefill
-    if found is not None and scorer is not None and scorer.will_score(job, found.done):
-        return Start(scored=True)
-    return found
+class Previews(StoredPrefixes):
+    """How `claim` and `begin` will let a prompt start."""
+
+    def __init__(self, policy: PrefixCachePolicy | None, scorer: SparsePrefill | None) -> None:
+        self._policy = policy
+        self._scorer = scorer
+
+    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+        if self._policy is not None:
+            with isolated_cache(job.request):
+                return self._policy.claims(job)
+        return ()
+
+    def preview(self, job: PrefillJob) -> Start:
+        found, scorer = Start(0, job.cuts, job.estimated_cached), self._scorer
+        if not job.uses_prefix_cache:
+            return found
+        if self._policy is not None:
+            with isolated_cache(job.request):
+                found = self._policy.preview(job)
+        if not found.waits and scorer is not None and scorer.will_score(job, found.done):
+            return Start(0, (), found.estimated, scored=True)
+        return found
+
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        return 0 if self._policy is None else self._policy.fork_bytes(tokens, rows)
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
     """Give an admitted prompt its row cache, or start a restore from disk."""
-    inputs, job.awaits_scores = job.request.inputs, False
-    capacity = len(job.tokens) if inputs else engine.scheduler.admission.kv_capacity(job)
+    inputs = job.request.inputs
+    capacity = len(job.tokens) if inputs else engine.scheduler.ledger.kv_capacity(job)
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         with isolated_cache(job.request) as found:
             _record_lookup(engine, job.request, engine.prefix_cache.begin(job, capacity))
