@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -241,24 +241,13 @@ class HFTokenizer:
         return str(text)
 
     def rendered(
-        self,
-        messages: Messages,
-        tools: Messages,
-        variables: Variables,
-        *,
-        escaped: Container[str] | None = (),
+        self, messages: Messages, tools: Messages, variables: Variables
     ) -> tuple[Hidden, str]:
-        """A client's input with its control tokens hidden, and the text rendered from it. An escape
-        replaces each mark that does not arrive, because the template changes or drops it.
-        `escaped`: see `hide`."""
-        given = Hidden(messages, tools, variables)
-        hidden = self._hide(given, escaped)
-        text = self._text(hidden)
-        lost = hidden.lost_characters(text)
-        if lost:
-            hidden = self._hide(given, lost)
-            text = self._text(hidden)
-        return hidden, text
+        """A client's input with its control tokens hidden, and the text rendered from it."""
+        hidden = hide(
+            self.control, Hidden(messages, tools, variables), taken=self.chat_template or ""
+        )
+        return hidden, self._text(hidden)
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
         hidden, text = self.rendered(messages, tools, variables)
@@ -289,9 +278,6 @@ class HFTokenizer:
             # a template may refuse a conversation without a user message
             found.append(try_render(partial(self._text, begun, generation_prompt=False)))
         return [text for text in found if text is not None]
-
-    def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
-        return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")
 
     def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
         text = self.apply_template(

@@ -19,13 +19,12 @@ SLICE = 2**18
 
 
 def starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
-    """Ascending start positions of matches, for a pattern that reads at most `longest` characters.
-    A match across the end of a slice may be found twice or hide one that begins within it. Exact
-    for patterns that consume nothing, and for whether there is a match at all."""
+    """Ascending start positions of matches, which may overlap, for a pattern that reads at most
+    `longest` characters."""
     for begin in range(0, len(text), SLICE):
-        end = begin + SLICE
-        for match in pattern.finditer(text, begin, end + longest - 1):
-            if match.start() < end:
+        at, end = begin, begin + SLICE
+        while at < end and (match := pattern.search(text, at, end + longest - 1)):
+            if (at := match.start() + 1) <= end:
                 yield match.start()
 
 

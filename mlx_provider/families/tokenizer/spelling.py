@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
@@ -51,47 +51,33 @@ class Hidden:
 
     def mend(self, text: str) -> str:
         """A rendered text in which marks in ASCII JSON form are restored."""
-        for mark in self.marks:
-            text = text.replace(json.dumps(mark)[1:-1], mark)
-        return text
+        return with_signs(text, {json.dumps(mark)[1:-1]: mark for mark in self.marks})
 
-    def lost_characters(self, text: str) -> frozenset[str]:
-        return frozenset(char for mark, char in self.marks.items() if mark not in text)
+    def escape(self, text: str) -> str:
+        """With a visible `\\uXXXX` in place of each hidden character."""
+        return with_signs(text, {mark: f"\\u{ord(char):04x}" for mark, char in self.marks.items()})
 
 
-def hide(
-    control: ControlTokens,
-    given: Hidden,
-    *,
-    escaped: Container[str] | None = (),
-    taken: str = "",
-) -> Hidden:
-    """Input in which no string of the client holds a control token.
-
-    `escaped`: characters to write as a visible `\\uXXXX` instead of a mark; `None`: all. `taken`:
-    text whose characters cannot be marks, besides those of the input.
-    """
-    strings = _strings(given)
-    touched = {text for text in strings if control.touched(text)}
-    if not touched:
+def hide(control: ControlTokens, given: Hidden, taken: str = "") -> Hidden:
+    """Input in which no string of the client holds a control token. `taken`: text whose characters
+    cannot be marks, besides those of the input."""
+    strings: list[str] = []
+    _change_strings(given, lambda text: strings.append(text) or text, {})
+    breaks = {text: places for text in strings if (places := control.breaks(text))}
+    if not breaks:
         return given
-    breaks = {text: control.breaks(text) for text in touched}
     letters = {text[i] for text, places in breaks.items() for i in places}
-    plain = letters if escaped is None else {c for c in letters if c in escaped}
-    free = filter(control.keeps, free_marks("\0".join([taken, *strings])))
-    marks = dict(zip(free, sorted(letters - plain), strict=False))
-    # characters without a mark get their JSON escape
-    signs = {c: f"\\u{ord(c):04x}" for c in letters} | {c: mark for mark, c in marks.items()}
+    free = free_marks(control, "\0".join([taken, *strings]), len(letters))
+    signs = dict(zip(sorted(letters), free, strict=True))
 
     def change(text: str) -> str:
-        places = breaks.get(text)
-        return text if places is None else _replace(text, places, signs)
+        return _replace(text, breaks[text], signs) if text in breaks else text
 
-    return _change_strings(given, change, marks)
+    return _change_strings(given, change, {mark: char for char, mark in signs.items()})
 
 
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
-    """No sign may be one of the replaced characters."""
+    """No sign may hold one of the replaced texts."""
     for char, sign in signs.items():
         text = text.replace(char, sign)
     return text
@@ -108,13 +94,19 @@ def _change_strings(
     )
 
 
-def free_marks(text: str) -> Iterator[str]:
+def free_marks(control: ControlTokens, text: str, count: int) -> list[str]:
     """Characters that do not occur in `text`, neither literally nor as JSON escapes."""
     present = {*text}
     escaped = {match[0].lower() for match in re.finditer(r"(?i)\\u[0-9a-f]{4}", text)}
-    for mark in map(chr, chain(*MARKS)):
-        if mark not in present and json.dumps(mark)[1:7] not in escaped:
-            yield mark
+    unused = (
+        mark
+        for mark in map(chr, chain(*MARKS))
+        if mark not in present and json.dumps(mark)[1:7] not in escaped and control.keeps(mark)
+    )
+    found = [*islice(unused, count)]
+    if len(found) < count:
+        raise BadRequest("the text holds every private character of Unicode", param="messages")
+    return found
 
 
 def _message(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
@@ -141,17 +133,6 @@ def _replace(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
             at = place + 1
         joined.append("".join(parts))
     return "".join([*joined, text[at:]])
-
-
-def _strings(given: Hidden) -> list[str]:
-    found: list[str] = []
-
-    def note(text: str) -> str:
-        found.append(text)
-        return text
-
-    _change_strings(given, note, {})
-    return found
 
 
 @dataclass(frozen=True)
@@ -189,11 +170,16 @@ def spelt(
     odd = [spans[i][0] for i in set(own) - set(real)]
     at = [*odd, *(match.start() for match in re.finditer(any_of(marks), text))]
     wanted = [pieces[n] for n in sorted({bisect_right(where, i) - 1 for i in at})]
+    starts = [start for start, _ in spans]
     if not wanted:
-        return Encoded(list(found), [start for start, _ in spans])
-    shown = with_signs(text, marks)
-    letters = Letters(fast, control, shown)
-    return _join(found, spans, wanted, letters.encode(shown, wanted))
+        return Encoded(list(found), starts)
+    spelling = Letters(fast, control, with_signs(text, marks)).encode(wanted)
+    made, last = Encoded([], []), 0
+    for piece, letters in zip(wanted, spelling, strict=True):
+        made.ids.extend([*found[last : piece.first], *letters.ids])
+        made.starts.extend([*starts[last : piece.first], *letters.starts])
+        last = piece.last
+    return Encoded([*made.ids, *found[last:]], [*made.starts, *starts[last:]])
 
 
 def _is_written(part: str, content: str) -> bool:
@@ -211,26 +197,13 @@ def _pieces(
     yield _Piece(first, len(found), start, length, after)
 
 
-def _join(
-    found: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    pieces: Sequence[_Piece],
-    spellings: Sequence[Encoded],
-) -> Encoded:
-    ids: list[int] = []
-    starts: list[int] = []
-    at = 0
-    for piece, spelling in zip(pieces, spellings, strict=True):
-        ids += [*found[at : piece.first], *spelling.ids]
-        starts += [*(start for start, _ in spans[at : piece.first]), *spelling.starts]
-        at = piece.last
-    return Encoded([*ids, *found[at:]], [*starts, *(start for start, _ in spans[at:])])
-
-
 class Letters:
+    """The model of a tokenizer (`fast`) without its control tokens, for pieces of `text`."""
+
     def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
         from tokenizers import AddedToken, Tokenizer
 
+        self._text = text
         self._model = fast.model
         self._control = control
         self._plain = Tokenizer(fast.model)
@@ -239,42 +212,35 @@ class Letters:
         if fast.pre_tokenizer is not None:
             self._plain.pre_tokenizer = fast.pre_tokenizer
         # text after a token that is found after normalising begins differently
-        free = [*islice(filter(control.keeps, free_marks(text)), 2)]
-        if len(free) < 2:
-            raise BadRequest("the text holds every private character of Unicode", param="messages")
-        self._anchor, self._normal = free
+        self._anchor, self._normal = free_marks(control, text, 2)
         anchors = [AddedToken(self._anchor, normalized=False), AddedToken(self._normal)]
         self._plain.add_tokens([*control.vocabulary, *anchors])
         kept = [token.content for token in control.vocabulary]
         self._ids = {self._plain.token_to_id(c): fast.token_to_id(c) for c in kept}
-        self._anchor_ids = [self._plain.token_to_id(c) for c in (self._anchor, self._normal)]
         unknown = {token.id for token in fast.model.tokenize(UNKNOWN)}
         self._forbidden = control.content.keys() - unknown
 
-    def encode(self, text: str, pieces: Sequence[_Piece]) -> list[Encoded]:
+    def encode(self, pieces: Sequence[_Piece]) -> list[Encoded]:
         parts, shifts, length = [], [], 0
         for piece in pieces:
-            parts.append(self._before(piece) + text[piece.start : piece.stop])
+            # the prefix puts a piece after a token; one found after normalising begins its own text
+            normal = self._normal * (piece.after in self._control.normalized)
+            before = "" if piece.after is None else self._anchor + normal
+            parts.append(before + self._text[piece.start : piece.stop])
             length += len(parts[-1])
             shifts.append(piece.stop - length)
         encoding = self._plain.encode("".join(parts), add_special_tokens=False)
+        anchor, normal = map(self._plain.token_to_id, (self._anchor, self._normal))
         made = [Encoded([], []) for _ in pieces]
         at = 0 if pieces[0].after is None else -1
         for token, (start, _) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token in self._anchor_ids:
-                at += token == self._anchor_ids[0]
+            if token in (anchor, normal):
+                at += token == anchor
                 continue
             ids = self._allow(self._ids.get(token, token))
             made[at].ids.extend(ids)
             made[at].starts.extend([start + shifts[at]] * len(ids))
         return made
-
-    def _before(self, piece: _Piece) -> str:
-        """The prefix that puts a piece after a token. One found after normalising begins its own
-        text."""
-        if piece.after is None:
-            return ""
-        return self._anchor + self._normal * (piece.after in self._control.normalized)
 
     def _allow(self, token: int) -> list[int]:
         """The token, or its letters if the vocabulary itself has a control token."""
