@@ -101,15 +101,10 @@ def _demands(request: GenerateRequest) -> bool:
 def _opened(text: str, reasoning: ReasoningParser) -> bool:
     """Whether a reply begins inside a thought. Models of some formats begin so although their
     template writes no opener, except after a thought that the template has closed."""
-    if _ends_with(text, reasoning.openers()):
+    tail, closers = text.rstrip(), reasoning.closers()
+    if tail.endswith(reasoning.openers()):
         return True
-    closers = reasoning.closers()
-    return reasoning.unmarked == "reasoning" and bool(closers) and not _ends_with(text, closers)
-
-
-def _ends_with(text: str, openers: Sequence[str]) -> bool:
-    tail = text.rstrip()
-    return any(tail.endswith(opener) for opener in openers)
+    return reasoning.unmarked == "reasoning" and bool(closers) and not tail.endswith(closers)
 
 
 FORESEEN = 8

@@ -62,7 +62,12 @@ def hide(control: ControlTokens, given: Hidden, taken: str = "") -> Hidden:
     """Input in which no string of the client holds a control token. `taken`: text whose characters
     cannot be marks, besides those of the input."""
     strings: list[str] = []
-    _change_strings(given, lambda text: strings.append(text) or text, {})
+
+    def note(text: str) -> str:
+        strings.append(text)
+        return text
+
+    _change_strings(given, note, {})
     breaks = {text: places for text in strings if (places := control.breaks(text))}
     if not breaks:
         return given
