@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -50,8 +51,7 @@ class Drafts:
         return next((each for each in found if isinstance(each, ScoresPrompts)), None)
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     drafter: Drafter
     source: Source
     nbytes: int
@@ -190,10 +190,8 @@ def sparse_prefill_of(
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
-    if not scorer.longest_scored:
-        why = "it keeps no prompt whole"
-    elif own > most:
+    if not scorer.longest_scored or own > most:
         why = f"it takes {own} bytes for each token of a prompt, the model itself {most}"
-    if why:
+        why = why if scorer.longest_scored else "it keeps no prompt whole"
         raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
     return SparsePrefill(scorer, share=share, least=LONG)

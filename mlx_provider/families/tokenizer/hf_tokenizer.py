@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from ...records import LoadOptions, Prompt, TemplateForm
 from ..checkpoint import read_json
 from .control_tokens import ControlTokens
 from .long_text import PIECE, LongText
-from .spelling import Encoded, Hidden, Messages, Variables, hide, spelt
+from .spelling import Hidden, Letters, Located, Messages, Variables, hide, spell
 from .template_fit import fit_messages
 from .template_probe import ASKED, template_form
 from .template_renderer import TemplateLimit, TemplateRenderer, try_render
@@ -61,7 +61,7 @@ class HFTokenizer:
         return bounded
 
     def reserving(self, texts: Sequence[str]) -> HFTokenizer:
-        """The same tokenizer (and turns) with further reserved texts."""
+        """The same tokenizer with further reserved texts."""
         other = HFTokenizer(self._backend, self._renderer, (*self._reserved, *texts))
         other.turns, other.context = self.turns, self.context
         return other
@@ -93,8 +93,15 @@ class HFTokenizer:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         form = self.form
-        if refusal := self._refusal():
-            return (f"{REFUSES}: {refusal}",)
+        if self._renderer is None and self._source([]) is None:
+            return ()
+        try:
+            asked = fit_messages([{"role": "user", "content": ASKED}], form)
+            self.apply_template(asked, [], {}, probe=True)
+        except TemplateLimit:
+            raise
+        except BadRequest as refused:
+            return (f"{REFUSES}: {refused.message}",)
         found = (
             (NO_TOOLS, form.shows_tools == "never"),
             (NO_CALLS, not form.takes_calls),
@@ -102,25 +109,10 @@ class HFTokenizer:
         )
         return tuple(note for note, applies in found if applies)
 
-    def _refusal(self) -> str:
-        """Why the template does not even render a user's message. Empty: it does, or is missing."""
-        if self._renderer is None and self._source([]) is None:
-            return ""
-        try:
-            asked = fit_messages([{"role": "user", "content": ASKED}], self.form)
-            self.apply_template(asked, [], {}, probe=True)
-        except TemplateLimit:
-            raise
-        except BadRequest as refused:
-            return refused.message
-        return ""
-
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Raises `ContextTooLong` once the text certainly has more tokens than `within` allows."""
-        if len(text) <= PIECE:
-            return self._encode(text, special=special)
-        around = self._around if special else ([], [])
-        if around is None:
+        around = self._around if special and len(text) > PIECE else ([], [])
+        if len(text) <= PIECE or around is None:
             return self._encode(text, special=special)
         tokens = [*around[0]]
         for _, piece in self._long.pieces(text):
@@ -147,7 +139,7 @@ class HFTokenizer:
 
     @cached_property
     def _long(self) -> LongText:
-        return LongText(self.fast, partial(self._encode, special=False))
+        return LongText(partial(self._encode, special=False))
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
         """Tokens of a client's text after `before`, which may hold control tokens. Raises
@@ -167,29 +159,33 @@ class HFTokenizer:
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
         if not hidden.marks and not self.control.reachable:
             return self.encode(text, special=False)
-        return self.encode_with_offsets(text, hidden).ids
+        return list(self.locate(text, hidden)[0])
 
-    def encode_with_offsets(self, text: str, hidden: Hidden) -> Encoded:
-        """Like `tokens`, with the character at which each begins. Raises the errors of `encode`."""
-        found, spans = self._locate(text)
-        if not hidden.marks and not self.control.reachable:
-            return Encoded(found, [start for start, _ in spans])
-        return spelt(self.fast, self.control, text, hidden.marks, found, spans)
-
-    def _locate(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens without added special tokens, and the characters of each: (first, end)."""
-        tokens: list[int] = []
+    def locate(self, text: str, hidden: Hidden) -> Located:
+        """Tokens of a rendered text. Raises the errors of `encode`."""
+        encode: Callable[[str], Located] = self._locate
+        long = self._long
+        if hidden.marks:
+            encode = Letters(self.fast, hidden.marks).encode
+            long = LongText(lambda piece: encode(piece)[0])
+        ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        for begin, piece in self._long.pieces(text):
+        for begin, piece in long.pieces(text):
             with self.turns.ask(1):
-                encoding = self._backend(
-                    piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-                )
-            tokens += encoding["input_ids"]
-            spans += [(begin + first, begin + end) for first, end in encoding["offset_mapping"]]
+                tokens, parts = encode(piece)
+            ids += tokens
+            spans += [(begin + first, begin + end) for first, end in parts]
             if len(text) > PIECE:
-                self._check(len(tokens))
-        return tokens, spans
+                self._check(len(ids))
+        if hidden.marks or self.control.reachable:
+            return spell(self.fast, self.control, text, (ids, spans))
+        return ids, spans
+
+    def _locate(self, piece: str) -> Located:
+        encoding = self._backend(
+            piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        return encoding["input_ids"], encoding["offset_mapping"]
 
     def apply_template(
         self,
@@ -251,12 +247,12 @@ class HFTokenizer:
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
         hidden, text = self.rendered(messages, tools, variables)
-        encoded = self.encode_with_offsets(text, hidden)
+        ids, spans = self.locate(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
         ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))
-        counts = {bisect_left(encoded.starts, end) for end in ends}
-        points = sorted(c for c in counts if 0 < c < len(encoded.ids))
-        return Prompt(encoded.ids, hidden.reveal(text), snapshot_points=tuple(points))
+        starts = [start for start, _ in spans]
+        points = sorted({bisect_left(starts, end) for end in ends} - {0, len(ids)})
+        return Prompt(ids, hidden.reveal(text), snapshot_points=tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
         """The part of a prompt's text that it shares with another user's; "" without a system part.

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import cached_property
-from itertools import pairwise
-from typing import Any
 
 from ...errors import ContextTooLong
 
@@ -45,18 +42,14 @@ _PLACES = re.compile(
 class LongText:
     """Safe from any thread if `encode` is."""
 
-    def __init__(self, fast: Any, encode: Callable[[str], list[int]]) -> None:
-        self._fast = fast
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
 
     def pieces(self, text: str) -> Iterator[tuple[int, str]]:
         """The text in pieces, with the start of each. Raises `ContextTooLong` without a cut.
 
         A cut is made where the `NEAR` characters on either side have the same tokens together and
-        apart, and the same words of the pre-tokeniser, or are one word with two characters at the
-        cut that no vocabulary entry contains. So no token changes, if the pre-tokeniser and added
-        tokens look no further than that.
-        """
+        apart."""
         start = 0
         while len(text) - start > PIECE:
             end = self._cut(text, start)
@@ -84,34 +77,6 @@ class LongText:
 
     def _splits(self, text: str, at: int) -> bool:
         left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
-        if not right:
-            return False
-        words = self._words(left + right)
-        if words != self._words(left) + self._words(right) and not self._never_joined(left, right):
-            return False
-        apart = self._encode(left) + self._encode(right)
-        return apart == self._encode(left + right)
-
-    def _words(self, text: str) -> list[str]:
-        words = self._fast.pre_tokenizer
-        if words is None:
-            return [self._normal(text)]
-        return [word for word, _ in words.pre_tokenize_str(self._normal(text))]
-
-    def _normal(self, text: str) -> str:
-        normaliser = self._fast.normalizer
-        return text if normaliser is None else str(normaliser.normalize_str(text))
-
-    def _never_joined(self, left: str, right: str) -> bool:
-        """Whether both sides are one word in which the model joins nothing at the cut."""
-        whole = self._normal(left + right)
-        if self._words(left + right) != [whole] or whole != self._normal(left) + self._normal(
-            right
-        ):
-            return False
-        return self._normal(left)[-1:] + self._normal(right)[:1] not in self._pairs
-
-    @cached_property
-    def _pairs(self) -> frozenset[str]:
-        entries = self._fast.get_vocab(with_added_tokens=False)
-        return frozenset(a + b for entry in entries for a, b in pairwise(entry))
+        return bool(right) and self._encode(left) + self._encode(right) == self._encode(
+            left + right
+        )

@@ -3,9 +3,7 @@ them in letters in the rendered text.
 
 One character of each is replaced by a private one that occurs nowhere in the input, has the same
 length and no case, is not white space and passes JSON. So the tokenizer finds only the template's
-own control tokens. Text with hidden characters between two of them is encoded again, by a tokenizer
-with the same model but no control tokens. A private added token precedes each such piece, because
-some tokenizers write a space at the beginning of a text.
+own control tokens. A pre-tokenizer then reveals the characters to the model.
 
 `sanitize_control_tokens` of transformers 5.23 does not suffice: it lacks keys of mappings, tokens
 that a template joins or a normalizer makes, vocabularies with control tokens, and offsets, and it
@@ -16,14 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
 from ...errors import BadRequest
-from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens, any_of
+from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens
 
 MARKS = (
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFD)),
@@ -140,120 +137,59 @@ def _replace(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
     return "".join([*joined, text[at:]])
 
 
-@dataclass(frozen=True)
-class Encoded:
-    ids: list[int]
-    starts: list[int]
+Located = tuple[list[int], list[tuple[int, int]]]
+"""Ids of tokens, and the characters of each: (first, end)."""
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Tokens `first .. last` and characters `start .. stop` between two control tokens."""
+class Letters:
+    """A tokenizer (`fast`) that reads marks as characters after it has found control tokens."""
 
-    first: int
-    last: int
-    start: int
-    stop: int
-    after: int | None
-    """Id of the control token before it. `None`: the beginning of the text."""
+    def __init__(self, fast: Any, marks: Mapping[str, str]) -> None:
+        from tokenizers import Tokenizer
+        from tokenizers.pre_tokenizers import PreTokenizer, Sequence
+
+        self._marks = marks
+        self._tokenizer = Tokenizer(fast.model)
+        if fast.normalizer is not None:
+            self._tokenizer.normalizer = fast.normalizer
+        steps = [PreTokenizer.custom(self), fast.pre_tokenizer]
+        self._tokenizer.pre_tokenizer = Sequence([step for step in steps if step is not None])
+        added = fast.get_added_tokens_decoder()
+        self._tokenizer.add_tokens(list(added.values()))
+        self._ids = {self._tokenizer.token_to_id(t.content): i for i, t in added.items()}
+
+    def pre_tokenize(self, text: Any) -> None:
+        """`text`: a `tokenizers.PreTokenizedString`."""
+        for mark, char in self._marks.items():
+            text.normalize(lambda part, mark=mark, char=char: part.replace(mark, char))
+
+    def encode(self, text: str) -> Located:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return [self._ids.get(token, token) for token in encoding.ids], encoding.offsets
 
 
-def spelt(
-    fast: Any,
-    control: ControlTokens,
-    text: str,
-    marks: Mapping[str, str],
-    found: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-) -> Encoded:
-    """`found`, `spans`: ids and characters of the tokens of the complete tokenizer."""
-    own = [i for i, token in enumerate(found) if token in control.content]
-    real = [i for i in own if _is_written(text[slice(*spans[i])], control.content[found[i]])]
-    pieces = [*_pieces(found, spans, real, len(text))]
-    where = [piece.start for piece in pieces]
-    # an id that the template did not write comes from letters that a normalizer changed
-    odd = [spans[i][0] for i in set(own) - set(real)]
-    at = [*odd, *(match.start() for match in re.finditer(any_of(marks), text))]
-    wanted = [pieces[n] for n in sorted({bisect_right(where, i) - 1 for i in at})]
-    starts = [start for start, _ in spans]
-    if not wanted:
-        return Encoded(list(found), starts)
-    spelling = Letters(fast, control, with_signs(text, marks)).encode(wanted)
-    made, last = Encoded([], []), 0
-    for piece, letters in zip(wanted, spelling, strict=True):
-        made.ids.extend([*found[last : piece.first], *letters.ids])
-        made.starts.extend([*starts[last : piece.first], *letters.starts])
-        last = piece.last
-    return Encoded([*made.ids, *found[last:]], [*made.starts, *starts[last:]])
+def spell(fast: Any, control: ControlTokens, text: str, located: Located) -> Located:
+    """With letters in place of each control token that is not written in `text`: a normalizer made
+    it of other letters, or the vocabulary itself has it."""
+    forbidden = control.content.keys() - {token.id for token in fast.model.tokenize(UNKNOWN)}
+
+    def letters(piece: str) -> list[int]:
+        ids = [token.id for token in fast.model.tokenize(piece)]
+        if forbidden.isdisjoint(ids):
+            return ids
+        # a single sign that is only a control token has no other spelling
+        return letters(piece[:1]) + letters(piece[1:]) if len(piece) > 1 else []
+
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    for token, span in zip(*located, strict=True):
+        content = control.content[token] if token in forbidden else ""
+        spelt = [token] if _is_written(text[slice(*span)], content) else letters(content)
+        ids += spelt
+        spans += [span] * len(spelt)
+    return ids, spans
 
 
 def _is_written(part: str, content: str) -> bool:
     """Whether a part of the text is literally a token, with the white space that it absorbs."""
-    return not part.replace(content, "", 1).replace(SPACE_SIGN, " ").strip()
-
-
-def _pieces(
-    found: Sequence[int], spans: Sequence[tuple[int, int]], real: Sequence[int], length: int
-) -> Iterator[_Piece]:
-    first, start, after = 0, 0, None
-    for i in real:
-        yield _Piece(first, i, start, spans[i][0], after)
-        first, start, after = i + 1, spans[i][1], found[i]
-    yield _Piece(first, len(found), start, length, after)
-
-
-class Letters:
-    """The model of a tokenizer (`fast`) without its control tokens, for pieces of `text`."""
-
-    def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
-        from tokenizers import AddedToken, Tokenizer
-
-        self._text = text
-        self._model = fast.model
-        self._control = control
-        self._plain = Tokenizer(fast.model)
-        if fast.normalizer is not None:
-            self._plain.normalizer = fast.normalizer
-        if fast.pre_tokenizer is not None:
-            self._plain.pre_tokenizer = fast.pre_tokenizer
-        # text after a token that is found after normalising begins differently
-        self._anchor, self._normal = free_marks(control, text, 2)
-        anchors = [AddedToken(self._anchor, normalized=False), AddedToken(self._normal)]
-        self._plain.add_tokens([*control.vocabulary, *anchors])
-        kept = [token.content for token in control.vocabulary]
-        self._ids = {self._plain.token_to_id(c): fast.token_to_id(c) for c in kept}
-        unknown = {token.id for token in fast.model.tokenize(UNKNOWN)}
-        self._forbidden = control.content.keys() - unknown
-
-    def encode(self, pieces: Sequence[_Piece]) -> list[Encoded]:
-        parts, shifts, length = [], [], 0
-        for piece in pieces:
-            # the prefix puts a piece after a token; one found after normalising begins its own text
-            normal = self._normal * (piece.after in self._control.normalized)
-            before = "" if piece.after is None else self._anchor + normal
-            parts.append(before + self._text[piece.start : piece.stop])
-            length += len(parts[-1])
-            shifts.append(piece.stop - length)
-        encoding = self._plain.encode("".join(parts), add_special_tokens=False)
-        anchor, normal = map(self._plain.token_to_id, (self._anchor, self._normal))
-        made = [Encoded([], []) for _ in pieces]
-        at = 0 if pieces[0].after is None else -1
-        for token, (start, _) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token in (anchor, normal):
-                at += token == anchor
-                continue
-            ids = self._allow(self._ids.get(token, token))
-            made[at].ids.extend(ids)
-            made[at].starts.extend([start + shifts[at]] * len(ids))
-        return made
-
-    def _allow(self, token: int) -> list[int]:
-        """The token, or its letters if the vocabulary itself has a control token."""
-        return self._spell(self._model.id_to_token(token)) if token in self._forbidden else [token]
-
-    def _spell(self, piece: str) -> list[int]:
-        ids = [token.id for token in self._model.tokenize(piece)]
-        if self._forbidden.isdisjoint(ids):
-            return ids
-        # a single sign that is only a control token has no other spelling
-        return self._spell(piece[:1]) + self._spell(piece[1:]) if len(piece) > 1 else []
+    return not content or not part.replace(content, "", 1).replace(SPACE_SIGN, " ").strip()

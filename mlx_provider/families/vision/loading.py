@@ -3,11 +3,9 @@
 Nothing of a request is read from the model object or stored there: `LanguageModel.__call__` stores
 positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`).
 
-MLX computes nothing while a model is called: the outputs of its layers are noted during the whole
-call, and then evaluated one after the other. The graph and the results are those of a plain call,
-bit for bit. A layer with NumPy kernels computes at once; it ends the call, and the next slice calls
-the model again with the noted outputs.
-"""
+MLX computes nothing while a model is called: the outputs of its layers are noted during the call,
+and then evaluated one by one. A layer with NumPy kernels computes at once; it ends the call, and
+the next slice calls the model again with the noted outputs."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ class _Computed(BaseException):
 @dataclass
 class _Run:
     outputs: list[Any]
-    """Outputs of the layers so far, in the order of their calls."""
+    """Of the layers so far, in the order of their calls."""
     called: int = 0
 
 
@@ -101,7 +99,6 @@ class _Noted:
 
 @contextmanager
 def _note_outputs(parts: Sequence[Any], run: _Run) -> Iterator[None]:
-    """Layers note their outputs inside the block, which a layer may end."""
     found = [each for part in parts if isinstance(part, nn.Module) for each in _layers(part)]
     for module, name, layers in found:
         module[name] = [_Noted(layer, run) for layer in layers]
@@ -133,8 +130,7 @@ def load_model(
 
     Weights that `sanitize` drops (an MTP head) are never read, nor those outside the text model if
     `options.modality` is `text`. `patch` is active while loading. Raises `UnsupportedModel`, or
-    `BadRequest` (no weights, weights that do not fit the config, code that was not allowed).
-    """
+    `BadRequest` (no weights, weights that do not fit the config, code that was not allowed)."""
     config = read_json(folder / "config.json")
     if config.get("model_file") and not options.trust_remote_code:
         raise wrong_option(
@@ -170,13 +166,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         adapted = library().apply_lora_layers(model, str(adapter))
     if trying.fault is not None:
         raise wrong_option("adapter", f"{adapter} cannot be used: {trying.fault.summary}")
-    _check_adapter(adapted, adapter)
-    adapted.eval()
-    return adapted
-
-
-def _check_adapter(adapted: Any, adapter: Path) -> None:
-    """Check that no tensor is lost: upstream (trainer/peft/utils.py 0.7.10) drops unknown ones."""
+    # upstream (trainer/peft/utils.py 0.7.10) drops unknown tensors
     known = {name for name, _ in tree_flatten(adapted.parameters())}
     files = (str(path) for path in adapter.glob("*.safetensors"))
     lost = {str(name) for file in files for name in mx.load(file)} - known
@@ -186,6 +176,8 @@ def _check_adapter(adapted: Any, adapter: Path) -> None:
             f"{adapter} is of another model: this one has no {min(lost)} "
             f"({len(lost)} such tensors)",
         )
+    adapted.eval()
+    return adapted
 
 
 @contextmanager
