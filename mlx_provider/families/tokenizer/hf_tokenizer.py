@@ -15,7 +15,7 @@ from ...errors import BadRequest, ContextTooLong, UnsupportedModel
 from ...records import LoadOptions, Prompt, TemplateForm
 from ..checkpoint import read_json
 from .control_tokens import ControlTokens
-from .long_text import PIECE, LongText
+from .long_text import PIECE, pieces
 from .spelling import Hidden, Letters, Located, Messages, Variables, hide, spell
 from .template_fit import fit_messages
 from .template_probe import ASKED, template_form
@@ -53,6 +53,8 @@ class HFTokenizer:
         # two threads must not use a fast tokenizer at once: "Already borrowed"
         self.turns = ByteGate(1)
         self.context: int | None = None
+        self._letters: Letters | None = None
+        """Of the last marks."""
 
     def within(self, context_length: int) -> HFTokenizer:
         """The same tokenizer, with `ContextTooLong` for texts with more tokens than this."""
@@ -115,7 +117,7 @@ class HFTokenizer:
         if len(text) <= PIECE or around is None:
             return self._encode(text, special=special)
         tokens = [*around[0]]
-        for _, piece in self._long.pieces(text):
+        for _, piece in pieces(text, partial(self._encode, special=False)):
             tokens += self._encode(piece, special=False)
             self._check(len(tokens))
         return tokens + around[1]
@@ -136,10 +138,6 @@ class HFTokenizer:
     def _check(self, at_least: int) -> None:
         if self.context is not None and at_least >= self.context:
             raise ContextTooLong.of(at_least, self.context, "at least ")
-
-    @cached_property
-    def _long(self) -> LongText:
-        return LongText(partial(self._encode, special=False))
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
         """Tokens of a client's text after `before`, which may hold control tokens. Raises
@@ -164,15 +162,15 @@ class HFTokenizer:
     def locate(self, text: str, hidden: Hidden) -> Located:
         """Tokens of a rendered text. Raises the errors of `encode`."""
         encode: Callable[[str], Located] = self._locate
-        long = self._long
         if hidden.marks:
-            encode = Letters(self.fast, hidden.marks).encode
-            long = LongText(lambda piece: encode(piece)[0])
+            letters = self._letters
+            if letters is None or letters.marks != hidden.marks:
+                letters = self._letters = Letters(self.fast, hidden.marks)
+            encode = letters.encode
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        for begin, piece in long.pieces(text):
-            with self.turns.ask(1):
-                tokens, parts = encode(piece)
+        for begin, piece in pieces(text, lambda part: encode(part)[0]):
+            tokens, parts = encode(piece)
             ids += tokens
             spans += [(begin + first, begin + end) for first, end in parts]
             if len(text) > PIECE:
@@ -182,9 +180,10 @@ class HFTokenizer:
         return ids, spans
 
     def _locate(self, piece: str) -> Located:
-        encoding = self._backend(
-            piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+        with self.turns.ask(1):
+            encoding = self._backend(
+                piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
         return encoding["input_ids"], encoding["offset_mapping"]
 
     def apply_template(

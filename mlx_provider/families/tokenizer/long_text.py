@@ -39,44 +39,35 @@ _PLACES = re.compile(
 )
 
 
-class LongText:
-    """Safe from any thread if `encode` is."""
+Encode = Callable[[str], list[int]]
 
-    def __init__(self, encode: Callable[[str], list[int]]) -> None:
-        self._encode = encode
 
-    def pieces(self, text: str) -> Iterator[tuple[int, str]]:
-        """The text in pieces, with the start of each. Raises `ContextTooLong` without a cut.
+def pieces(text: str, encode: Encode) -> Iterator[tuple[int, str]]:
+    """The text in pieces, with the start of each. Raises `ContextTooLong` without a cut.
 
-        A cut is made where the `NEAR` characters on either side have the same tokens together and
-        apart."""
-        start = 0
-        while len(text) - start > PIECE:
-            end = self._cut(text, start)
-            if end is None:
+    A cut is made where the `NEAR` characters on either side have the same tokens together and
+    apart."""
+    start = 0
+    while len(text) - start > PIECE and (end := _cut(text, start, encode)):
+        yield start, text[start:end]
+        start = end
+    yield start, text[start:]
+
+
+def _cut(text: str, start: int, encode: Encode) -> int | None:
+    """`None`: the piece that begins at `start` is the last."""
+    for first in range(start + PIECE // 2, min(len(text), start + UNDIVIDED), PIECE):
+        for tried, place in enumerate(_PLACES.finditer(text, first, first + PIECE)):
+            at = place.start()
+            left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
+            if right and encode(left) + encode(right) == encode(left + right):
+                return at
+            if tried >= TRIES:
                 break
-            yield start, text[start:end]
-            start = end
-        yield start, text[start:]
-
-    def _cut(self, text: str, start: int) -> int | None:
-        """`None`: the piece that begins at `start` is the last."""
-        for first in range(start + PIECE // 2, min(len(text), start + UNDIVIDED), PIECE):
-            for tried, place in enumerate(_PLACES.finditer(text, first, first + PIECE)):
-                if self._splits(text, place.start()):
-                    return place.start()
-                if tried >= TRIES:
-                    break
-        if len(text) - start > UNDIVIDED:
-            raise ContextTooLong(
-                f"the prompt has {UNDIVIDED} characters that cannot be divided for this model's "
-                "tokenizer: shorten it, or break its words",
-                param="messages",
-            )
-        return None
-
-    def _splits(self, text: str, at: int) -> bool:
-        left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
-        return bool(right) and self._encode(left) + self._encode(right) == self._encode(
-            left + right
+    if len(text) - start > UNDIVIDED:
+        raise ContextTooLong(
+            f"the prompt has {UNDIVIDED} characters that cannot be divided for this model's "
+            "tokenizer: shorten it, or break its words",
+            param="messages",
         )
+    return None

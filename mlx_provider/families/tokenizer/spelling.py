@@ -148,7 +148,7 @@ class Letters:
         from tokenizers import Tokenizer
         from tokenizers.pre_tokenizers import PreTokenizer, Sequence
 
-        self._marks = marks
+        self.marks = marks
         self._tokenizer = Tokenizer(fast.model)
         if fast.normalizer is not None:
             self._tokenizer.normalizer = fast.normalizer
@@ -160,7 +160,7 @@ class Letters:
 
     def pre_tokenize(self, text: Any) -> None:
         """`text`: a `tokenizers.PreTokenizedString`."""
-        for mark, char in self._marks.items():
+        for mark, char in self.marks.items():
             text.normalize(lambda part, mark=mark, char=char: part.replace(mark, char))
 
     def encode(self, text: str) -> Located:
