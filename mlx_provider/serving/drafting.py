@@ -29,7 +29,6 @@ UNNAMED = (OFF, AUTO)
 
 
 def check_drafts(options: ModelOptions) -> None:
-    """Raises `BadRequest`."""
     if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
         raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
     if options.draft_model is not None and not _folder(options.draft_model).is_dir():
@@ -83,7 +82,7 @@ def drafts_of(
 
 
 class Unfit(Exception):
-    """A drafter does not support a model."""
+    pass
 
 
 def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
@@ -157,7 +156,6 @@ LONG = 8192
 
 
 def check_sparse_prefill(options: ModelOptions) -> None:
-    """Raises `BadRequest`."""
     if options.sparse_prefill is None:
         return
     if options.reproducible:

@@ -68,8 +68,6 @@ class _KVCache:
 
 
 class EngineBuilder:
-    """Belongs to the engine thread."""
-
     def __init__(
         self,
         settings: EngineSettings,

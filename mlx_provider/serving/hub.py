@@ -150,7 +150,6 @@ def _is_weights(name: str) -> bool:
 
 
 def _of_files(folder: Path) -> Path:
-    """Refuses a folder with a pipe or device, which would block a reader forever."""
     for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):
         try:
             kind = path.stat().st_mode
@@ -395,6 +394,5 @@ def _repository_folder(name: str) -> Path:
 
 
 def _size(folder: Path) -> int:
-    """Files with several names count once."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum({(s.st_dev, s.st_ino): s.st_size for s in map(Path.stat, paths)}.values())

@@ -163,7 +163,6 @@ class LoadQueue:
         self._leave(leaving, unload)
 
     def unloadable(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> int:
-        """Bytes that `make_way` would free."""
         with self._changed:
             return sum(each.nbytes for each in self._to_unload(key, rows, others, stuck) or ())
 
@@ -250,7 +249,6 @@ class LoadQueue:
         return waiter.lease
 
     def _serve(self) -> None:
-        """Serve the requests that can be served, and free memory for the first other one."""
         first: _Waiter | None = None
         self.reserved = frozenset()
         if self._closed is not None:

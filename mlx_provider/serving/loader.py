@@ -53,7 +53,6 @@ ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
 
 
 def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
-    """The family's published values, else `ORDINARY`, with a note about the source."""
     if info.sampling != SamplingDefaults():
         return info
     published = family.sampling.get(info.model_type)
@@ -215,7 +214,6 @@ class Loader:
             )  # fmt: skip
 
     def forget(self) -> None:
-        """Called after the death of the engine thread."""
         self._wired.clear()
 
     def _stop(self, weights: Weights) -> None:

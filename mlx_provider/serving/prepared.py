@@ -195,7 +195,6 @@ def prepare_embedding(
 
 
 def _way(view: ModelView) -> tuple[Embedding, Pooling]:
-    """Raises `BadRequest` if the model cannot embed, or for an unknown pooling."""
     how = view.info.embedding
     refusal = how.refusal
     if not isinstance(view.model, ShowsHidden):

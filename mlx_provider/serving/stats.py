@@ -101,7 +101,6 @@ class InFlight:
             active.instance.arriving.remove(active.request.account)
 
     def cancel(self, name: str) -> Entry | None:
-        """A request in preparation will not be admitted."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry.active is None:

@@ -81,7 +81,6 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
 
 
 def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:
-    """A model without one gets a general parser."""
     if not request.tools or request.tool_choice == "none":
         return None
     return view.tool_parser or (

@@ -149,8 +149,6 @@ def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:
 
 
 def _backbone(model: Any) -> Path | None:
-    """Attributes that lead to the part below the output matrix; `None`: not found."""
-
     def some_logits(language: Any) -> mx.array:
         ids, cache = mx.array([[1, 2, 3]]), row_cache(language)
         return language_logits(SimpleNamespace(language_model=language), ids, cache, {})

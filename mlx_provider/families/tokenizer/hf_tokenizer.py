@@ -299,7 +299,6 @@ def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HF
 
 
 def _chat_template(folder: Path, own: Any) -> str | Mapping[str, str] | None:
-    """The template file next to the weights, else the processor's own, else the tokenizer's."""
     if not (folder / "chat_template.jinja").is_file():
         own = read_json(folder / "chat_template.json").get("chat_template") or own
     return own or None
