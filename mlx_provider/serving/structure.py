@@ -3,6 +3,7 @@ state machine, grammar."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -110,22 +111,6 @@ FORESEEN = 8
 """Tokens."""
 
 
-class Unbound:
-    finished = False
-
-    def mask(self) -> None:
-        """Every token is allowed."""
-
-    def advance(self, token: int) -> None:
-        """Nothing changes."""
-
-    def forced(self) -> Sequence[int]:
-        return ()
-
-    def fork(self) -> Unbound:
-        return self
-
-
 class ThinkingBudget:
     """Forces the end marker after a thought's token budget."""
 
@@ -169,7 +154,9 @@ class ThinkingBudget:
         """`None` if the budget can end within a few tokens."""
         if self._forcing or (self._thinking and self._left <= FORESEEN):
             return None
-        return Unbound() if self._inner is None else self._inner.fork()
+        if self._inner is None:  # every token is allowed
+            return ThinkingBudget(sys.maxsize, (), 0, None)
+        return self._inner.fork()
 
     @property
     def _forcing(self) -> bool:
