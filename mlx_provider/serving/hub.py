@@ -24,7 +24,6 @@ from ..safe_open import obstacle
 
 if TYPE_CHECKING:
     import httpx
-    from huggingface_hub import HFCacheInfo
 
 
 log = logging.getLogger(__name__)
@@ -308,7 +307,12 @@ class OnDisk:
 
 def models_on_disk() -> list[OnDisk]:
     """Reads names and sizes, no weights."""
-    sizes = {repo.repo_id: repo.size_on_disk for repo in _scan_cache().repos}
+    from huggingface_hub import scan_cache_dir
+
+    if not cache_root().is_dir() and (why := obstacle(cache_root())):
+        raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
+    cache_root().mkdir(parents=True, exist_ok=True)
+    sizes = {repo.repo_id: repo.size_on_disk for repo in scan_cache_dir(cache_root()).repos}
     hub = [
         OnDisk(
             name,
@@ -349,44 +353,22 @@ def _of_lm_studio() -> Iterator[OnDisk]:
 
 
 def remove(model: str) -> int:
-    """Remove a repository, or one `@revision`, from the Hub cache. Returns the freed bytes. Raises
-    `BadRequest` for a name outside of that cache, `ModelNotFound`."""
-    if model in DEMOS or not is_repository(model):
+    """Remove a repository from the Hub cache. Returns the freed bytes. Raises `BadRequest` for a
+    name outside of that cache, `ModelNotFound`."""
+    if model in DEMOS or not is_repository(model) or "@" in model:
         raise BadRequest(
-            f"{model} is not a repository of the Hub cache: remove other folders yourself",
+            f"{model} is not a repository of the Hub cache: remove other folders yourself, and a "
+            "single revision with `hf cache`",
             param="model",
         )
-    name, _, revision = model.partition("@")
-    if name not in cached_models():
-        raise ModelNotFound(f"{name} is not on this machine{list_known()}", param="model")
-    cache, folder = _scan_cache(), _repository_folder(name)
-    before = _size(folder)
-    repo = next((each for each in cache.repos if each.repo_path == folder), None)
-    if repo is None and not revision:  # a download that has only begun
-        shutil.rmtree(folder)
-        return before
-    of_it = repo.revisions if repo else ()
-    chosen = [
-        each.commit_hash
-        for each in of_it
-        if not revision or revision == each.commit_hash or revision in each.refs
-    ]
-    if not chosen:
-        raise ModelNotFound(f"{name} has no revision {revision} on this machine", param="model")
-    cache.delete_revisions(*chosen).execute()
-    left = _size(folder)
-    if left and len(chosen) == len(of_it):
+    if model not in cached_models():
+        raise ModelNotFound(f"{model} is not on this machine{list_known()}", param="model")
+    folder = _repository_folder(model)
+    freed = _size(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
         raise BadRequest(f"{folder} could not be removed: see its owner and mode", param="model")
-    return before - left
-
-
-def _scan_cache() -> HFCacheInfo:
-    from huggingface_hub import scan_cache_dir
-
-    if not cache_root().is_dir() and (why := obstacle(cache_root())):
-        raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
-    cache_root().mkdir(parents=True, exist_ok=True)
-    return scan_cache_dir(cache_root())
+    return freed
 
 
 def _repository_folder(name: str) -> Path:

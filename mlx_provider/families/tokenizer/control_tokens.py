@@ -48,8 +48,8 @@ class Edges:
             if text[end:] in closes
         }.difference(strings, fields)
         self._removed = {*_removed_texts(code)}
-        first = any_of({text[0] for text in texts}).pattern
-        self._removed_or_first = re.compile(f"(?:{any_of(self._removed).pattern})|({first})")
+        first = pattern_of({text[0] for text in texts})
+        self._removed_or_first = re.compile(f"(?:{pattern_of(self._removed)})|({first})")
 
     def of(self, text: str) -> Iterator[int]:
         if any(removed in text for removed in self._removed):
@@ -77,12 +77,6 @@ def _removed_texts(code: Sequence[tuple[str, str]]) -> Iterator[str]:
     for (_, name), (_, bracket), (kind, text) in zip(code, code[1:], code[2:], strict=False):
         if name in calls and bracket == "(" and kind == "string" and text[1:-1]:
             yield text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
-
-
-def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest."""
-    longest_first = sorted(filter(None, texts), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _is_sign(part: str) -> bool:
@@ -118,18 +112,19 @@ class ControlTokens:
         added: dict[int, Any] = fast.get_added_tokens_decoder()
         source = template or ""
         self.content = {i: t.content for i, t in added.items() if not is_vocabulary(t, source)}
-        self.normalized = frozenset(i for i in self.content if added[i].normalized)
+        normalized = any(added[i].normalized for i in self.content)
         for text in reserved:
             token = fast.token_to_id(text)
             if token is not None:
                 self.content.setdefault(token, text)
-        self.vocabulary = [token for i, token in added.items() if i not in self.content]
         self.texts = sorted({*self.content.values(), *reserved} - {""})
         # a template may change the case of other text
         self._find = re.compile(pattern_of(self.texts), re.IGNORECASE)
         self._longest = max(map(len, self.texts), default=1)
         self._edges = Edges(self.texts, template)
-        self.reachable = _reachable(fast, self.content, self.normalized)
+        changes = fast.normalizer is not None or any(SPACE_SIGN in text for text in self.texts)
+        in_model = (fast.model.token_to_id(text) is not None for text in self.content.values())
+        self.reachable = changes and (normalized or any(in_model))
         """Whether text without a literal control token may still encode to the id of one."""
         self._normalizer = fast.normalizer
 
@@ -147,7 +142,7 @@ class ControlTokens:
         return self._normalizer is None or mark in self._normalizer.normalize_str(mark)
 
 
-def pattern_of(texts: Sequence[str]) -> str:
+def pattern_of(texts: Iterable[str]) -> str:
     """Matches the longest of `texts`. Common prefixes are compared once."""
     tree: dict[str, Any] = {}
     for text in texts:
@@ -164,9 +159,3 @@ def _expression(node: Mapping[str, Any]) -> str:
     if len(branches) > 1 or (branches and "" in node):
         joined = f"(?:{joined})"
     return joined + "?" * bool(branches and "" in node)
-
-
-def _reachable(fast: Any, content: Mapping[int, str], normalized: frozenset[int]) -> bool:
-    changes = fast.normalizer is not None or any(SPACE_SIGN in text for text in content.values())
-    in_model = (fast.model.token_to_id(text) is not None for text in content.values())
-    return changes and (bool(normalized) or any(in_model))

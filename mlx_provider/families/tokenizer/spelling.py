@@ -28,9 +28,6 @@ MARKS = (
 )
 """Private characters, and Yi syllables for normalizers that drop those."""
 
-JOINED = 4096
-"""Replacements whose parts are in memory at once. A part takes about a hundred bytes."""
-
 Messages = Sequence[Mapping[str, Any]]
 Variables = Mapping[str, Any]
 
@@ -127,14 +124,10 @@ def _map(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _replace(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
-    joined, at = [], 0
-    for first in range(0, len(places), JOINED):
-        parts = []
-        for place in places[first : first + JOINED]:
-            parts += [text[at:place], signs[text[place]]]
-            at = place + 1
-        joined.append("".join(parts))
-    return "".join([*joined, text[at:]])
+    codes = bytearray(text, "utf-32-le", "surrogatepass")
+    for place in places:
+        codes[4 * place : 4 * place + 4] = signs[text[place]].encode("utf-32-le")
+    return codes.decode("utf-32-le", "surrogatepass")
 
 
 Located = tuple[list[int], list[tuple[int, int]]]
