@@ -78,7 +78,7 @@ def _state(found: OnDisk, registry: PluginRegistry) -> str:
         return error.message
 
 
-def rm(model: Repository) -> None:
+def rm(model: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")]) -> None:
     """Remove a model from the Hub cache."""
     from ..gateway.models import size
     from ..serving.hub import remove

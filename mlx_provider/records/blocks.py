@@ -20,8 +20,7 @@ def through(*ends: str) -> Rest:
 
 
 def claimed(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
-    """Read text that can only be a call. If it is none, it is text, and no call is looked for in
-    it."""
+    """Read text that can only be a call. If it is none, no call is looked for in it."""
     try:
         return (yield from reading)
     except NotACall as failure:
@@ -60,11 +59,8 @@ def read_block(
     emit: Emit,
     tools: Tools = (),
 ) -> Reading[bool]:
-    """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`.
-
-    Reported calls cannot be taken back. If a later call is malformed, its text goes to the reader's
-    content.
-    """
+    """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`. If a
+    later call is malformed, its text goes to the reader's content."""
     start, before = reader.mark(), reader.calls
     if (yield from read_empty(reader, marker, parser.closers())):
         return True
@@ -160,11 +156,8 @@ def _rest(parser: ToolParser, marker: str) -> Rest | None:
 
 
 def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Reading[bool]:
-    """Read an empty list of calls. False: there is none here.
-
-    In all formats, a model writes that it calls nothing as markers with nothing or `[]` between
-    them, or as a marker with `[]` after it. Neither is shown. A `[]` without a marker, or in a code
-    fence, is an answer.
+    """Read an empty list of calls: markers with nothing or `[]` between them, or a marker with `[]`
+    after it. False: there is none here. A `[]` without a marker, or in a code fence, is an answer.
     """
     body = marker.rstrip("[{")
     if not body or body.startswith("```"):
@@ -192,12 +185,9 @@ _MOST_MARKERS = 16
 def read_marked(
     reader: TextReader, openers: tuple[str, ...], end: str, parse: Parse, tools: Tools
 ) -> Reading[None]:
-    """Read one block and report its calls; the reader is at one of `openers`.
-
-    A marker inside an argument is text: the block ends at the first end at which `parse` succeeds.
-    If it succeeds at none, a block with as many ends as openers is text. `end` empty: the end of
-    the reply.
-    """
+    """Read one block and report its calls; the reader is at one of `openers`. A marker inside an
+    argument is text: the block ends at the first end at which `parse` succeeds. If it succeeds at
+    none, a block with as many ends as openers is text. `end` empty: the end of the reply."""
     yield from reader.accept(*openers)
     text, inner, ended = "", 0, 0
     for _ in range(_MOST_MARKERS):

@@ -33,10 +33,7 @@ MOST_DRAFTS = 7
 
 
 class DeviceTokens(Sequence[int]):
-    """Drafts on the device, read when one of them is asked for.
-
-    The engine gives them to the model unread, so that the device need not wait for the host.
-    """
+    """Drafts on the device, which the engine gives to the model before the host has read them."""
 
     def __init__(self, array: mx.array) -> None:
         """`array`: (n,) of integers; it may still be computed."""
@@ -56,7 +53,6 @@ class DeviceTokens(Sequence[int]):
         return self._read[at]  # type: ignore[index]
 
     def first(self, count: int) -> DeviceTokens:
-        """At most so many of them, unread."""
         return self if len(self) <= count else DeviceTokens(self.array[:count])
 
 
@@ -69,18 +65,15 @@ class DraftRow:
     wanted: int = 0
     """Maximum number of drafts, 1 to 7."""
     fresh: int = 0
-    """Number of last tokens with new `hidden` states; in the first call, some of the prompt's, too.
-    """
+    """Number of last tokens with new `hidden` states; in the first call, some of the prompt."""
     hidden: mx.array | None = None
-    """(fresh, hidden size), if the drafter asks for them: the states from which the model drew
-    those tokens. A token between two calls is missing if no row had a draft then. Gone after
-    the call."""
+    """(fresh, hidden size), if the drafter needs them: the states from which the model drew those
+    tokens. A token between two calls is missing if no row had a draft then."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""
-    """The tenant of the text. Drafts made from one tenant's text, and the speed of their replies,
-    would tell another tenant about it: use what is remembered of a row only for rows of the same
-    salt."""
+    """The tenant of the text. Use what is remembered of a row only for rows of the same salt:
+    drafts, and their speed, would tell another tenant about the text."""
 
 
 class Drafting(Protocol):
@@ -89,24 +82,20 @@ class Drafting(Protocol):
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
         """Tokens that may follow each row's last one, in the order of `rows`; at most `wanted`.
 
-        An empty list: the row is asked for again later, after a rest that grows. `None`: it is
-        asked for again at the next step. `DeviceTokens` need not be computed yet. Compute no longer
-        than a step takes: read a long prompt in pieces. A wrong guess costs only time, and a fault
-        costs only the drafts.
-        """
+        An empty list: the row is asked for again after a rest that grows; `None`: at the next step.
+        `DeviceTokens` need not be computed yet. Compute no longer than a step takes: read a long
+        prompt in pieces. A fault costs only the drafts."""
 
 
 class Scoring(Protocol):
     """One prompt in a scorer. Dropping it frees its memory."""
 
     def advance(self) -> NDArray[np.float32] | None:
-        """Run one piece and wait for it. After the last one, returns a score for each token,
-        (tokens,).
+        """Run one piece, as short as a step, and wait for it. After the last one, returns a score
+        for each token, (tokens,): higher ones matter more for the reply.
 
-        Tokens with higher scores matter more for the reply. Pieces must not depend on time, so that
-        a prompt has the same scores in any batch. Rows that decode wait, so make each piece as
-        short as a step. After a fault, the whole prompt is prefilled.
-        """
+        Pieces must not depend on time, so that a prompt has the same scores in any batch. After a
+        fault, the whole prompt is prefilled."""
 
 
 @runtime_checkable
@@ -115,20 +104,18 @@ class ScoresPrompts(Protocol):
 
     @property
     def longest_scored(self) -> int:
-        """Maximum length of a prompt in tokens."""
+        """Tokens."""
 
     @property
     def scored_token_bytes(self) -> int:
         """Bytes of memory per token until all are scored."""
 
     def scoring(self, tokens: Sequence[int]) -> Scoring:
-        """Start a prompt; computes nothing yet."""
+        """Computes nothing yet."""
 
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """The operator's options for drafts."""
-
     model: Path | None = None
     """The folder of a smaller model of the same vocabulary."""
     room: int | None = None
@@ -153,8 +140,7 @@ class Drafter:
     media: bool = True
     """It can draft for prompts with images."""
     reads_draft_model: bool = False
-    """It drafts with the folder of `DraftOptions.model`. If the operator names a folder that no
-    such drafter takes, the log shows the reasons of all of them."""
+    """It drafts with the folder of `DraftOptions.model`."""
     automatic: int = 0
     """Rank of the drafter if the operator names none; 0: never taken."""
     serves: str = ""
@@ -170,7 +156,7 @@ class UpstreamPatch:
     version: str
     """The distribution and version of the source that was read: `mlx-lm 0.32.2`."""
     reason: str
-    """One line for people: what upstream does, and what the replacement does."""
+    """One line for people: what upstream and the replacement do."""
 
 
 Function = Callable[..., Any]
@@ -178,19 +164,14 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Replacement:
-    """A function that upstream's models call, and its replacement."""
-
     module: str
     """The module that defines it; functions of the same name from other modules stay."""
     name: str
     """A function of that module, or `Class.method` of it with `at_home`."""
     make: Callable[[Function], Function]
-    """(original) -> a function with the same arguments and result, up to rounding.
-
-    It calls the original for everything else: other dtypes, quantised keys, arrays that are too
-    small. The keys of an attention may be `Parts`, see `parts_of`. If it returns the
-    original, nothing is replaced.
-    """
+    """(original) -> a function with the same arguments and result, up to rounding. It calls the
+    original for other dtypes, quantised keys, small arrays. The keys of an attention may be
+    `Parts`. If it returns the original, nothing is replaced."""
     at_home: bool = False
     """Its callers are in the module that defines it, not in those of a model's layers."""
     tolerance: float = 1e-4
@@ -204,14 +185,10 @@ class Kernels:
 
     name: str
     matches: Callable[[str, str], bool]
-    """(device, precision) -> whether they are made for it; asked when a model is loaded.
-
-    `device` is `cpu`, `metal` or `cuda`; `precision` is the model's `ModelInfo.precision`.
-    """
+    """(`cpu`, `metal` or `cuda`, `ModelInfo.precision`) -> whether they are made for it."""
     replacements: Callable[[], Iterable[Replacement]]
     """Called only if these are chosen: import here what they need, not with the plugin."""
     rank: int = 0
-    """The match with the highest rank is taken."""
     serves: str = ""
     """One line for people."""
     patches: tuple[UpstreamPatch, ...] = ()
@@ -286,7 +263,7 @@ class Gateway:
     """The model takes images."""
     folder: Path
     """Folder of the profile's files. Only the user can read it; it is deleted when the client ends.
-    Its path is the same at the next launch, so a prompt may contain it."""
+    Its path is the same at the next launch."""
     workplace: Path
     """The client's working folder."""
 
@@ -298,9 +275,9 @@ class Profile:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in addition to the user's."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Content by path below `Gateway.folder`; the mode will be 0600."""
+    """Content by path below `Gateway.folder`."""
     arguments: tuple[str, ...] = ()
-    """They come before the user's own."""
+    """Before the user's own."""
     hidden: tuple[str, ...] = ()
     """Patterns (`ANTHROPIC_*`) of the user's variables that would redirect the client."""
 
@@ -314,9 +291,8 @@ class Client:
     command: str
     """The executable on `PATH`."""
     install: str
-    """The command that installs it, on one line."""
     profile: Callable[[Gateway], Profile]
-    """The profile for a gateway. Writes nothing itself."""
+    """Writes nothing itself."""
     api: Literal["chat", "messages", "responses"] = "chat"
     aliases: tuple[str, ...] = ()
     serves: str = ""

@@ -63,11 +63,9 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types that a value may have; empty: its schema does not say.
-
-    A schema without a type, but with keywords of objects or lists alone, means one; a reference to
-    any other counts as an object. Each schema is read once: references may be many, or circular.
-    """
+    """JSON types that a value may have; empty: its schema does not say. A schema without a type,
+    but with keywords of objects or lists alone, means one; a reference to any other counts as an
+    object. Each schema is read once: references may be many, or circular."""
     found, todo, known, refers = set[str](), [schema], set[int](), False
     while todo:
         each = todo.pop()
@@ -168,16 +166,12 @@ _LITERALS = {"true": "true", "false": "false", "null": "null"} | {
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 _DEEPEST = 100
-"""Maximum levels of nesting."""
 
 
 def read_json(reader: TextReader, emit: Emit) -> Reading[None]:
-    """Read one JSON value and emit its text as it comes.
-
-    The emitted text is valid JSON: raw line ends inside strings are escaped, a comma before a
-    closing bracket is dropped, Python's literals become JSON's. Raises `NotACall` at the first
-    character that cannot be JSON, and for more than 100 levels of nesting.
-    """
+    """Read one JSON value and emit its text as it comes, as valid JSON: raw line ends in strings
+    are escaped, a comma before a closing bracket is dropped, Python's literals become JSON's.
+    Raises `NotACall` at the first character that cannot be JSON, and for 101 levels of nesting."""
     return JsonReader(reader, emit).value()
 
 
@@ -227,7 +221,7 @@ class JsonReader:
         self.depth -= 1
 
     def space(self) -> Reading[str]:
-        """Read white space, and return what is emitted for it."""
+        """Returns what is emitted for white space."""
         return (yield from self.reader.space())
 
     def key(self, before: str) -> Reading[str]:

@@ -1,9 +1,7 @@
 """Model families: everything about a model that the core does not know.
 
-Host methods (`prepare`) run on any thread and touch no `mx` array. Device methods (`embed`,
-`prefill`, `decode`, `make_cache`) run only on the engine thread; they return arrays and keep no
-state on the model object.
-"""
+`prepare` runs on any thread and touches no `mx` array. The other methods run only on the engine
+thread and keep no state on the model object."""
 
 from __future__ import annotations
 
@@ -49,7 +47,6 @@ class Embedding:
     """A model's vectors. Its states are those of a `ShowsHidden`."""
 
     width: int = 0
-    """Dimensions of a vector."""
     pooling: Pooling | None = None
     """`None`: the model's files do not say; the operator must choose."""
     normalise: bool = True
@@ -63,10 +60,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class TemplateForm:
-    """What a chat template demands; `families.tokenizer.template_probe` finds it by rendering.
-
-    The defaults fit most templates.
-    """
+    """What a chat template demands; `families.tokenizer.template_probe` finds it by rendering."""
 
     empty_content: Literal["null", "empty", "absent"] = "null"
     """`content` of a turn that only calls tools."""
@@ -75,11 +69,9 @@ class TemplateForm:
     short_ids: bool = False
     """Call ids must be nine letters and digits."""
     named_ids: bool = False
-    """Only the id of a call tells its name: `functions.NAME:INDEX`, where `INDEX` counts the calls
-    of the conversation."""
+    """A call's id is `functions.NAME:INDEX`, where `INDEX` counts the calls of the conversation."""
     text_with_calls: Literal["together", "apart", "dropped"] = "together"
-    """A turn can have text and calls; `apart`: the text is a separate turn before the calls;
-    `dropped`: the template does not show it."""
+    """Of a turn with both; `apart`: the text is a turn before the calls; `dropped`: not shown."""
     parallel_calls: bool = True
     """A turn can have several calls; if not, each is a turn with its result."""
     user_after_result: bool = True
@@ -97,11 +89,10 @@ class TemplateForm:
     takes_calls: bool = True
     """Calls and results reach the prompt; if not, they are written as text."""
     shows_tools: Literal["always", "with_system", "never"] = "always"
-    """When tools reach the prompt; `with_system`: only with a system message. If they do not, a
-    system message describes them."""
+    """`with_system`: only with a system message. Tools that are not shown are described in one."""
     tool_fields: frozenset[str] = frozenset()
-    """Fields that every tool must have: `description`, `parameters`, `properties` for the
-    description of each parameter, `additionalProperties` for that keyword of each object."""
+    """Of every tool: `description`, `parameters`, `properties` for the description of each
+    parameter, `additionalProperties` for that keyword of each object."""
     type_lists: bool = True
     """A parameter's `type` can be a list."""
 
@@ -177,10 +168,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class MediaItem:
-    """One image, or the frames of one video. Each access to its pixels decodes it again.
-
-    It keeps the encoded data, not the pixels: a family asks once, for the size that it needs.
-    """
+    """One image, or the frames of one video, encoded: each access to its pixels decodes it."""
 
     kind: Literal["image", "video"]
     shape: tuple[int, ...]
@@ -195,7 +183,7 @@ class MediaItem:
 
     @classmethod
     def of(cls, kind: Literal["image", "video"], pixels: NDArray[np.uint8], key: str) -> MediaItem:
-        """An item with these pixels. `key`: its content hash."""
+        """`key`: its content hash."""
         return cls(kind, pixels.shape, partial(scaled, pixels), key)
 
     @property
@@ -204,11 +192,8 @@ class MediaItem:
         return self.decode(None, BICUBIC)
 
     def scaled(self, height: int, width: int, resample: int = BICUBIC) -> NDArray[np.uint8]:
-        """uint8, (frames,) height, width, 3, with a filter of Pillow's. Raises `MediaError`.
-
-        An image at least four times as high and wide is first averaged over squares, to save
-        memory; a smaller one has the values of Pillow's `resize`.
-        """
+        """uint8, (frames,) height, width, 3, with a filter of Pillow's. An image at least four
+        times as high and wide is first averaged over squares. Raises `MediaError`."""
         return self.decode((height, width), resample)
 
 
@@ -221,7 +206,6 @@ class OnDemand(Generic[_T]):
         self._lock = threading.Lock()
 
     def __call__(self) -> _T:
-        """The value. Raises what `make` raises."""
         with self._lock:
             if self._made is None:
                 self._made = (self._make(),)
@@ -251,7 +235,7 @@ class Prompt:
 
     tokens: Sequence[int]
     text: str = ""
-    """The rendered template before media expansion, to explain cache misses."""
+    """The rendered template before media expansion."""
     spans: Sequence[MediaSpan] = ()
     positions: NDArray[np.int32] | None = None
     """(3, length) rotary positions, if they differ from 0 .. length - 1."""
@@ -287,24 +271,18 @@ class PrefillChunk:
 
 
 class Tokenizer(Protocol):
-    """The tokenizer of a model (of a processor: the nested one)."""
-
     @property
     def fast(self) -> Any:
-        """The `tokenizers.Tokenizer` behind it, for streamed decoding."""
+        """The `tokenizers.Tokenizer` behind it."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids of `text`. `special`: add BOS and similar tokens as in the model's config."""
+        """`special`: add BOS and similar tokens as in the model's config."""
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
-        """Token ids of our text `before` and a client's `text`.
+        """Token ids of `before`, which can contain control tokens, and a client's `text`, in which
+        they are spelt in letters. `special`: as in `encode`."""
 
-        Only `before` can contain control tokens; in `text` they are spelt in letters. `special`:
-        add BOS and similar tokens as in the model's config, at the beginning and the end.
-        """
-
-    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of `tokens`."""
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 
 class LoadedModel(Protocol):
@@ -332,12 +310,9 @@ class LoadedModel(Protocol):
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Render normalised messages with the chat template and tokenise them.
-
-        Only the template writes control tokens: text in messages, tools or variables that looks
-        like one is spelt in letters. Media items are in the order of the `image` and `video` parts
-        of the messages. Raises `BadRequest` if the template refuses the messages.
-        """
+        """Render normalised messages with the chat template and tokenise them. Only the template
+        writes control tokens. `media`: in the order of the `image` and `video` parts. Raises
+        `BadRequest` if the template refuses the messages."""
 
     def embed(self, span: MediaSpan) -> Features:
         """Run the vision tower on one item (engine thread)."""
@@ -355,14 +330,12 @@ class LoadedModel(Protocol):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> mx.array:
-        """Decode one token for each of B rows.
+        """Decode one token for each of B rows. tokens: (B,) int32; positions: (B,) int32, the
+        rotary position of each token; returns logits (B, vocab).
 
-        tokens: (B,) int32; positions: (B,) int32, the rotary position of each token; returns logits
-        (B, vocab). `cache` has the rows in the same order. In the layout `grouped`, the last ones
-        may be text tokens of one prompt, which only its cache and attention know; then `logits_at`,
+        In the layout `grouped`, the last rows may be text tokens of one prompt; then `logits_at`,
         (L,) int32, selects the logits to return, (L, vocab). Apply the output matrix only to these
-        (`mlx_provider.families.logits`).
-        """
+        (`mlx_provider.families.logits`)."""
 
 
 @runtime_checkable
@@ -371,7 +344,7 @@ class ShowsHidden(Protocol):
 
     @property
     def shows_hidden(self) -> bool:
-        """Whether this model does: the states before its output matrix may not be accessible."""
+        """False: the states before its output matrix are not accessible."""
 
     def decode_hidden(
         self,
@@ -401,11 +374,8 @@ class EmbedsInSlices(Protocol):
     between."""
 
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
-        """As `embed`, for several items. Each step of the iterator evaluates about a layer, and
-        yields the features that are complete with it, in the order of `spans`.
-
-        The engine may drop the iterator after any step: it must leave nothing on the model.
-        """
+        """Each step of the iterator evaluates about a layer, and yields the features that are
+        complete with it, in the order of `spans`. The engine may drop it after any step."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from .reading import Reading, TextReader
 
 @dataclass(frozen=True)
 class TaggedArguments:
-    """Arguments written one by one: `key_before KEY key_after VALUE value_after`.
-
-    In `value_after`, `{key}` stands for the parameter's name.
-    """
+    """Arguments written one by one: `key_before KEY key_after VALUE value_after`. In `value_after`,
+    `{key}` stands for the parameter's name."""
 
     key_before: str
     key_after: str
@@ -49,11 +47,9 @@ class TaggedArguments:
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """How one format writes calls: `open before ARGUMENTS after [between before ...] close`.
-
-    In `before`, `{name}` stands for the tool's name and `{digits}` for a number. In `before` or
-    `after`, `{id}` stands for the call's id: nine letters and digits.
-    """
+    """How one format writes calls: `open before ARGUMENTS after [between before ...] close`. In
+    `before`, `{name}` stands for the tool's name and `{digits}` for a number. In `before` or
+    `after`, `{id}` stands for the call's id: nine letters and digits."""
 
     before: str
     after: str
@@ -68,10 +64,8 @@ class CallGrammar:
     def json(
         cls, start: str, end: str, key: str = "arguments", between: str | None = "\n"
     ) -> CallGrammar:
-        """`{"name": NAME, key: ARGUMENTS}` between two markers.
-
-        `end` empty: nothing separates two calls, so there is one per reply.
-        """
+        """`{"name": NAME, key: ARGUMENTS}` between two markers. `end` empty: nothing separates two
+        calls, so there is one per reply."""
         before = f'{start}{{"name": "{{name}}", "{key}": '
         return cls(before, f"}}{end}", between=between if end else None)
 
@@ -119,11 +113,8 @@ def _nothing(text: str, tools: Tools) -> list[ToolCall]:
 
 @dataclass(frozen=True)
 class ToolParser:
-    """A tool-call format.
-
-    A plain format has `start`, `end` and `parse`; a call is reported when it closes. A format with
-    `scan` reports names and arguments while they are written.
-    """
+    """A tool-call format. A plain one has `start`, `end` and `parse`; a call is reported when it
+    closes. One with `scan` reports names and arguments while they are written."""
 
     name: str
     start: str
@@ -132,19 +123,12 @@ class ToolParser:
     """Text that closes it; empty: the end of the reply."""
     parse: Parse = _nothing
     """(text between the markers, the request's tools) -> calls. `ValueError`, or `RecursionError`
-    for deep nesting: no call.
-
-    Any other error is a fault of the parser: the text is shown, and the fault is reported with the
-    parser's name.
-    """
+    for deep nesting: no call. Any other error is reported as a fault of the parser."""
     detect: Callable[[str], bool] = lambda template: False
     """Whether a chat template uses this format."""
     scan: Callable[[TextReader, Tools], Reading[None]] | None = None
-    """Read one block; the reader is at its opening marker.
-
-    Raises `NotACall` for text that is no call: it is shown as text, and what was already reported
-    stays, unfinished. Does not catch `TextEnded`, if the reply is cut.
-    """
+    """Read one block; the reader is at its opening marker. Raises `NotACall` for text, which is
+    shown; what was already reported stays, unfinished. Does not catch `TextEnded`."""
     starts: tuple[str, ...] = ()
     """Further opening markers."""
     ends: tuple[str, ...] = ()
@@ -164,7 +148,7 @@ class ToolParser:
     whole: Whole | None = None
     """Reads a complete reply with thoughts and answer, not only marked blocks."""
     rank: int = 0
-    """If several parsers detect a template, the highest rank wins."""
+    """The highest rank of those that detect a template wins."""
     turn_ends: tuple[str, ...] = ()
     """Ends of turns that are no text directly after a call."""
     grammar: CallGrammar | None = None
@@ -185,15 +169,12 @@ class ToolParser:
         return CallGrammar.json(start, f"\n{self.end}" if self.end else "")
 
     def openers(self) -> tuple[str, ...]:
-        """Every text that may open a call anywhere in a reply."""
         return tuple(x for x in (self.start, *self.starts) if x)
 
     def closers(self) -> tuple[str, ...]:
-        """Every text that closes a block."""
         return tuple(x for x in (self.end, *self.ends) if x)
 
     def visible(self) -> tuple[str, ...]:
-        """Every text that is decoded even if it is special tokens."""
         found = (*self.openers(), *self.first, *self.closers(), *self.markers)
         return tuple(x for x in found if x)
 
@@ -236,14 +217,11 @@ class ReasoningParser:
     """How messages are written, for structured output in a format with an address on each."""
 
     def openers(self) -> tuple[str, ...]:
-        """Every text that opens a thought."""
         return tuple(x for x in (self.start, *self.starts) if x)
 
     def closers(self) -> tuple[str, ...]:
-        """Every text that closes a thought."""
         return tuple(x for x in (self.end, *self.ends) if x)
 
     def visible(self) -> tuple[str, ...]:
-        """Every text that is decoded even if it is special tokens."""
         found = (*self.openers(), *self.closers(), *self.hidden, *self.markers)
         return tuple(dict.fromkeys(found))

@@ -17,11 +17,9 @@ from typing import Literal, TypeVar
 def read_turn_ends(
     reader: TextReader, ends: Sequence[str], openers: Sequence[str], markers: Sequence[str] = ()
 ) -> Reading[str]:
-    """Read `ends` of turns directly after a call; elsewhere they are text.
-
-    An opener that begins like one of them stays. If the reply is cut inside one of all these texts,
-    that piece is dropped. Returns the white space before the next text.
-    """
+    """Read `ends` of turns directly after a call; elsewhere they are text. If the reply is cut
+    inside one of all these texts, that piece is dropped. Returns the white space before the next
+    text."""
     while True:
         space = yield from reader.space()
         found = yield from reader.at(*ends, *openers, *markers)
@@ -46,12 +44,9 @@ Rest = Callable[["TextReader", Emit], Reading[None]]
 
 
 class NotACall(ValueError):
-    """The text after a marker is no call.
-
-    `whole`: everything since the marker is text; if not, only the marker is, and calls are looked
-    for after it. A reader that has begun to read values sets `whole`, because text in a value may
-    look like a call. `rest` shows further text.
-    """
+    """The text after a marker is no call. `whole`: everything since the marker is text; if not,
+    only the marker is, and calls are looked for after it. A reader that has begun to read values
+    sets `whole`, because text in a value may look like a call. `rest` shows further text."""
 
     def __init__(self, message: str = "", *, whole: bool = False, rest: Rest | None = None) -> None:
         super().__init__(message)
@@ -79,10 +74,8 @@ def _search(literals: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:
-    """Where the end of `text` may begin a literal; `len(text)`: nowhere.
-
-    It compares only the end of the text, and caches no literals: they may be a client's.
-    """
+    """Where the end of `text` may begin a literal; `len(text)`: nowhere. Caches no literals, which
+    may be a client's."""
     found = len(text)
     for literal in literals:
         at = max(start, len(text) - len(literal) + 1)
@@ -95,8 +88,6 @@ def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:
 
 
 class TextReader:
-    """A cursor over the text of one reply, and the events read from it so far."""
-
     def __init__(self) -> None:
         self.events: list[TextEvent] = []
         self.closed = False
@@ -114,14 +105,12 @@ class TextReader:
     # ---- the driver's side
 
     def feed(self, text: str) -> None:
-        """Add text of the reply."""
         if self._marks == 0 and self._at:
             self._base += self._at
             self._text, self._at = self._text[self._at :], 0
         self._text += text
 
     def close(self) -> None:
-        """The reply has ended."""
         self.closed = True
 
     @property
@@ -132,12 +121,10 @@ class TextReader:
     # ---- what was found
 
     def content(self, text: str) -> None:
-        """Report text of the answer."""
         if text:
             self.events.append(TextEvent("content", text))
 
     def reasoning(self, text: str) -> None:
-        """Report text of the thoughts."""
         if text:
             self.events.append(TextEvent("reasoning", text))
 
@@ -150,19 +137,17 @@ class TextReader:
         self.events.append(TextEvent("answer"))
 
     def call(self, name: str, call_id: str = "") -> None:
-        """A call of `name` begins; it can no longer be taken back. `call_id`: as the model wrote
-        it, where the format has ids."""
+        """It can no longer be taken back. `call_id`: as the model wrote it, if any."""
         self._open_call = True
         self._calls += 1
         self.events.append(TextEvent("call", name, call_id))
 
     def arguments(self, text: str) -> None:
-        """Report a piece of the call's arguments, JSON text."""
+        """A piece of JSON text."""
         if text:
             self.events.append(TextEvent("arguments", text))
 
     def end_call(self) -> None:
-        """The call is complete."""
         self._open_call = False
         self._settled = self.position
         self.events.append(TextEvent("close"))
@@ -172,7 +157,7 @@ class TextReader:
 
     @property
     def calls(self) -> int:
-        """Calls begun so far."""
+        """Begun so far."""
         return self._calls
 
     @property
@@ -182,7 +167,6 @@ class TextReader:
 
     @property
     def in_call(self) -> bool:
-        """Whether a call has begun and not ended."""
         return self._open_call
 
     def abandon_call(self) -> None:
@@ -226,11 +210,9 @@ class TextReader:
         return self.position
 
     def release(self) -> None:
-        """Forget the newest mark."""
         self._marks -= 1
 
     def forget_marks(self) -> None:
-        """Forget every mark, also those of readers that failed."""
         self._marks = 0
 
     def rewind(self, mark: int) -> None:
@@ -249,7 +231,6 @@ class TextReader:
         return self._text[start - self._base : end - self._base]
 
     def skip(self, count: int) -> str:
-        """Read `count` characters that have arrived."""
         found = self._text[self._at : self._at + count]
         self._at += len(found)
         return found
@@ -299,7 +280,6 @@ class TextReader:
         return found
 
     def space(self) -> Reading[str]:
-        """Read white space."""
         return (yield from self.run(_SPACE))
 
     def at(self, *literals: str) -> Reading[str]:
@@ -327,11 +307,8 @@ class TextReader:
         raise NotACall(f"expected {literal!r}")
 
     def pass_until(self, literals: Sequence[str], emit: Emit) -> Reading[str]:
-        """Read up to the first of `literals`, which is returned and stays unread.
-
-        The text before it goes to `emit` as soon as no literal can begin in it. Empty: the reply
-        ended.
-        """
+        """Read up to the first of `literals`, which is returned and stays unread. The text before
+        it goes to `emit` as soon as no literal can begin in it. Empty: the reply ended."""
         wanted = tuple(literals)
         pattern = _search(wanted) if wanted else None
         while True:
@@ -354,7 +331,6 @@ class TextReader:
         return "".join(parts)
 
     def rest(self) -> Reading[str]:
-        """Read everything to the reply's end."""
         parts: list[str] = []
         yield from self.pass_until((), parts.append)
         return "".join(parts)

@@ -28,9 +28,7 @@ from .discovery import Plugin, canonical, near
 if TYPE_CHECKING:
     import typer
 
-Part = CallGrammar | MessageGrammar | TaggedArguments
-
-PARTS: dict[object, type[Part]] = {
+PARTS: dict[object, type] = {
     "CallGrammar | None": CallGrammar,
     "MessageGrammar | None": MessageGrammar,
     "TaggedArguments | None": TaggedArguments,
@@ -57,23 +55,18 @@ KINDS: dict[type, Kind] = {
 }
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def _texts(value: object) -> bool:
-    return isinstance(value, tuple) and all(map(_text, value))
+    return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
 
 
-def _pair(value: Any) -> bool:
-    return _texts(value) and len(value) == 2
-
-
-TEXTS: dict[object, tuple[Callable[[object], bool], str]] = {
-    "str": (_text, "text"),
-    "str | None": (lambda value: value is None or _text(value), "text or None"),
+TEXTS: dict[object, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "text"),
+    "str | None": (lambda value: isinstance(value, str | None), "text or None"),
     "tuple[str, ...]": (_texts, "a tuple of texts"),
-    "tuple[str, str] | None": (lambda value: value is None or _pair(value), "two texts or None"),
+    "tuple[str, str] | None": (
+        lambda value: value is None or (_texts(value) and len(value) == 2),
+        "two texts or None",
+    ),
 }
 """Allowed content of a field, with its description."""
 

@@ -129,7 +129,7 @@ class PluginRegistry:
         """The family with the highest priority for a `config.json`, and its plugin; at equal
         priority, a third party's (two of them are noted). A `matches` that raises or returns no
         number is no match, and is noted on its plugin. Raises `UnsupportedModel`."""
-        claims = self._claims(config)
+        claims = self._families(config)
         if not claims:
             raise UnsupportedModel(self._no_family(config), param="model")
         self._note_rivals(claims, f"model_type {config.get('model_type')!r}")
@@ -137,7 +137,7 @@ class PluginRegistry:
         return family, self._plugins[owner.key]
 
     def rivals(self, config: Mapping[str, Any]) -> str:
-        return _rivals(self._claims(config), f"model_type {config.get('model_type')!r}")
+        return _rivals(self._families(config), f"model_type {config.get('model_type')!r}")
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
         return self._detect(self._of(ToolParser), template)
@@ -238,29 +238,32 @@ class PluginRegistry:
                 if not owner.ours:
                     self._note(owner.key, told)
 
-    def _claims(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
-        found = [
-            (self._priority(family, owner, config), family, owner)
-            for family, owner in self._of(ModelFamily).by_preference()
-        ]
-        highest = max((priority for priority, _, _ in found), default=0)
-        return [(family, owner) for priority, family, owner in found if priority == highest > 0]
+    def _families(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
+        def rank(family: ModelFamily) -> int | None:
+            priority = int(family.matches(config))
+            return priority if priority > 0 else None
 
-    def _priority(self, family: ModelFamily, owner: Plugin, config: Mapping[str, Any]) -> int:
-        part = f"model family {family.name!r}: {MATCHES_FAILED}"
-        return self._try(owner, part, lambda: int(family.matches(config)), 0)
+        return self._claims(self._of(ModelFamily), MATCHES_FAILED, rank)
 
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
-        """At equal rank, a third party's has precedence."""
-        found: list[tuple[D, Plugin]] = []
-        for record, owner in catalog.by_preference():
-            part = f"{catalog.kind} {record.name!r}: detect failed"
-            if self._try(owner, part, partial(record.detect, template), otherwise=False):
-                found.append((record, owner))
-        highest = max((record.rank for record, _ in found), default=0)
-        claims = [(record, owner) for record, owner in found if record.rank == highest]
+        def rank(parser: D) -> int | None:
+            return parser.rank if parser.detect(template) else None
+
+        claims = self._claims(catalog, "detect failed", rank)
         self._note_rivals(claims, "a chat template")
         return claims[0][0] if claims else None
+
+    def _claims(
+        self, catalog: Catalog[R], failed: str, rank: Callable[[R], int | None]
+    ) -> list[tuple[R, Plugin]]:
+        """Those of the highest rank, third parties' first. `None`: no match."""
+        found: dict[int, list[tuple[R, Plugin]]] = {}
+        for record, owner in catalog.by_preference():
+            part = f"{catalog.kind} {record.name!r}: {failed}"
+            ranked = self._try(owner, part, partial(rank, record), None)
+            if ranked is not None:
+                found.setdefault(ranked, []).append((record, owner))
+        return found[max(found)] if found else []
 
     def _no_family(self, config: Mapping[str, Any]) -> str:
         families = ", ".join(sorted(self.model_families)) or "none"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -29,7 +30,6 @@ UNNAMED = (OFF, AUTO)
 
 
 def check_drafts(options: ModelOptions) -> None:
-    """Raises `BadRequest`."""
     if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
         raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
     if options.draft_model is not None and not _folder(options.draft_model).is_dir():
@@ -51,8 +51,7 @@ class Drafts:
         return next((each for each in found if isinstance(each, ScoresPrompts)), None)
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     drafter: Drafter
     source: Source
     nbytes: int
@@ -84,7 +83,7 @@ def drafts_of(
 
 
 class Unfit(Exception):
-    """A drafter does not support a model."""
+    pass
 
 
 def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
@@ -157,7 +156,6 @@ LONG = 8192
 
 
 def check_sparse_prefill(options: ModelOptions) -> None:
-    """Raises `BadRequest`."""
     if options.sparse_prefill is None:
         return
     if options.reproducible:
@@ -190,10 +188,8 @@ def sparse_prefill_of(
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
-    if not scorer.longest_scored:
-        why = "it keeps no prompt whole"
-    elif own > most:
+    if not scorer.longest_scored or own > most:
         why = f"it takes {own} bytes for each token of a prompt, the model itself {most}"
-    if why:
+        why = why if scorer.longest_scored else "it keeps no prompt whole"
         raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
     return SparsePrefill(scorer, share=share, least=LONG)

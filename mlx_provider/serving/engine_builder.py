@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,7 +47,6 @@ log = logging.getLogger(__name__)
 
 MakeCache = Callable[[], list[Any]]
 
-MEASUREMENTS = 2
 COPIES = 8
 """Rows share a prefix if so many copies of it would fill the free memory."""
 NOT_EVERYWHERE = ("bfloat16", "float16")
@@ -70,8 +68,6 @@ class _KVCache:
 
 
 class EngineBuilder:
-    """Belongs to the engine thread."""
-
     def __init__(
         self,
         settings: EngineSettings,
@@ -110,7 +106,6 @@ class EngineBuilder:
 
     def _add(self, weights: Weights, kind: str, options: ModelOptions) -> None:
         weights.engines[kind] = self._build(weights, kind, options)
-        self._budgets.queue.grown(weights.key)
 
     def _build(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
@@ -165,29 +160,25 @@ class EngineBuilder:
         measured: Measured,
         fixed: Reproducible | None,
     ) -> PrefixCachePolicy:
-        prefixes, found = self._budgets.prefixes.cache(), measured.probe
-        if fixed is not None:  # a stored prefix must be computed here, by this software and device
-            key = f"{kind}, {kv.key}"
-            return PrefixCachePolicy(
-                prefixes, weights.model, key, kv.make_cache, memory=found.memory,
-                shapes=fixed.shapes,
-            )  # fmt: skip
-        in_place = options.sparse_prefill is None  # sparse prefill moves rows to other caches
+        found, ledger = measured.probe, self._budgets.ledger
+        # sparse prefill moves rows to other caches
+        in_place = fixed is None and options.sparse_prefill is None
+        shared = None
+        if in_place and found.shares:  # it is faster, or memory is short
+            free = max(0, ledger.free - ledger.live())
+            copies = free // (COPIES * max(1, found.memory.token_bytes))
+            shared = max(1, min(measured.least_shared, copies))
         return PrefixCachePolicy(
-            prefixes,
+            self._budgets.prefixes.cache(),
             weights.model,
-            kv.name,
+            # a prefix of a reproducible model must be computed here, by this software and device
+            f"{kind}, {kv.key}" if fixed else kv.name,
             kv.make_cache,
             in_place=in_place,
-            least=self._least_shared(measured) if in_place and found.shares else None,
+            least=shared,
             memory=found.memory,
+            shapes=fixed.shapes if fixed else None,
         )
-
-    def _least_shared(self, measured: Measured) -> int:
-        """Tokens from which on rows share a prefix: it is faster, or memory is short."""
-        ledger, memory = self._budgets.ledger, measured.probe.memory
-        free = max(0, ledger.free - ledger.live())
-        return max(1, min(measured.least_shared, free // (COPIES * max(1, memory.token_bytes))))
 
     def _scheduler(
         self,
@@ -214,18 +205,13 @@ class EngineBuilder:
             compiling = self._progress.stage(weights.name, "compiling kernels")
             with compiling, self._budgets.measuring(weights) as reserve:
                 compile_kernels(model, make_cache, reserve)
-        known = self._measurements.find(kv.key)
-        if known is not None:
+        if (known := self._measurements.find(kv.key)) is not None:
             return known
-
-        def measuring(step: int, what: str) -> AbstractContextManager[None]:
-            stage = f"measuring {what}"
-            return self._progress.stage(weights.name, stage, lambda: step, MEASUREMENTS)
-
+        stage = partial(self._progress.stage, weights.name, total=2)
         with self._budgets.measuring(weights) as reserve:
-            with measuring(1, "how rows decode together"):
+            with stage("measuring how rows decode together", lambda: 1):
                 found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
-            with measuring(2, "the time and memory of passes"):
+            with stage("measuring the time and memory of passes", lambda: 2):
                 times = calibrate(model, make_cache, found, reserve)
         measured = Measured(
             replace(found, padded=times.padded),

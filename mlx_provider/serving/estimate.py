@@ -88,9 +88,8 @@ class Footprint:
 def footprint(
     config: Mapping[str, Any], weight_bytes: int, *, dtype: str | None = None
 ) -> Footprint:
-    """The footprint of a model with this `config.json` and with `weight_bytes` of weights. `dtype`:
-    of the loaded weights, if not the config's own. Raises `BadRequest` if upstream has no class
-    that the config fits, or `UnsupportedModel` for impossible sizes."""
+    """`dtype`: of the loaded weights, if not the config's own. Raises `BadRequest` if upstream has
+    no class that the config fits, or `UnsupportedModel` for impossible sizes."""
     check_sizes(config)
     named = dtype or text_fields(config).get("dtype") or text_fields(config).get("torch_dtype")
     kind = {"float32": mx.float32, "float16": mx.float16}.get(str(named), mx.bfloat16)

@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,6 @@ from ..safe_open import obstacle
 
 if TYPE_CHECKING:
     import httpx
-    from huggingface_hub import HFCacheInfo
 
 
 log = logging.getLogger(__name__)
@@ -38,11 +39,9 @@ PATTERNS = ["*.json", "*.safetensors", "*.py", "*.model", "*.tiktoken", "*.txt",
 
 def folder_of(model: str, *, repository: bool = False) -> Path:
     """The folder of `model`: one of `DEMOS`, a path, or a repository `owner/name[@revision]`, which
-    is downloaded if missing.
-
-    `repository`: only a repository, even if a folder has the same name. Raises `ModelNotFound` with
-    a list of local models, in under a second if the Hub is unreachable; `BadRequest` for a folder
-    without a model."""
+    is downloaded if missing. `repository`: only that. Raises `ModelNotFound` with a list of local
+    models, in under a second if the Hub is unreachable; `BadRequest` for a folder without a model.
+    """
     return local_folder(model, repository=repository) or download(model)
 
 
@@ -52,7 +51,7 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
         return Path(__file__).parents[1] / "demo" / DEMOS[model]
     path = _path(model)
     if model.endswith(GGUF) and path.is_file():
-        raise _no_gguf(path.stem)
+        raise BadRequest(f"{path.stem}: {not_gguf(path.stem)}", param="model")
     if not repository and path.is_dir():
         if not (path / "config.json").is_file():
             raise BadRequest(
@@ -73,7 +72,6 @@ def full_name(model: str) -> str:
 
 
 def no_folder(name: str) -> str:
-    """The error text; for a relative path with the remedy."""
     path = _path(name)
     if path.is_absolute():
         return f"no folder {path} on the engine's machine"
@@ -108,33 +106,32 @@ class Outline:
 def outline(model: str) -> Outline:
     """From small responses that are not stored. Raises `ModelNotFound`, in under a second if the
     Hub is unreachable."""
-    from huggingface_hub import constants
-
-    repo, revision, files = _list_files(model)
-
-    def read(name: str) -> httpx.Response:
-        return _answer(repo, f"{constants.ENDPOINT}/{repo}/resolve/{revision or 'main'}/{name}")
-
-    weights = sum(size for name, size in files.items() if _is_weights(name))
-    return Outline(_object(repo, read("config.json")), weights, _template(repo, files, read))
-
-
-def _list_files(model: str) -> tuple[str, str | None, dict[str, int]]:
-    """Repository, revision, and bytes of its files by name. Raises `ModelNotFound`, and
-    `BadRequest` for a repository without weights for MLX."""
-    from huggingface_hub import constants
-
     repo, revision = _repository(model)
+    files = _list_files(repo, revision)
+    read = partial(_answer, repo, f"{repo}/resolve/{revision or 'main'}")
+    weights = sum(size for name, size in files.items() if _is_weights(name))
+    config = _object(repo, read("config.json"))
+    if TEMPLATE in files:
+        return Outline(config, weights, read(TEMPLATE).text)
+    named = [_object(repo, read(name)).get("chat_template") for name in TEMPLATES if name in files]
+    return Outline(config, weights, next((text for text in named if isinstance(text, str)), ""))
+
+
+def _list_files(repo: str, revision: str | None) -> dict[str, int]:
+    """Bytes by name. Raises `ModelNotFound`, and `BadRequest` for a repository without weights for
+    MLX."""
+    from huggingface_hub import constants
+
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(
             f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{list_known()}"
         )
-    address = f"{constants.ENDPOINT}/api/models/{repo}/revision/{revision or 'main'}?blobs=true"
-    siblings = _object(repo, _answer(repo, address)).get("siblings", ())
+    listed = _answer(repo, f"api/models/{repo}/revision", f"{revision or 'main'}?blobs=true")
+    siblings = _object(repo, listed).get("siblings", ())
     files = {each.get("rfilename", ""): each.get("size") or 0 for each in siblings}
     if any(name.endswith(GGUF) for name in files) and not any(map(_is_weights, files)):
-        raise _no_gguf(repo)
-    return repo, revision, files
+        raise BadRequest(f"{repo}: {not_gguf(repo)}", param="model")
+    return files
 
 
 def _object(repo: str, answer: httpx.Response) -> dict[str, Any]:
@@ -147,19 +144,11 @@ def _object(repo: str, answer: httpx.Response) -> dict[str, Any]:
     return content
 
 
-def _template(repo: str, files: Container[str], read: Callable[[str], httpx.Response]) -> str:
-    if TEMPLATE in files:
-        return read(TEMPLATE).text
-    found = [_object(repo, read(name)).get("chat_template") for name in TEMPLATES if name in files]
-    return next((each for each in found if isinstance(each, str)), "")
-
-
 def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors") and name != "consolidated.safetensors"
 
 
 def _of_files(folder: Path) -> Path:
-    """Refuses a folder with a pipe or device, which would block a reader forever."""
     for path in (path for pattern in PATTERNS for path in folder.glob(pattern)):
         try:
             kind = path.stat().st_mode
@@ -195,7 +184,8 @@ def download(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    repo, revision, _ = _list_files(model)
+    repo, revision = _repository(model)
+    _list_files(repo, revision)
     log.info("downloading %s", repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=PATTERNS))
@@ -203,15 +193,16 @@ def download(model: str) -> Path:
         raise ModelNotFound(f"{repo} could not be downloaded: {error}", param="model") from error
 
 
-def _answer(repo: str, address: str) -> httpx.Response:
+def _answer(repo: str, path: str, name: str) -> httpx.Response:
     import httpx
-    from huggingface_hub import get_token
+    from huggingface_hub import constants, get_token
 
     try:
         token = get_token()
     except OSError:  # a file that this user cannot read
         token = None
     headers = {"authorization": f"Bearer {token}"} if token else {}
+    address = f"{constants.ENDPOINT}/{path}/{name}"
     try:
         answer = httpx.get(address, headers=headers, timeout=REACH, follow_redirects=True)
     except httpx.HTTPError as error:
@@ -230,10 +221,6 @@ def _answer(repo: str, address: str) -> httpx.Response:
             f"the Hub answers {answer.status_code} for {repo}: try again later", param="model"
         )
     return answer
-
-
-def _no_gguf(name: str) -> BadRequest:
-    return BadRequest(f"{name}: {not_gguf(name)}", param="model")
 
 
 def not_gguf(name: str) -> str:
@@ -270,17 +257,10 @@ def checkpoint(model: str) -> Outline:
     if folder is None:
         return outline(model)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return Outline(
-        read_json(folder / "config.json"), weights, _template_checkpoint(folder), here=True
-    )
-
-
-def _template_checkpoint(folder: Path) -> str:
-    """Empty if it cannot be read: the load reports the file."""
-    try:
-        return named_template(folder)
-    except BadRequest:
-        return ""
+    config, template = read_json(folder / "config.json"), ""
+    with suppress(BadRequest):  # the load reports a template that cannot be read
+        template = named_template(folder)
+    return Outline(config, weights, template, here=True)
 
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -327,16 +307,25 @@ class OnDisk:
 
 def models_on_disk() -> list[OnDisk]:
     """Reads names and sizes, no weights."""
-    groups = _of_hub(), _of_lm_studio()
-    return [each for group in groups for each in sorted(group, key=lambda m: m.name.lower())]
+    from huggingface_hub import scan_cache_dir
 
-
-def _of_hub() -> Iterator[OnDisk]:
-    sizes = {repo.repo_id: repo.size_on_disk for repo in _scan_cache().repos}
-    for name in cached_models():
-        size = sizes.get(name)
-        folder = _repository_folder(name)
-        yield OnDisk(name, _size(folder) if size is None else size, _fault_of_repository(name))
+    if not cache_root().is_dir() and (why := obstacle(cache_root())):
+        raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
+    cache_root().mkdir(parents=True, exist_ok=True)
+    sizes = {repo.repo_id: repo.size_on_disk for repo in scan_cache_dir(cache_root()).repos}
+    hub = [
+        OnDisk(
+            name,
+            sizes[name] if name in sizes else _size(_repository_folder(name)),
+            _fault_of_repository(name),
+        )
+        for name in cached_models()
+    ]
+    return [
+        each
+        for group in (hub, _of_lm_studio())
+        for each in sorted(group, key=lambda model: model.name.lower())
+    ]
 
 
 def _fault_of_repository(name: str) -> str:
@@ -364,44 +353,22 @@ def _of_lm_studio() -> Iterator[OnDisk]:
 
 
 def remove(model: str) -> int:
-    """Remove a repository, or one `@revision`, from the Hub cache. Returns the freed bytes. Raises
-    `BadRequest` for a name outside of that cache, `ModelNotFound`."""
-    if model in DEMOS or not is_repository(model):
+    """Remove a repository from the Hub cache. Returns the freed bytes. Raises `BadRequest` for a
+    name outside of that cache, `ModelNotFound`."""
+    if model in DEMOS or not is_repository(model) or "@" in model:
         raise BadRequest(
-            f"{model} is not a repository of the Hub cache: remove other folders yourself",
+            f"{model} is not a repository of the Hub cache: remove other folders yourself, and a "
+            "single revision with `hf cache`",
             param="model",
         )
-    name, _, revision = model.partition("@")
-    if name not in cached_models():
-        raise ModelNotFound(f"{name} is not on this machine{list_known()}", param="model")
-    cache, folder = _scan_cache(), _repository_folder(name)
-    before = _size(folder)
-    repo = next((each for each in cache.repos if each.repo_path == folder), None)
-    if repo is None and not revision:  # a download that has only begun
-        shutil.rmtree(folder)
-        return before
-    of_it = repo.revisions if repo else ()
-    chosen = [
-        each.commit_hash
-        for each in of_it
-        if not revision or revision == each.commit_hash or revision in each.refs
-    ]
-    if not chosen:
-        raise ModelNotFound(f"{name} has no revision {revision} on this machine", param="model")
-    cache.delete_revisions(*chosen).execute()
-    left = _size(folder)
-    if left and len(chosen) == len(of_it):
+    if model not in cached_models():
+        raise ModelNotFound(f"{model} is not on this machine{list_known()}", param="model")
+    folder = _repository_folder(model)
+    freed = _size(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
         raise BadRequest(f"{folder} could not be removed: see its owner and mode", param="model")
-    return before - left
-
-
-def _scan_cache() -> HFCacheInfo:
-    from huggingface_hub import scan_cache_dir
-
-    if not cache_root().is_dir() and (why := obstacle(cache_root())):
-        raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
-    cache_root().mkdir(parents=True, exist_ok=True)
-    return scan_cache_dir(cache_root())
+    return freed
 
 
 def _repository_folder(name: str) -> Path:
@@ -409,6 +376,5 @@ def _repository_folder(name: str) -> Path:
 
 
 def _size(folder: Path) -> int:
-    """Files with several names count once."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum({(s.st_dev, s.st_ino): s.st_size for s in map(Path.stat, paths)}.values())

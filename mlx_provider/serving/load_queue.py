@@ -39,9 +39,6 @@ REST = 10.0
 """Seconds without use after which an idle model leaves so that more rows of others run at once."""
 
 
-Unload = Callable[[Weights], None]
-
-
 @dataclass(frozen=True)
 class LoadPlan:
     name: str
@@ -65,11 +62,6 @@ class _Waiter:
     reserved: frozenset[Hashable] = frozenset()
     """Models that accept no new requests until they become idle and leave."""
 
-    def pause(self, now: float, turn: float) -> float | None:
-        times = (self.deadline, self.until, self.since + turn)
-        soonest = min((at for at in times if at > now), default=inf)
-        return None if soonest == inf else soonest - now
-
 
 class LoadQueue:
     """Safe from any thread. The ledger's lock covers everything; it is not held during a load."""
@@ -77,7 +69,7 @@ class LoadQueue:
     def __init__(
         self,
         ledger: MemoryLedger,
-        unload: Unload,
+        unload: Callable[[Weights], None],
         *,
         patience: float,
         turn: float = TURN,
@@ -151,7 +143,7 @@ class LoadQueue:
         key: Hashable,
         rows: int,
         others: int,
-        unload: Unload,
+        unload: Callable[[Weights], None],
         *,
         stuck: bool,
     ) -> None:
@@ -161,7 +153,7 @@ class LoadQueue:
         `stuck`: no row of `key` runs; if no idle model helps, the other models accept no new
         requests."""
         with self._changed:
-            idle = self._to_unload(key, rows, others, stuck=stuck)
+            idle = self._to_unload(key, rows, others, stuck)
             leaving = _detach(idle or ())
             if idle is None and stuck:
                 self._starved.add(key)
@@ -171,24 +163,16 @@ class LoadQueue:
         self._leave(leaving, unload)
 
     def unloadable(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> int:
-        """Bytes that `make_way` would free."""
         with self._changed:
-            idle = self._to_unload(key, rows, others, stuck=stuck)
-            return sum(resident.nbytes for resident in idle or ())
+            return sum(each.nbytes for each in self._to_unload(key, rows, others, stuck) or ())
 
     def _to_unload(
-        self, key: Hashable, rows: int, others: int, *, stuck: bool
+        self, key: Hashable, rows: int, others: int, stuck: bool
     ) -> list[Resident] | None:
         free = self._ledger.free
         never = stuck and rows > free  # unless a model leaves
         before = inf if never else time.monotonic() - REST
         return self._idle(rows + others - free, key, before)
-
-    def grown(self, key: Hashable) -> None:
-        with self._changed:
-            resident = self._ledger.get(key)
-            if resident is not None and resident.usable is not None:
-                resident.nbytes = resident.usable.nbytes
 
     def others_go_on(self, key: Hashable) -> bool:
         """Whether requests of other models will end without memory of `key`."""
@@ -257,13 +241,14 @@ class LoadQueue:
                 raise RequestTimedOut("the request's time limit has passed")
             if now >= waiter.until and self._loading != waiter.key:
                 raise self._ledger.too_full(waiter.key, waiter.plan.name, waiter.plan.nbytes)
-            self._changed.wait(waiter.pause(now, self._turn))
+            times = (waiter.deadline, waiter.until, waiter.since + self._turn)
+            soonest = min((at for at in times if at > now), default=inf)
+            self._changed.wait(None if soonest == inf else soonest - now)
             if self.waiting and self.waiting[0] is waiter:
                 self._serve()
         return waiter.lease
 
     def _serve(self) -> None:
-        """Serve the requests that can be served, and free memory for the first other one."""
         first: _Waiter | None = None
         self.reserved = frozenset()
         if self._closed is not None:
@@ -289,8 +274,8 @@ class LoadQueue:
         """The models of its earlier choice first."""
         if time.monotonic() < waiter.since + self._turn:
             return frozenset()
-        others = [r for r in self._ledger if r.usable is not None and r.key != waiter.key]
-        others = [resident for resident in others if not resident.pinned]
+        usable = (r for r in self._ledger if r.usable is not None and not r.pinned)
+        others = [resident for resident in usable if resident.key != waiter.key]
         others.sort(key=lambda resident: (resident.key not in waiter.reserved, resident.used))
         chosen = _enough(others, self._lack(waiter))
         return frozenset(resident.key for resident in (others if chosen is None else chosen))
@@ -308,8 +293,8 @@ class LoadQueue:
         """Idle models other than `key` with `need` bytes in total, least recently used first.
         `None`: they hold too little. `before`: only those not used since."""
         idle = [r for r in self._ledger if r.idle and not r.pinned and r.used <= before]
-        idle.sort(key=lambda resident: resident.used)
-        return _enough([resident for resident in idle if resident.key != key], need)
+        others = (resident for resident in idle if resident.key != key)
+        return _enough(sorted(others, key=lambda resident: resident.used), need)
 
     def _make_room(self, waiter: _Waiter) -> None:
         key, resident = waiter.key, self._ledger.get(waiter.key)
@@ -346,7 +331,7 @@ class LoadQueue:
                 self._serve()
                 self._changed.notify_all()
 
-    def _leave(self, leaving: Sequence[Resident], unload: Unload) -> None:
+    def _leave(self, leaving: Sequence[Resident], unload: Callable[[Weights], None]) -> None:
         for resident in leaving:
             try:
                 if resident.model is not None:
@@ -384,7 +369,7 @@ class LoadQueue:
             ledger.release(resident)
             self._refuse(error, waiters)
             return ()
-        resident.model, resident.nbytes, resident.used = model, model.nbytes, time.monotonic()
+        resident.model, resident.used = model, time.monotonic()
         if generation != self._generation:
             self._refuse(EngineDied("the engine thread died while the model loaded"), waiters)
             return _detach([resident])

@@ -53,21 +53,16 @@ ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
 
 
 def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
-    """The family's published values, else `ORDINARY`, with a note about the source."""
     if info.sampling != SamplingDefaults():
         return info
     published = family.sampling.get(info.model_type)
     found = published or ORDINARY
     by = f"family {family.name} uses the published" if published else "it uses the default"
-    note = (
-        f"the model's files set no sampling: {by} {_values(found)}, unless a request sets its own"
+    values = ", ".join(
+        f"{name} {value:g}" for name, value in vars(found).items() if value is not None
     )
+    note = f"the model's files set no sampling: {by} {values}, unless a request sets its own"
     return replace(info, sampling=found, notes=(*info.notes, note))
-
-
-def _values(found: SamplingDefaults) -> str:
-    named = {name: value for name, value in vars(found).items() if value is not None}
-    return ", ".join(f"{name} {value:g}" for name, value in named.items())
 
 
 log = logging.getLogger(__name__)
@@ -217,11 +212,10 @@ class Loader:
             )  # fmt: skip
 
     def forget(self) -> None:
-        """Called after the death of the engine thread."""
         self._wired.clear()
 
     def _stop(self, weights: Weights) -> None:
-        """Apart from `unload_here`, whose frame must not refer to an engine when memory is read."""
+        """Separate from `unload_here`, whose frame may not hold an engine when memory is read."""
         for instance in weights.engines.values():
             self._worker.remove(instance.engine)
             instance.learned()
@@ -338,11 +332,10 @@ def equip(loaded: LoadedModel, registry: PluginRegistry) -> str | None:
 def install(name: str, replacements: Iterable[Replacement], model: nn.Module) -> bool:
     """Replace functions in the modules from which `model`'s layers call them. Idempotent. Returns
     whether there is any."""
-    found = []
-    for each in replacements:
-        owners, attribute = _owners(each, model)
-        make = partial(_make_function, each)
-        found.append(patch(owners, attribute, make, key=(name, each.name)))
+    found = [
+        patch(*_owners(each, model), partial(_make_function, each), key=(name, each.name))
+        for each in replacements
+    ]
     return any(found)
 
 

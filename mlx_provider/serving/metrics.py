@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client import Counter as PrometheusCounter
@@ -11,10 +12,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..engine.step_output import Recorder
-from ..protocol.health import MemoryStats, Stats
+from ..protocol.health import Stats
 
 NAME = "mlx_provider"
-Sample = tuple[tuple[str, ...], float]
 
 
 class Gauges(Collector):
@@ -28,18 +28,44 @@ class Gauges(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats()
-        if stats is None:
+        if (stats := self._stats()) is None:
             return
-        sample = (stats.version, stats.device), 1
-        yield _gauge(
-            "engine_info", "The engine process; always 1.", ("version", "device"), [sample]
-        )
-        yield _gauge("requests", "Requests in flight.", ("model", "state"), _requests(stats))
-        for name, text, number in _numbers(stats):
-            yield _gauge(name, text, (), [((), number)])
-        yield from _of_drafters(stats)
-        yield from _of_memory(stats.memory)
+        for name, text, labels, samples in _gauges(stats):
+            family = GaugeMetricFamily(f"{NAME}_{name}", text, labels=labels)
+            for values, number in samples:
+                family.add_metric(values, number)
+            yield family
+
+
+Gauge = tuple[str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]
+"""Name, help, names of labels, samples."""
+
+
+def _gauges(stats: Stats) -> Iterator[Gauge]:
+    memory = stats.memory
+    drafted: Counter[tuple[str, ...]] = Counter()
+    accepted: Counter[tuple[str, ...]] = Counter()
+    for engine in stats.engines:
+        if engine.drafter:
+            drafted[engine.model, engine.drafter] += engine.drafted_tokens
+            accepted[engine.model, engine.drafter] += engine.accepted_tokens
+    owned: Counter[tuple[str, ...]] = Counter()
+    for model in memory.models:
+        for owner, nbytes in model.owners().items():
+            owned[model.model, owner] += nbytes
+    info = [((stats.version, stats.device), 1)]
+    yield "engine_info", "The engine process; always 1.", ("version", "device"), info
+    yield "requests", "Requests in flight.", ("model", "state"), _requests(stats)
+    for name, text, number in _numbers(stats):
+        yield name, text, (), [((), number)]
+    names = ("model", "drafter")
+    since = "since the model was loaded."
+    yield "drafter_tokens_drafted", f"Draft tokens {since}", names, drafted.items()
+    yield "drafter_tokens_accepted", f"Accepted draft tokens {since}", names, accepted.items()
+    owners = [((owner,), nbytes) for owner, nbytes in memory.owners().items()]
+    text = "Memory by owner; for rows and images the reserved memory."
+    yield "memory_bytes", text, ("owner",), owners
+    yield "model_memory_bytes", "Memory of each model.", ("model", "owner"), owned.items()
 
 
 def _numbers(stats: Stats) -> Iterator[tuple[str, str, float]]:
@@ -55,52 +81,13 @@ def _numbers(stats: Stats) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_entries", "Stored paths.", cache.entries
 
 
-def _requests(stats: Stats) -> list[Sample]:
+def _requests(stats: Stats) -> Iterable[tuple[tuple[str, str], int]]:
     # the name of a model that is not loaded yet is the client's free text
     named = {each.model for each in stats.engines}
-    counted = Counter(
-        (each.model if each.model in named else "", each.state) for each in stats.requests
-    )
-    for model in named:
-        for state in ("queued", "prefill", "decode"):
-            counted[model, state] += 0
-    return list(counted.items())
-
-
-def _of_drafters(stats: Stats) -> Iterator[Metric]:
-    drafted: Counter[tuple[str, ...]] = Counter()
-    accepted: Counter[tuple[str, ...]] = Counter()
-    for each in stats.engines:
-        if each.drafter:
-            drafted[each.model, each.drafter] += each.drafted_tokens
-            accepted[each.model, each.drafter] += each.accepted_tokens
-    names = ("model", "drafter")
-    about = "since the model was loaded."
-    yield _gauge("drafter_tokens_drafted", f"Draft tokens {about}", names, drafted.items())
-    yield _gauge(
-        "drafter_tokens_accepted", f"Accepted draft tokens {about}", names, accepted.items()
-    )
-
-
-def _of_memory(memory: MemoryStats) -> Iterator[Metric]:
-    text = "Memory by owner; for rows and images the reserved memory."
-    owners = [((owner,), nbytes) for owner, nbytes in memory.owners().items()]
-    yield _gauge("memory_bytes", text, ("owner",), owners)
-    taken: Counter[tuple[str, ...]] = Counter()
-    for each in memory.models:
-        for owner, nbytes in each.owners().items():
-            taken[each.model, owner] += nbytes
-    names = ("model", "owner")
-    yield _gauge("model_memory_bytes", "Memory of each model.", names, taken.items())
-
-
-def _gauge(
-    name: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"{NAME}_{name}", text, labels=labels)
-    for values, number in samples:
-        family.add_metric(values, number)
-    return family
+    counted = Counter({(m, state): 0 for m in named for state in ("queued", "prefill", "decode")})
+    for each in stats.requests:
+        counted[each.model if each.model in named else "", each.state] += 1
+    return counted.items()
 
 
 FIRST_TOKEN_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
@@ -112,70 +99,60 @@ OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
 """Outcome of a prompt's tokens in the prefix cache (`LookedUp.lost`). `new`: after the end of the
 stored path."""
 
-
-COUNTERS: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = {
-    "requests_received": ("Requests that were queued.", (), ()),
-    "requests_started": ("Requests whose prefill began.", (), ()),
-    "requests_finished": ("Choices that ended, by finish reason.", ("reason",), ()),
-    "requests_failed": ("Requests that ended in an error, by its code.", ("code",), ()),
-    "prompt_tokens_prefilled": ("Prompt tokens computed.", (), ()),
-    "prompt_tokens_cached": ("Prompt tokens from the prefix cache.", (), ()),
-    "prompt_tokens_ahead": (
-        "Prompt tokens computed while the tools of their session ran, before their request.",
-        (),
-        (),
-    ),
-    "tokens_decoded": ("Tokens generated.", (), ()),
-    "tokens_skipped": ("Prompt tokens that sparse prefill left out.", (), ()),
-    "tokens_drafted": ("Draft tokens.", (), ()),
-    "tokens_accepted": ("Accepted draft tokens.", (), ()),
-    "prefix_cache_evictions": ("Entries the prefix cache dropped.", (), ()),
-    "prefix_lookup_tokens": (
-        "Prompt tokens by outcome of the prefix cache look-up.",
-        ("outcome",),
-        OUTCOMES,
-    ),
-}
-"""(help, name of the label, its values that are always shown)."""
-HISTOGRAMS: Mapping[str, tuple[str, Sequence[str], Sequence[str], Sequence[float]]] = {
-    "first_token_seconds": ("From acceptance to the first token.", (), (), FIRST_TOKEN_BUCKETS),
-    "inter_token_seconds": ("Between two tokens of one row.", (), (), INTER_TOKEN_BUCKETS),
-    "step_seconds": (
-        "Steps of an engine: rows that decode, a chunk of a prompt, or both.",
-        ("runs",),
-        ("decode", "chunk", "mixed"),
-        INTER_TOKEN_BUCKETS,
-    ),
-    "chunk_tokens": ("Tokens of a prefill chunk.", (), (), CHUNK_BUCKETS),
-}
+TOKENS_AHEAD = "Prompt tokens computed while the tools of their session ran, before their request."
+LOOKUPS = "Prompt tokens by outcome of the prefix cache look-up."
+STEPS = "Steps of an engine: rows that decode, a chunk of a prompt, or both."
+COUNTERS: Sequence[tuple[str, str, Sequence[str], Sequence[str]]] = (
+    ("requests_received", "Requests that were queued.", (), ()),
+    ("requests_started", "Requests whose prefill began.", (), ()),
+    ("requests_finished", "Choices that ended, by finish reason.", ("reason",), ()),
+    ("requests_failed", "Requests that ended in an error, by its code.", ("code",), ()),
+    ("prompt_tokens_prefilled", "Prompt tokens computed.", (), ()),
+    ("prompt_tokens_cached", "Prompt tokens from the prefix cache.", (), ()),
+    ("prompt_tokens_ahead", TOKENS_AHEAD, (), ()),
+    ("tokens_decoded", "Tokens generated.", (), ()),
+    ("tokens_skipped", "Prompt tokens that sparse prefill left out.", (), ()),
+    ("tokens_drafted", "Draft tokens.", (), ()),
+    ("tokens_accepted", "Accepted draft tokens.", (), ()),
+    ("prefix_cache_evictions", "Entries the prefix cache dropped.", (), ()),
+    ("prefix_lookup_tokens", LOOKUPS, ("outcome",), OUTCOMES),
+)
+"""Name, help, name of the label, its values that are always shown."""
+RUNS = ("decode", "chunk", "mixed")
+HISTOGRAMS: Sequence[tuple[str, str, Sequence[str], Sequence[str], Sequence[float]]] = (
+    ("first_token_seconds", "From acceptance to the first token.", (), (), FIRST_TOKEN_BUCKETS),
+    ("inter_token_seconds", "Between two tokens of one row.", (), (), INTER_TOKEN_BUCKETS),
+    ("step_seconds", STEPS, ("runs",), RUNS, INTER_TOKEN_BUCKETS),
+    ("chunk_tokens", "Tokens of a prefill chunk.", (), (), CHUNK_BUCKETS),
+)
 
 
 class EngineMetrics(Recorder):
     def __init__(self, stats: Callable[[], Stats | None] = lambda: None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=True)
         registry.register(Gauges(stats))
-        self._counters = {
-            name: PrometheusCounter(name, text, labels, namespace=NAME, registry=registry)
-            for name, (text, labels, _) in COUNTERS.items()
-        }
-        self._histograms = {
-            name: Histogram(name, text, labels, NAME, buckets=buckets, registry=registry)
-            for name, (text, labels, _, buckets) in HISTOGRAMS.items()
-        }
-        for name, (_, _, values) in COUNTERS.items():
-            for value in values:
-                self._counters[name].labels(value)
-        for name, (_, _, values, _) in HISTOGRAMS.items():
-            for value in values:
-                self._histograms[name].labels(value)
+        self._metrics: dict[str, Any] = {}
+        for name, text, labels, values in COUNTERS:
+            counter = PrometheusCounter(name, text, labels, NAME, registry=registry)
+            self._add(name, counter, values)
+        for name, text, labels, values, buckets in HISTOGRAMS:
+            histogram = Histogram(name, text, labels, NAME, buckets=buckets, registry=registry)
+            self._add(name, histogram, values)
+
+    def _add(self, name: str, metric: Any, values: Sequence[str]) -> None:
+        self._metrics[name] = metric
+        for value in values:
+            metric.labels(value)
+
+    def _of(self, name: str, label: str) -> Any:
+        metric = self._metrics[name]
+        return metric.labels(label) if label else metric
 
     def count(self, name: str, n: int = 1, label: str = "") -> None:
-        counter = self._counters[name]
-        (counter.labels(label) if label else counter).inc(n)
+        self._of(name, label).inc(n)
 
     def observe(self, name: str, value: float, label: str = "") -> None:
-        histogram = self._histograms[name]
-        (histogram.labels(label) if label else histogram).observe(value)
+        self._of(name, label).observe(value)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

@@ -94,7 +94,6 @@ def names_repository(request: ModelRequest) -> bool:
 
 
 def account(request: ModelRequest) -> str:
-    """Whose request it is, for fair shares of the device."""
     return request.namespace if request.account is None else request.account
 
 

@@ -165,13 +165,7 @@ def prepare_embedding(
     """Tokenise (host work, any thread). `check_wanted` is called before each text; `arrived`:
     monotonic time. Raises `BadRequest` that names the part, `ContextTooLong`."""
     how, pooling = _way(view)
-    before = _prompt(how, wire.prompt_name)
-
-    def tokens_of(index: int, where: str) -> Sequence[int]:
-        check_wanted()
-        return _tokens_of(wire.input[index], view, before, where)
-
-    tokens = _tokenize_inputs(len(wire.input), view.info.context_length, tokens_of)
+    tokens = _tokenize_inputs(wire, view, _prompt(how, wire.prompt_name), check_wanted)
     inputs = Inputs(tokens, pooling, _dimensions(how, wire.dimensions), how.normalise)
     request = Request(
         id=wire.id,
@@ -201,7 +195,6 @@ def prepare_embedding(
 
 
 def _way(view: ModelView) -> tuple[Embedding, Pooling]:
-    """Raises `BadRequest` if the model cannot embed, or for an unknown pooling."""
     how = view.info.embedding
     refusal = how.refusal
     if not isinstance(view.model, ShowsHidden):
@@ -241,17 +234,18 @@ def _dimensions(how: Embedding, wanted: int | None) -> int:
 
 
 def _tokenize_inputs(
-    count: int, limit: int, tokens_of: Callable[[int, str], Sequence[int]]
+    wire: EmbedRequest, view: ModelView, before: str, check_wanted: Callable[[], None]
 ) -> list[array[int]]:
-    """Tokens of the inputs `input[0]`, `input[1]`, ... (host work). `tokens_of` gets the index and
-    that name; `limit`: the model's context. Raises `BadRequest` that names the input,
+    """`before`: text that precedes each input. Raises `BadRequest` that names the input,
     `ContextTooLong`."""
+    limit = view.info.context_length
     found: list[array[int]] = []
     total = 0
-    for index in range(count):
+    for index, given in enumerate(wire.input):
+        check_wanted()
         where = f"input[{index}]"
         try:
-            tokens = array("i", tokens_of(index, where))
+            tokens = array("i", _tokens_of(given, view, before, where))
         except BadRequest as error:
             reason = error.message.removeprefix(f"{where}: ")
             raise type(error)(f"{where}: {reason}", param=where) from None

@@ -287,7 +287,6 @@ def split_reply(
 
 
 def _continue_reply(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
-    """Append the beginning of the reply. A thought that the prompt opens is closed."""
     reasoning = view.reasoning_parser
     tail, before = prompt.text.rstrip(), ""
     if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):

@@ -27,8 +27,8 @@ class Resident:
     """A model from before its load until its weights are freed."""
 
     key: Hashable
-    nbytes: int
-    """Expected bytes until it is loaded."""
+    expected: int
+    """Bytes until it is loaded."""
     model: Weights | None = None
     """`None` while it loads."""
     leaving: bool = False
@@ -40,6 +40,10 @@ class Resident:
     keep_alive: float | None = None
     """The longest time of the config entries that have used it, in seconds after its last use.
     `None`: until another model needs its memory; `inf`: pinned."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.expected if self.model is None else self.model.nbytes
 
     @property
     def usable(self) -> Weights | None:

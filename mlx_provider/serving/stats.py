@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from os import getpid
 from statistics import median
+from typing import Any
 
 import mlx.core as mx
 
 from ..chat.media.load import MediaClaim
 from ..engine.memory import memory_limit
 from ..engine.request import Phase, Request
-from ..engine.step_output import LookedUp, Step, timings_of
+from ..engine.step_output import LookedUp, timings_of
 from ..errors import BadRequest, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
@@ -25,7 +26,6 @@ from ..protocol.health import (
     LoadingStats,
     Lookup,
     MemoryStats,
-    MissReason,
     ModelMemory,
     PrefixCacheStats,
     RequestState,
@@ -101,7 +101,6 @@ class InFlight:
             active.instance.arriving.remove(active.request.account)
 
     def cancel(self, name: str) -> Entry | None:
-        """A request in preparation will not be admitted."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry.active is None:
@@ -147,7 +146,7 @@ STATES: dict[Phase, RequestState] = {
     Phase.PREFILL: "prefill",
     Phase.DECODE: "decode",
 }
-REASONS: dict[str, MissReason] = {"cold": "cold", "diverged": "diverged", "no_state": "no_state"}
+REASONS = ("cold", "diverged", "no_state")
 
 
 def take(
@@ -226,7 +225,10 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
         mixes=engine.batch.mixes,
         queued=engine.scheduler.queued + len(instance.arriving),
         rows=engine.scheduler.active_rows,
-        steps=[_step(step, now) for step in steps[-STEPS:]],
+        steps=[
+            StepStats(ago=now - fields.pop("ended"), **fields)
+            for fields in (step._asdict() for step in steps[-STEPS:])
+        ],
         step_median=median(spent) if spent else 0.0,
         step_longest=max(spent, default=0.0),
         decoded_per_second=sum(step.tokens for step in steps) / span,
@@ -238,20 +240,17 @@ def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> Engi
     )
 
 
-def _step(step: Step, now: float) -> StepStats:
-    fields = step._asdict()
-    return StepStats(ago=now - fields.pop("ended"), **fields)
-
-
 def _lookup(found: LookedUp, now: float) -> Lookup:
-    lost = {name: tokens for name, tokens in found.lost.items() if name in REASONS and tokens}
+    lost: dict[Any, int] = {
+        n: tokens for n, tokens in found.lost.items() if n in REASONS and tokens
+    }
     return Lookup(
         request=found.request,
         ago=now - found.at,
         prompt_tokens=found.asked,
         cached_tokens=found.reused,
         stored_tokens=found.shared,
-        reason=REASONS[max(lost, key=lost.__getitem__)] if lost else "",
+        reason=max(lost, key=lost.__getitem__, default=""),
     )
 
 

@@ -3,6 +3,7 @@ state machine, grammar."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -81,7 +82,6 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
 
 
 def _tool_parser(view: ModelView, request: GenerateRequest) -> ToolParser | None:
-    """A model without one gets a general parser."""
     if not request.tools or request.tool_choice == "none":
         return None
     return view.tool_parser or (
@@ -101,35 +101,14 @@ def _demands(request: GenerateRequest) -> bool:
 def _opened(text: str, reasoning: ReasoningParser) -> bool:
     """Whether a reply begins inside a thought. Models of some formats begin so although their
     template writes no opener, except after a thought that the template has closed."""
-    if _ends_with(text, reasoning.openers()):
+    tail, closers = text.rstrip(), reasoning.closers()
+    if tail.endswith(reasoning.openers()):
         return True
-    closers = reasoning.closers()
-    return reasoning.unmarked == "reasoning" and bool(closers) and not _ends_with(text, closers)
-
-
-def _ends_with(text: str, openers: Sequence[str]) -> bool:
-    tail = text.rstrip()
-    return any(tail.endswith(opener) for opener in openers)
+    return reasoning.unmarked == "reasoning" and bool(closers) and not tail.endswith(closers)
 
 
 FORESEEN = 8
 """Tokens."""
-
-
-class Unbound:
-    finished = False
-
-    def mask(self) -> None:
-        """Every token is allowed."""
-
-    def advance(self, token: int) -> None:
-        """Nothing changes."""
-
-    def forced(self) -> Sequence[int]:
-        return ()
-
-    def fork(self) -> Unbound:
-        return self
 
 
 class ThinkingBudget:
@@ -175,7 +154,9 @@ class ThinkingBudget:
         """`None` if the budget can end within a few tokens."""
         if self._forcing or (self._thinking and self._left <= FORESEEN):
             return None
-        return Unbound() if self._inner is None else self._inner.fork()
+        if self._inner is None:  # every token is allowed
+            return ThinkingBudget(sys.maxsize, (), 0, None)
+        return self._inner.fork()
 
     @property
     def _forcing(self) -> bool:

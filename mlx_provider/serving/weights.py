@@ -152,7 +152,7 @@ class EngineInstance:
     @property
     def notes(self) -> list[str]:
         own = self.reproducible.note if self.reproducible else ""
-        return [*self.probe.notes, *([own] if own else [])]
+        return [*self.probe.notes, *filter(None, [own])]
 
 
 @dataclass(eq=False)

@@ -28,12 +28,10 @@ PATCHES = (
 
 
 def matches(config: Mapping[str, Any]) -> int:
-    """10 for a Gemma 3 checkpoint with a vision tower."""
     return 10 if config.get("model_type") == "gemma3" and config.get("vision_config") else 0
 
 
 def matches_text(config: Mapping[str, Any]) -> int:
-    """10 for a Gemma 3 checkpoint of text alone."""
     kind = config.get("model_type")
     return 10 if kind == "gemma3_text" or (kind == "gemma3" and not matches(config)) else 0
 

@@ -56,7 +56,6 @@ DEFAULT_CONTEXT = 131072
 
 
 def chosen_window(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Raises `BadRequest` for a value that is not a number of tokens."""
     text = environ.get(WINDOW_VARIABLE, "")
     if text and not text.isdigit():
         raise BadRequest(f"{WINDOW_VARIABLE}={text!r} is not a number of tokens")
@@ -177,7 +176,6 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
     full, sliding = image_masks(chunk.prompt.spans, chunk.start, end, language.model.window_size)
 
     def scaled(tokens: mx.array) -> mx.array:
-        """Upstream scales text alone."""
         text: mx.array = language.model.embed_tokens(tokens)
         scale = mx.array(language.model.config.hidden_size**0.5, mx.bfloat16)
         return text * scale.astype(text.dtype)
@@ -245,7 +243,6 @@ class GemmaImages:
         return int(self.processor.size["height"] * self.processor.size["width"])
 
     def place(self, item: MediaItem) -> Placed:
-        """Raises `MediaError` for video."""
         image_size(item)
         size, resample = self.processor.size, int(self.processor.resample)
         pixels = OnDemand(lambda: item.scaled(size["height"], size["width"], resample))
@@ -255,7 +252,6 @@ class GemmaImages:
 
 
 def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
-    """Raises `BadRequest` for a window that is not a number."""
     window = chosen_window()
     tokenizer = load_tokenizer(folder, options)
     model = load_gemma3(folder, options)
@@ -298,7 +294,6 @@ def _marks(folder: Path, images: GemmaImages | None) -> MediaMarks:
 
 
 def load_gemma_text(folder: Path, options: LoadOptions) -> TextModel:
-    """Raises `BadRequest` for a window that is not a number."""
     window = chosen_window()
 
     def change(model: Any) -> None:

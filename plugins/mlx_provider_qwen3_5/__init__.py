@@ -25,7 +25,6 @@ PATCHES = (
 
 
 def matches(config: Mapping[str, Any]) -> int:
-    """10 for a Qwen3.5 checkpoint with a vision tower."""
     return 10 if config.get("model_type") in MODEL_TYPES and config.get("vision_config") else 0
 
 

@@ -15,7 +15,6 @@ SAMPLING = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
 
 
 def matches(config: Mapping[str, Any]) -> int:
-    """10 for a Qwen3-VL checkpoint with a vision tower."""
     return 10 if config.get("model_type") in MODEL_TYPES and config.get("vision_config") else 0
 
 

@@ -97,7 +97,6 @@ def decode(model: Any, tokens: mx.array, cache: list[Any], positions: mx.array) 
 
 
 def _step(model: Any, ids: mx.array, cache: list[Any], **more: Any) -> mx.array:
-    """Tokens of one row; logits (vocab,) after the last."""
     if has_mrope(model) and cache[-1][0] is None:
         cache[-1][0] = mx.zeros((1, 1), mx.int32)
     return _logits(model, ids, cache, **more)[0, -1]

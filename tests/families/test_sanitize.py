@@ -185,7 +185,6 @@ def test_without_its_breaks_a_text_holds_no_token(texts: list[str], word: str) -
     control = ControlTokens(fast, "")
     for text in (word, "".join(texts), word.join(texts)):
         places = control.breaks(text)
-        assert control.touched(text) == bool(places)
         left = "".join("\ue123" if i in places else c for i, c in enumerate(text))
         assert not any(token in left for token in texts)
 
@@ -281,23 +280,13 @@ def test_a_tag_that_the_template_opens_or_closes_is_a_control_token() -> None:
     assert {*ours.control.content.values()} == {"<s>", "</s>"}
 
 
-def test_a_template_that_drops_marks_gets_escapes() -> None:
+def test_a_template_that_drops_marks_lets_no_control_token_through() -> None:
     template = (
         "{% for m in messages %}<s>{{ m.content.encode('ascii', 'ignore').decode() }}{% endfor %}"
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
     made = ours.render(asked("call <tool_call> it"), [], {})
-    assert made.text == "<s>call \\u003ctool_call> it"
-
-
-def test_a_mark_that_one_field_loses_is_escaped_in_that_request() -> None:
-    template = (
-        "{% for m in messages %}<s>{% if m.name %}"
-        "{{ m.name.encode('ascii', 'ignore').decode() }}: {% endif %}{{ m.content }}{% endfor %}"
-    )
-    ours = made_of("bytes", *OWN, *TYPED, template=template)
-    message = {"role": "user", "name": "<tool_call>", "content": "hi"}
-    assert ours.render([message], [], {}).text == "<s>\\u003ctool_call>: hi"
+    assert [t for t in made.tokens if t in ours.control.content] == [ours.fast.token_to_id("<s>")]
 
 
 def test_a_client_that_sends_private_characters_keeps_them() -> None:
@@ -331,7 +320,7 @@ def test_checkpoints_stand_at_the_ends_of_messages() -> None:
         made = ours.render(asked(*texts), [], {})
         end = ours.fast.token_to_id("<|end|>")
         ends = [i + 1 for i, token in enumerate(made.tokens) if token == end]
-        newline = len(ours.encode_with_offsets("<|end|>\n<s>", Hidden((), (), {})).ids) - 2
+        newline = len(ours.locate("<|end|>\n<s>", Hidden((), (), {}))[0]) - 2
         assert made.snapshot_points == tuple(i + newline for i in ends)
 
 

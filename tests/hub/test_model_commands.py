@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.errors import BadRequest, ModelNotFound
+from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.hub import (
     OnDisk,
@@ -136,7 +136,7 @@ def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
     assert "mlx-provider up maker/model" in done.stdout
     assert "%" in done.stderr  # huggingface_hub's progress bars
     assert not [path for path in hub.asked if path.endswith(".gguf")]
-    first, old = local_folder(NAME), hub.commit(NAME)
+    first = local_folder(NAME)
     (found,) = models_on_disk()
     size = 3000 + len(CONFIG) + len(INDEX)
     assert found == OnDisk(NAME, size)
@@ -146,11 +146,9 @@ def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
     assert not [each for each in hub.asked if fetches(each, SHARDS[0])]  # it has that
     assert local_folder(NAME) != first
     assert models_on_disk() == [OnDisk(NAME, size + 5000)]
-    assert invoke("rm", f"{NAME}@{old}") == (0, f"{NAME}@{old} is removed, 0.0 MB\n")
-    assert models_on_disk() == [OnDisk(NAME, size + 3000)]
-    with pytest.raises(ModelNotFound, match=f"no revision {old}"):
-        remove(f"{NAME}@{old}")
-    assert remove(NAME) >= size + 3000  # with what huggingface_hub notes of it
+    with pytest.raises(BadRequest, match="a single revision with `hf cache`"):
+        remove(f"{NAME}@main")
+    assert invoke("rm", NAME) == (0, f"{NAME} is removed, 0.0 MB\n")
     assert models_on_disk() == []
     assert not (tmp_path / "hub" / "models--maker--model").exists()
 

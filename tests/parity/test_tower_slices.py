@@ -30,12 +30,6 @@ DEPTH = {"qwen3_vl": "depth", "gemma3": "num_hidden_layers", "qwen2_vl": "depth"
 LAYER_SECONDS = 0.04
 
 
-@pytest.fixture(autouse=True)
-def without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let layers build their graph only, for any duration of a call on a busy machine."""
-    monkeypatch.setattr(slices, "AT_ONCE", 60.0)
-
-
 def deep(folder: Path, name: str) -> LoadedModel:
     """A tiny model whose tower has 8 layers."""
     config = read_json(build(folder / "shallow", name) / "config.json")
@@ -112,12 +106,9 @@ def solo(model: LoadedModel, request: Request) -> Request:
     return twin
 
 
-@pytest.mark.parametrize("at_once", [60.0, -1.0])
 def test_slices_give_the_features_of_the_whole_tower(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, at_once: float
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For layers that only build a graph, and for layers that compute their output when called."""
-    monkeypatch.setattr(slices, "AT_ONCE", at_once)
     span = asked(model, [picture(1)]).prompt.spans[0]
     steps = list(model.embed_in_slices([span]))  # type: ignore[attr-defined]
     assert len(steps) >= LAYERS
@@ -127,19 +118,6 @@ def test_slices_give_the_features_of_the_whole_tower(
     assert mx.array_equal(steps[-1][0].rows, whole.rows)
     for own, theirs in zip(steps[-1][0].deepstack, whole.deepstack, strict=True):
         assert mx.array_equal(own, theirs)
-
-
-def test_a_layer_that_computes_when_it_is_called_runs_once_and_ends_its_slice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(slices, "AT_ONCE", -1.0)
-    chain, x, ran = Chain(), mx.random.normal((4, 256)), []
-    norm = nn.LayerNorm.__call__
-    monkeypatch.setattr(nn.LayerNorm, "__call__", lambda *a: ran.append(a) or norm(*a))
-    run_of = slices.in_slices([chain], lambda: chain(x))
-    counts = [len(ran) for _ in run_of]
-    assert counts[:5] == [1, 2, 3, 4, 4]
-    assert len(ran) == 4
 
 
 class Chain(nn.Module):

@@ -119,7 +119,7 @@ def test_the_ledger_reserves_corrects_and_releases() -> None:
     first = ledger.reserve("a", 30)
     ledger.reserve("b", 40)
     assert (ledger.free, ledger.of("a")) == (30, 30)
-    first.model, first.nbytes = Model("a", 65, live_bytes=7), 65
+    first.model = Model("a", 65, live_bytes=7)
     assert (ledger.free, ledger.live()) == (-5, 7), "it tells when more was taken than there is"
     ledger.release(first)
     ledger.release(first)

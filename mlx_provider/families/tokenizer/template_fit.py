@@ -27,9 +27,7 @@ def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[s
     if not form.lone_system and [message.get("role") for message in ordered] == ["system"]:
         ordered = [{**ordered[0], "role": "user"}]
     fitted = [each for message in ordered for each in _turns(message, form)]
-    if form.parts_only:
-        return [_in_parts(message) for message in fitted]
-    return fitted
+    return [_in_parts(message) for message in fitted] if form.parts_only else fitted
 
 
 def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
@@ -126,11 +124,10 @@ def _users_in_results(messages: Sequence[Message]) -> list[Message]:
     joined: list[Message] = []
     for message in messages:
         last: Message = joined[-1] if joined else {}
-        text = message.get("content")
-        if message.get("role") != "user" or not isinstance(text, str):
-            joined.append(message)
-        elif last.get("role") == "tool" and isinstance(last.get("content"), str):
-            joined[-1] = {**last, "content": BLANK_LINE.join(filter(None, (last["content"], text)))}
+        texts = last.get("content"), message.get("content")
+        after_result = (last.get("role"), message.get("role")) == ("tool", "user")
+        if after_result and all(isinstance(text, str) for text in texts):
+            joined[-1] = {**last, "content": BLANK_LINE.join(filter(None, texts))}
         else:
             joined.append(message)
     return joined

@@ -8,7 +8,7 @@ minja probes the same demands (`chat-template.hpp`: `requires_non_null_content`,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,10 +47,19 @@ TOOL: Message = {
 def template_form(render: Render) -> TemplateForm:
     """Raises the errors of `render`, including `TemplateLimit`, except for `BadRequest`, by which a
     template refuses one form."""
-    probe = _Probe(render, _parts_only(render))
-    form = _with_tools(probe, replace(TemplateForm(), parts_only=probe.parts_only))
-    form = _with_calls(probe, form)
-    lone = SAID in (probe.text([_SYSTEM], form) or "")
+
+    def probe(
+        messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
+    ) -> str | None:
+        fitted = fit_messages(messages, form), fit_tools(tools, form)
+        return try_render(lambda: render(*fitted))
+
+    form, parts = TemplateForm(), TemplateForm(parts_only=True)
+    asked = [_user(ASKED)]
+    if ASKED not in (probe(asked, form) or "") and ASKED in (probe(asked, parts) or ""):
+        form = parts
+    form = _with_calls(probe, _with_tools(probe, form))
+    lone = SAID in (probe([_SYSTEM], form) or "")
     return replace(form, text_parts=frozenset(_roles_in_parts(probe, form)), lone_system=lone)
 
 
@@ -65,26 +74,11 @@ def _user(text: Any) -> Message:
     return {"role": "user", "content": text}
 
 
-def _parts_only(render: Render) -> bool:
-    """Whether a text is lost as a string but arrives as a part."""
-    plain = _Probe(render, parts_only=False).text([_user(ASKED)], TemplateForm()) or ""
-    parts = _Probe(render, parts_only=True).text([_user(ASKED)], TemplateForm(parts_only=True))
-    return ASKED not in plain and ASKED in (parts or "")
+Probe = Callable[..., str | None]
+"""(messages, form, tools) -> the prompt. `None`: the template refuses them."""
 
 
-@dataclass(frozen=True)
-class _Probe:
-    render: Render
-    parts_only: bool
-
-    def text(
-        self, messages: Sequence[Message], form: TemplateForm, tools: Sequence[Message] = ()
-    ) -> str | None:
-        fitted = fit_messages(messages, form), fit_tools(tools, form)
-        return try_render(lambda: self.render(*fitted))
-
-
-def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
+def _with_tools(probe: Probe, form: TemplateForm) -> TemplateForm:
     alone = [_user(ASKED)]
     if _shows_tool(probe, form, alone):
         asked, shows = alone, form.shows_tools
@@ -93,92 +87,81 @@ def _with_tools(probe: _Probe, form: TemplateForm) -> TemplateForm:
         if not _shows_tool(probe, form, asked):
             return replace(form, shows_tools="never")
         shows = "with_system"
-    needed = (field for field in _INCOMPLETE if probe.text(asked, form, [_lacking(field)]) is None)
+    needed = (field for field, tool in _INCOMPLETE.items() if probe(asked, form, [tool]) is None)
     form = replace(form, shows_tools=shows, tool_fields=frozenset(needed))
-    listed = _tool_with({"properties": {KEY: {"type": ["string", "null"], "description": ""}}})
-    return replace(form, type_lists=probe.text(asked, form, [listed]) is not None)
+    return replace(form, type_lists=probe(asked, form, [_LISTED]) is not None)
 
 
-def _shows_tool(probe: _Probe, form: TemplateForm, asked: Sequence[Message]) -> bool:
-    bare, shown = probe.text(asked, form) or "", probe.text(asked, form, [TOOL])
+def _shows_tool(probe: Probe, form: TemplateForm, asked: Sequence[Message]) -> bool:
+    bare, shown = probe(asked, form) or "", probe(asked, form, [TOOL])
     return shown is not None and all(shown.count(w) > bare.count(w) for w in (NAME, ABOUT, KEY))
 
 
-_INCOMPLETE = ("description", "parameters", "properties", "additionalProperties")
+def _tool(**changes: Any) -> Message:
+    function = {**TOOL["function"], **changes}
+    return {**TOOL, "function": {k: value for k, value in function.items() if value is not None}}
 
 
-def _lacking(field: str) -> Message:
-    if field == "properties":
-        return _tool_with({"properties": {KEY: {"type": "string"}}})
-    if field == "additionalProperties":
-        return _tool_with({"properties": {KEY: {"type": "object", "description": ""}}})
-    function = {key: value for key, value in TOOL["function"].items() if key != field}
-    return {**TOOL, "function": function}
+def _parameter(**schema: Any) -> Message:
+    return _tool(parameters={**TOOL["function"]["parameters"], "properties": {KEY: schema}})
 
 
-def _tool_with(parameters: Mapping[str, Any]) -> Message:
-    function = TOOL["function"]
-    return {
-        **TOOL,
-        "function": {**function, "parameters": {**function["parameters"], **parameters}},
-    }
+_INCOMPLETE = {
+    "description": _tool(description=None),
+    "parameters": _tool(parameters=None),
+    "properties": _parameter(type="string"),
+    "additionalProperties": _parameter(type="object", description=""),
+}
+_LISTED = _parameter(type=["string", "null"], description="")
 
 
-def _with_calls(probe: _Probe, form: TemplateForm) -> TemplateForm:
+def _with_calls(probe: Probe, form: TemplateForm) -> TemplateForm:
     """`takes_calls` only if nothing of the turns is lost."""
     tools = [TOOL] if form.shows_tools == "always" else []
-    prompt = probe.text([_user(ASKED)], form, tools) or ""
+    prompt = probe([_user(ASKED)], form, tools) or ""
 
     def arrives(
-        form: TemplateForm, turn: Message, words: Sequence[str], then: Sequence[Message] = ()
+        form: TemplateForm, turn: Message, words: Sequence[str] = (), then: Sequence[Message] = ()
     ) -> bool:
         calls, asked = len(turn["tool_calls"]), [*_conversation(turn), *then]
-        return all(
-            _arrives(text, prompt, (*words, *VALUES[:calls], *RESULTS[:calls]), calls)
-            for text in (
-                probe.text(asked, form, tools),
-                probe.text([*asked, *_NEXT], form, tools),
-            )
-        )
+        wanted = (*words, *VALUES[:calls], *RESULTS[:calls])
+        texts = (probe(messages, form, tools) for messages in (asked, [*asked, *_NEXT]))
+        return all(_arrives(text, prompt, wanted, calls) for text in texts)
 
     found = _call_form(probe, form, tools, prompt, arrives)
     if found is None:
         return replace(form, takes_calls=False)
-    says = _turn(1, content=SAID)
-    said: tuple[str, ...] = (SAID,)
+    says, said = _turn(1, content=SAID), [SAID]
     if not arrives(found, says, said):
         found = replace(found, text_with_calls="apart")
         if not arrives(found, says, said):
-            found, said = replace(found, text_with_calls="dropped"), ()
-    if not arrives(found, _turn(2), ()):
-        found = replace(found, parallel_calls=False)
+            found, said = replace(found, text_with_calls="dropped"), []
+    found = replace(found, parallel_calls=arrives(found, _turn(2)))
     thinks = {**says, "reasoning_content": THOUGHT}
-    if not arrives(found, thinks, said):
-        found = replace(found, thought_with_text=False)
+    found = replace(found, thought_with_text=arrives(found, thinks, said))
     beside = replace(found, thought_with_calls=True)
-    shown = [
-        THOUGHT in (probe.text(_conversation(thinks), f, tools) or "") for f in (found, beside)
-    ]
+    shown = [THOUGHT in (probe(_conversation(thinks), f, tools) or "") for f in (found, beside)]
     found = beside if shown == [False, True] else found
-    if not arrives(found, _turn(1), (ADDED,), [_user(ADDED)]):
-        joined = replace(found, user_after_result=False)
-        found = joined if arrives(joined, _turn(1), (ADDED,), [_user(ADDED)]) else found
-    works = arrives(found, _turn(2), ()) and arrives(found, thinks, said)
+    joined = replace(found, user_after_result=False)
+    added = _turn(1), [ADDED], [_user(ADDED)]
+    if not arrives(found, *added) and arrives(joined, *added):
+        found = joined
+    works = arrives(found, _turn(2)) and arrives(found, thinks, said)
     return found if works else replace(form, takes_calls=False)
 
 
 def _call_form(
-    probe: _Probe,
+    probe: Probe,
     form: TemplateForm,
     tools: Sequence[Message],
     prompt: str,
-    arrives: Callable[[TemplateForm, Message, Sequence[str]], bool],
+    arrives: Callable[[TemplateForm, Message], bool],
 ) -> TemplateForm | None:
     """Prefers a form whose text begins with the `prompt`: a reply's tokens are then found again."""
     turn = _turn(1)
-    fits = [each for each in _call_forms(form) if arrives(each, turn, ())]
+    fits = [each for each in _call_forms(form) if arrives(each, turn)]
     for each in fits:
-        if (probe.text(_conversation(turn), each, tools) or "").startswith(prompt):
+        if (probe(_conversation(turn), each, tools) or "").startswith(prompt):
             return each
     return fits[0] if fits else None
 
@@ -225,7 +208,7 @@ def _arrives(text: str | None, prompt: str, words: Sequence[str], calls: int) ->
     return all(text.count(each) <= prompt.count(each) for each in odd)
 
 
-def _roles_in_parts(probe: _Probe, form: TemplateForm) -> Iterator[str]:
+def _roles_in_parts(probe: Probe, form: TemplateForm) -> Iterator[str]:
     """Roles whose text parts both arrive, and not as data."""
     parts = [{"type": "text", "text": text} for text in PARTS]
     asked, answer = _user(ASKED), {"role": "assistant", "content": parts}
@@ -237,7 +220,7 @@ def _roles_in_parts(probe: _Probe, form: TemplateForm) -> Iterator[str]:
     if form.takes_calls:
         conversations["tool"] = _conversation(_turn(1), results=(parts, ""))
     for role, messages in conversations.items():
-        text = probe.text(messages, form) or ""
+        text = probe(messages, form) or ""
         if all(text.count(word) == 1 for word in PARTS) and not any(d in text for d in _AS_DATA):
             yield role
 

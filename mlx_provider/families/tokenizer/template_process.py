@@ -26,7 +26,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TooLarge(Exception):
-    """The text exceeds its limit."""
+    pass
 
 
 class Generation(jinja2.ext.Extension):
@@ -82,7 +82,6 @@ def tojson(
 
 
 def raise_exception(message: Any) -> None:
-    """Raises `TemplateError`."""
     raise TemplateError(str(message))
 
 

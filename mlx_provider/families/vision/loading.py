@@ -3,18 +3,13 @@
 Nothing of a request is read from the model object or stored there: `LanguageModel.__call__` stores
 positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`).
 
-MLX computes nothing while a model is called: the outputs of its layers are noted during the whole
-call, and then evaluated one after the other. The graph and the results are those of a plain call,
-bit for bit. A layer with NumPy kernels computes at once; it ends the call, and the next slice calls
-the model again with the noted outputs.
-"""
+MLX computes nothing while a model is called: the outputs of its layers are noted during the call,
+and then evaluated one by one. (Layers with NumPy kernels compute at once, in one slice.)"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,8 +32,6 @@ __all__ = [
 ]
 
 
-AT_ONCE = 0.02
-"""Seconds: a layer whose call takes longer has computed its output, not only described it."""
 T = TypeVar("T")
 Slices = Generator[tuple[()], None, T]
 """Yields after each layer, and returns what the call made."""
@@ -48,18 +41,13 @@ def in_slices(parts: Sequence[Any], call: Callable[[], T]) -> Slices[T]:
     """Run `call`, whose result is a tree or has attributes, and evaluate the layers of `parts`
     (modules) one by one."""
     outputs: list[Any] = []
-    made: list[T] = []
-    while not made:
-        with _note_outputs(parts, _Run(outputs)):
-            made.append(call())
-        if not made:
-            yield ()
+    with _note_outputs(parts, outputs):
+        result = call()
     if outputs:
         outputs.pop()  # some models do not use the last layer: the result has it where they do
     while outputs:
         mx.eval(_arrays(outputs.pop(0)))
         yield ()
-    (result,) = made
     mx.eval(_arrays(getattr(result, "__dict__", result)))
     return result
 
@@ -68,47 +56,26 @@ def _arrays(tree: Any) -> list[mx.array]:
     return [each for _, each in tree_flatten(tree) if isinstance(each, mx.array)]
 
 
-class _Computed(BaseException):
-    """A layer has computed while it was called."""
-
-
-@dataclass
-class _Run:
-    outputs: list[Any]
-    """Outputs of the layers so far, in the order of their calls."""
-    called: int = 0
-
-
 class _Noted:
-    def __init__(self, layer: nn.Module, run: _Run) -> None:
+    def __init__(self, layer: nn.Module, outputs: list[Any]) -> None:
         self._layer = layer
-        self._run = run
+        self._outputs = outputs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises `_Computed`."""
-        run, at = self._run, self._run.called
-        run.called += 1
-        if at == len(run.outputs):
-            began = time.perf_counter()
-            run.outputs.append(self._layer(*args, **kwargs))
-            if time.perf_counter() - began > AT_ONCE:
-                raise _Computed
-        return run.outputs[at]
+        self._outputs.append(self._layer(*args, **kwargs))
+        return self._outputs[-1]
 
 
 @contextmanager
-def _note_outputs(parts: Sequence[Any], run: _Run) -> Iterator[None]:
-    """Layers note their outputs inside the block, which a layer may end."""
+def _note_outputs(parts: Sequence[Any], outputs: list[Any]) -> Iterator[None]:
     found = [each for part in parts if isinstance(part, nn.Module) for each in _layers(part)]
     for module, name, layers in found:
-        module[name] = [_Noted(layer, run) for layer in layers]
+        module[name] = [_Noted(layer, outputs) for layer in layers]
     try:
         yield
-    except _Computed:
-        pass
     finally:
         for module, name, layers in found:
             module[name] = layers
@@ -133,8 +100,7 @@ def load_model(
 
     Weights that `sanitize` drops (an MTP head) are never read, nor those outside the text model if
     `options.modality` is `text`. `patch` is active while loading. Raises `UnsupportedModel`, or
-    `BadRequest` (no weights, weights that do not fit the config, code that was not allowed).
-    """
+    `BadRequest` (no weights, weights that do not fit the config, code that was not allowed)."""
     config = read_json(folder / "config.json")
     if config.get("model_file") and not options.trust_remote_code:
         raise wrong_option(
@@ -170,13 +136,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         lambda: library().apply_lora_layers(model, str(adapter)),
         lambda fault: wrong_option("adapter", f"{adapter} cannot be used: {fault.summary}"),
     )
-    _check_adapter(adapted, adapter)
-    adapted.eval()
-    return adapted
-
-
-def _check_adapter(adapted: Any, adapter: Path) -> None:
-    """Check that no tensor is lost: upstream (trainer/peft/utils.py 0.7.10) drops unknown ones."""
+    # upstream (trainer/peft/utils.py 0.7.10) drops unknown tensors
     known = {name for name, _ in tree_flatten(adapted.parameters())}
     files = (str(path) for path in adapter.glob("*.safetensors"))
     lost = {str(name) for file in files for name in mx.load(file)} - known
@@ -186,6 +146,8 @@ def _check_adapter(adapted: Any, adapter: Path) -> None:
             f"{adapter} is of another model: this one has no {min(lost)} "
             f"({len(lost)} such tensors)",
         )
+    adapted.eval()
+    return adapted
 
 
 @contextmanager

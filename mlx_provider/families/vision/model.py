@@ -210,7 +210,6 @@ def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str
 
 
 def _place_all(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
-    """Raises `MediaError` that names every item at fault."""
     placed: list[Placed] = []
     failed: list[MediaError] = []
     for item in media:
@@ -224,7 +223,6 @@ def _place_all(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
 
 
 def name_item(error: MediaError, item: MediaItem) -> MediaError:
-    """The error of a model that refuses the item, with its part of the request."""
     if error.param is not None or not item.path:
         return error
     text = f"{item.path}: {error.message}"
@@ -346,7 +344,6 @@ class VisionModel:
         return replace(prompt, positions=positions, rope_delta=delta)
 
     def embed(self, span: MediaSpan) -> Features:
-        """For families with `EmbedsInSlices`; others have their own."""
         slices = cast("EmbedsInSlices", self).embed_in_slices([span])
         (features,) = [each for made in slices for each in made]
         return features
