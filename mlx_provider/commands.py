@@ -25,23 +25,20 @@ core: a minor version can change them, with a note in the changelog.
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
-from .gateway.foreground import PASSED_ON, Ended
+from .gateway.foreground import Ended, ending_by_signal
+from .gateway.launch import direct
 from .gateway.models import MEMORY_SHARE, device_memory, needs
-from .gateway.profile import direct
 from .gateway.proxy import Proxy, require_proxy
 from .protocol.events import Delta, Done, Failed
 from .protocol.health import Health, ModelStatus
@@ -145,24 +142,12 @@ class Progress:
 
 @contextmanager
 def long_command(tell: Callable[[str], None], *, every: float | None = None) -> Iterator[Progress]:
-    """Run the block in the main thread. Signals of `PASSED_ON` raise `Ended` there, once; later
-    ones are ignored, so that a second Ctrl-C does not interrupt the clean-up. `tell` gets lines of
-    progress, one at least every `every` seconds (unset: `EVERY`)."""
-    ended, done, progress = threading.Event(), threading.Event(), Progress(tell)
-
-    def end(number: int, frame: FrameType | None) -> None:
-        ended.set()
-        for each in PASSED_ON:
-            signal.signal(each, signal.SIG_IGN)
-        sys.stderr.write("\nending the servers that were started ...\n")
-        raise Ended(number)
-
-    before = {number: signal.signal(number, end) for number in PASSED_ON}
+    """Run the block in the main thread, see `ending_by_signal`. `tell` gets lines of progress, one
+    at least every `every` seconds (unset: `EVERY`)."""
+    done, progress = threading.Event(), Progress(tell)
     threading.Thread(target=progress.repeat, args=(every or EVERY, done), daemon=True).start()
     try:
-        yield progress
+        with ending_by_signal("\nending the servers that were started ...\n"):
+            yield progress
     finally:
         done.set()
-        if not ended.is_set():  # otherwise the process is about to end
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -4,6 +4,7 @@ steps. Our own errors are shown as one line, not as a traceback."""
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from itertools import takewhile
@@ -33,38 +34,31 @@ NO_MODEL = "none downloaded yet; `demo` is part of this package"
 
 def show(registry: PluginRegistry) -> None:
     """Imports nothing heavy if no engine runs."""
-    from ..gateway.profile import is_installed
+    from ..gateway.models import table, this_machine, two_for
     from ..serving.hub import cached_models
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     clients = registry.clients.items()
-    here = [name for name, client in clients if is_installed(client)]
+    here = [name for name, client in clients if shutil.which(client.command)]
     serves = _gateway()
-    for name, summary in (
-        ("engine", _engine()),
-        ("models", _list_names(sorted(cached_models()), NO_MODEL)),
-        ("gateway", serves or "does not run; `mlx-provider up` starts it"),
-        ("proxy", f"{'' if Path('config.yaml').is_file() else 'no '}config.yaml in this folder"),
-        ("agents", _list_names(here, "none that could be launched")),
-    ):
+    for name, summary in {
+        "engine": _engine(),
+        "models": _list_names(sorted(cached_models()), NO_MODEL),
+        "gateway": serves or "does not run; `mlx-provider up` starts it",
+        "proxy": f"{'' if Path('config.yaml').is_file() else 'no '}config.yaml in this folder",
+        "agents": _list_names(here, "none that could be launched"),
+    }.items():
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
-    _recommend(console)
-    console.print(Text("\nnext", style="bold"))
-    for command, summary in _next(here, [*registry.clients], serves=bool(serves)):
-        console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
-
-
-def _recommend(console: Console) -> None:
-    from ..gateway.models import table, this_machine, two_for
-
-    machine = this_machine()
-    day, models = table()
+    machine, (day, models) = this_machine(), table()
     label = f"{machine.chip}, {machine.memory / 1e9:.0f} GB"
     console.print(Text(f"\nmodels for {label} (as of {day})", style="bold"))
     for model in two_for(machine, models):
         console.print(Text(f"  mlx-provider up {model.name}"))
         console.print(Text(f"    {model.weights / 1e9:.1f} GB: {model.why}", style="dim"))
+    console.print(Text("\nnext", style="bold"))
+    for command, summary in _next(here, [*registry.clients], serves=bool(serves)):
+        console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
 
 
 def _engine() -> str:
@@ -122,25 +116,10 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
     cli.command(cls=Command, context_settings={"allow_extra_args": True})(launch)
-    for command in (
-        up,
-        down,
-        pull,
-        show_models,
-        rm,
-        init,
-        demo,
-        doctor,
-        chat,
-        serve,
-        plugins,
-        new_plugin,
-        cache,
-        top,
-        metrics,
-        parse,
-    ):
-        cli.command("list" if command is show_models else None, cls=Command)(command)
+    cli.command("list", cls=Command)(show_models)
+    commands = (up, down, pull, rm, init, demo, doctor, chat, serve, plugins, new_plugin, cache)
+    for command in (*commands, top, metrics, parse):
+        cli.command(cls=Command)(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)
     return cli

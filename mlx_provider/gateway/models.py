@@ -29,7 +29,6 @@ WIDE = {"Pro", "Max", "Ultra"}
 """Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
 MOST_BYTES_PER_TOKEN = 3_000_000_000
 """Bytes of weights read per token above which a chip with little bandwidth is slow."""
-Run = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def table() -> tuple[date, list[Recommended]]:
 
 
 def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
-    """The best model that fits, and a second one; fewer if fewer fit. With little bandwidth, the
+    """The best model that fits, and a second one, if there is one. With little bandwidth, the
     second one is small. Without a GPU, both read few weights per token."""
     fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
     first = [each for each in fitting if machine.gpu or each.read <= MOST_BYTES_PER_TOKEN][:1]
@@ -68,9 +67,17 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
     return [*first, *(each for each in small if each not in first)][:2]
 
 
-def this_machine(run: Run | None = None, system: str = platform.system()) -> Machine:
-    """`run`: returns a program's output, or an empty text."""
-    run = run or _output
+def _output(command: Sequence[str]) -> str:
+    """Of a program; empty if it fails."""
+    try:
+        return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def this_machine(
+    run: Callable[[Sequence[str]], str] = _output, system: str = platform.system()
+) -> Machine:
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":
         chip = run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or "a Mac"
@@ -84,13 +91,6 @@ def this_machine(run: Run | None = None, system: str = platform.system()) -> Mac
     lines = source.read_text(encoding="utf-8").splitlines() if source.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return Machine(next(names, "a CPU"), host, wide=False, gpu=False)
-
-
-def _output(command: Sequence[str]) -> str:
-    try:
-        return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 LEAST_CONTEXT_TOKENS = 16_384
@@ -121,7 +121,6 @@ class Candidate:
     images: bool = False
     thinks: bool = False
     family: str = ""
-    limited_by: str = ""
 
     @property
     def fits(self) -> bool:
@@ -173,25 +172,17 @@ def candidate(
     model = full_name(model)
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
-    need = needs(found)
     own = named_context(text_fields(found.config))
     limit = wanted or min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
-    context = context_that_fits(need, int(MEMORY_SHARE * memory), limit)
-    why = "the model's own limit" if limit == own else "longer ones take long: --context allows it"
-    if context < limit:
-        why = "the most that fits into this machine's memory"
-    elif wanted is not None:
-        why = "as --context says"
     return Candidate(
         model=model,
         weights=found.weight_bytes,
-        context=context,
+        context=context_that_fits(needs(found), int(MEMORY_SHARE * memory), limit),
         own_context=own,
         here=found.here,
         images="vision_config" in found.config,
         thinks=registry.detect_reasoning_parser(found.chat_template) is not None,
         family=family.name,
-        limited_by=why,
     )
 
 
@@ -205,22 +196,21 @@ def needs(found: Outline) -> Footprint:
         return Footprint(found.weight_bytes, 0, 0)
 
 
-def require_prompt_fits(found: Candidate, client: Client) -> None:
-    """Raise `BadRequest` with the sizes if not even the client's first prompt fits."""
+def require_fit(
+    found: Candidate, memory: int, wanted: int | None = None, client: Client | None = None
+) -> None:
+    """Raise `BadRequest` with the sizes if not even the client's first prompt fits, or the model
+    leaves too little context for agents; the context that a user requests (`wanted`) may be
+    small."""
     each = DEMO_BYTES_PER_TOKEN if found.model in DEMOS else BYTES_PER_TOKEN
-    tokens = int(client.prompt_bytes / each)
-    if found.context <= tokens:
+    tokens = int(client.prompt_bytes / each) if client else 0
+    if client and found.context <= tokens:
         raise BadRequest(
             f"a context of {found.context:,} tokens is too small for {client.serves or client.name}"
             f", whose first request has about {tokens:,}: choose a smaller model, a client that "
             "sends less, or a larger --context",
             param="context",
         )
-
-
-def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:
-    """Raise `BadRequest` with the sizes if the model leaves too little context for agents; the
-    context that a user requests (`wanted`) may be small."""
     sizes = (
         f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
         f"tokens in the {size(memory)} that the engine may use"
@@ -235,14 +225,6 @@ def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> Non
         )
 
 
-def choose(
-    model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
-) -> Candidate:
-    found = named_or_best(model, registry, memory, wanted)
-    require_fit(found, memory, wanted)
-    return found
-
-
 def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     """Complete models in the Hub cache that a family serves and that fit, best first."""
     found: list[Candidate] = []
@@ -254,20 +236,18 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
 
 
-def recommend(registry: PluginRegistry, memory: int) -> dict[str, int]:
-    """About how many bytes by Hub id, if the weights fit, largest first."""
-    named = [(each.name, each.weights) for each in table()[1]]
-    families = registry.model_families.values()
-    named += [each for family in families for each in family.recommended.items()]
-    fitting = [each for each in named if each[1] <= MEMORY_SHARE**2 * memory]
-    return dict(sorted(fitting, key=lambda each: -each[1]))
-
-
-def named_or_best(
-    model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
+def choose(
+    model: str | None,
+    registry: PluginRegistry,
+    memory: int,
+    wanted: int | None = None,
+    client: Client | None = None,
 ) -> Candidate:
-    """`model`: unset: the best one on this machine, else the shipped one."""
+    """`model`: unset: the best one on this machine, else the shipped one. Raises as
+    `require_fit`."""
     if model is None:
-        found = candidates_here(registry, memory)
-        model = found[0].model if found else "demo"
-    return candidate(model, registry, memory, wanted)
+        here = candidates_here(registry, memory)
+        model = here[0].model if here else "demo"
+    found = candidate(model, registry, memory, wanted)
+    require_fit(found, memory, wanted, client)
+    return found

@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
@@ -103,23 +103,21 @@ def start_proxy(
     config: Path,
     environ: Mapping[str, str],
     *,
-    port: int | None = None,
+    port: int = 0,
     options: Sequence[str] = (),
     key: str | None = None,
     lock: EngineLock | None = None,
 ) -> Proxy:
     """Start a proxy for `config`. Does not wait.
 
-    This process binds the port and passes it on, so that no program of another user can listen
-    there during the start and receive the key. `port`: `None` takes a free one. `key`: the master
-    key; `None` generates one. `lock`: for a persistent proxy, which holds it until its end and runs
-    in the config's folder. Raises `NotInstalled` if LiteLLM's proxy is missing, `EngineUnavailable`
-    if the port cannot be bound."""
+    This process binds the port (0: any) and passes it on, so that no program of another user can
+    listen there during the start and receive the key. `key`: the master key; unset: a new one.
+    `lock`: for a persistent proxy, which holds it until its end and runs in the config's folder.
+    Raises `NotInstalled` if LiteLLM's proxy is missing, `EngineUnavailable` if the port cannot be
+    bound."""
     require_proxy()
-    listener = bind(port or 0)
+    listener, key, log = bind(port), key or master_key(), config.with_name("proxy.log")
     port = listener.getsockname()[1]
-    key = key or master_key()
-    log = config.with_name("proxy.log")
     own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
     own |= {
         "LITELLM_MASTER_KEY": key,
@@ -128,7 +126,6 @@ def start_proxy(
         "DISABLE_ADMIN_UI": "True",
         "NO_DOCS": "True",
     }
-    descriptors = [listener.fileno()] if lock is None else [listener.fileno(), lock.descriptor]
     command = [*COMMAND, str(listener.fileno()), os.fspath(log), "--config", os.fspath(config)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--telemetry", "False", *options]
     with listener, os.fdopen(create_own(log), "wb") as output:
@@ -140,7 +137,7 @@ def start_proxy(
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends the proxy
             env=own,
             cwd=None if lock is None else config.parent,
-            pass_fds=descriptors,
+            pass_fds=[listener.fileno(), *([] if lock is None else [lock.descriptor])],
         )
     if lock is not None:
         lock.sign(process.pid)
@@ -183,20 +180,15 @@ def free_port() -> int:
 
 
 def main() -> None:
+    """`litellm` with a listener that uvicorn gets, too."""
     descriptor, log, *options = sys.argv[1:]
+    import uvicorn
+    from litellm.proxy.proxy_cli import run_server
+
     from ..client.connection import limit_log
 
     limit_log(Path(log))
-    import uvicorn as module
-    from litellm.proxy.proxy_cli import run_server
-
-    uvicorn: Any = module
-    original = module.run
-
-    def run(**given: Any) -> None:
-        original(**given, fd=int(descriptor))
-
-    uvicorn.run = run
+    uvicorn.run = partial(uvicorn.run, fd=int(descriptor))
     run_server(options)
 
 

@@ -24,7 +24,7 @@ from ..errors import EngineUnavailable
 from ..safe_open import create_own, make_folder, obstacle, open_own, read_own, replace_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
-from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, master_key, require_proxy, start_proxy
+from .proxy import START_LIMIT, STOP_LIMIT, is_ready, master_key, require_proxy, start_proxy
 
 if TYPE_CHECKING:
     from .engine import Tell
@@ -86,21 +86,15 @@ class GatewayFiles:
         """The proxy's master key, and whether it is new. A key that other users could read is
         replaced."""
         with _usable(self.key_file):
-            if not renew and (key := self._read_key()) is not None:
-                return key, False
+            if not renew:
+                with suppress(FileNotFoundError), os.fdopen(open_own(self.key_file), "rb") as file:
+                    key = file.read(LARGEST).decode("ascii", "replace").strip()
+                    closed = not os.fstat(file.fileno()).st_mode & 0o077
+                    if closed and KEY.fullmatch(key):
+                        return key, False
             key = master_key()
             replace_own(self.key_file, f"{key}\n".encode())
         return key, True
-
-    def _read_key(self) -> str | None:
-        try:
-            descriptor = open_own(self.key_file)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            closed = not os.fstat(descriptor).st_mode & 0o077
-            text = file.read(LARGEST).decode("ascii", "replace").strip()
-        return text if closed and KEY.fullmatch(text) else None
 
     def record(self) -> Record | None:
         with _usable(self._record), suppress(FileNotFoundError, ValidationError):
@@ -156,7 +150,7 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
     Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
     `foreground.Ended` for a signal."""
     from ..client.connection import TRANSPORT, local_client
-    from .engine import start_both
+    from .engine import loading
 
     require_proxy()
     own = {**environ, TRANSPORT: "process"}
@@ -167,18 +161,16 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
         ending.callback(lock.release)
         key, new = files.key()
         tell("key", f"{files.key_file}, {'new' if new else 'as before'}")
-
-        def start_its_proxy() -> Proxy:
+        engine = local_client(own)
+        ending.callback(engine.close)
+        with loading(record.served, engine, tell):
             failing.callback(files.write, files.record())
             files.write(record)
             config = write_config(served_config(record.served, ANYTHING), files.folder)
             proxy = start_proxy(config, own, port=record.port, key=key, lock=lock)
             failing.callback(proxy.stop)
-            return proxy
-
-        engine = local_client(own)
-        ending.callback(engine.close)
-        proxy = start_both(record.served, engine, start_its_proxy, tell)
+        proxy.wait_ready()
+        tell("proxy", proxy.url)
         # the engine then has a client, and does not end when idle
         proxy.answer_once(record.served.name, FIRST_LIMIT)
         failing.pop_all()
@@ -205,14 +197,13 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
         with suppress(ProcessLookupError):
             os.killpg(running.pid, number)
         deadline = time.monotonic() + STOP_LIMIT
-        while (still := files.running() == running) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if files.running() != running:
+                tell("proxy", f"process {running.pid} has ended")
+                tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
+                return
             time.sleep(POLL)
-        if not still:
-            break
-    else:
-        raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
-    tell("proxy", f"process {running.pid} has ended")
-    tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
+    raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
 
 
 @dataclass(frozen=True)
@@ -271,22 +262,21 @@ def login_item(
 
 def _unit(command: list[str], variables: Mapping[str, str]) -> str:
     """systemd.service(5). The output of `up` contains the key, so it is discarded."""
-    run = " ".join(_quote(word) for word in command)
-    stop = " ".join(_quote(word) for word in [*command[:-1], "down"])
-    lines = [
-        "[Unit]",
-        "Description=Local models: engine and LiteLLM proxy of mlx-provider",
-        "[Service]",
-        "Type=oneshot",
-        "RemainAfterExit=yes",
-        f"ExecStart={run}",
-        f"ExecStop={stop}",
-        *(f"Environment={_quote(f'{name}={value}')}" for name, value in variables.items()),
-        "StandardOutput=null",
-        "[Install]",
-        f"WantedBy={WANTS}",
-    ]
-    return "\n".join(lines) + "\n"
+    environment = "".join(
+        f"Environment={_quote(f'{name}={value}')}\n" for name, value in variables.items()
+    )
+    return f"""\
+[Unit]
+Description=Local models: engine and LiteLLM proxy of mlx-provider
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart={" ".join(map(_quote, command))}
+ExecStop={" ".join(map(_quote, [*command[:-1], "down"]))}
+{environment}StandardOutput=null
+[Install]
+WantedBy={WANTS}
+"""
 
 
 def _quote(word: str) -> str:

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
 from mlx_provider.gateway import foreground
+from mlx_provider.gateway.launch import Launch
 from mlx_provider.gateway.models import candidate
-from mlx_provider.gateway.session import Launch
 from mlx_provider.registry import PluginRegistry
 
 Install = Callable[..., str]

@@ -18,9 +18,8 @@ from mlx_provider.gateway.models import (
     alias,
     candidate,
     candidates_here,
-    named_or_best,
+    choose,
     needs,
-    recommend,
     require_fit,
 )
 from mlx_provider.registry import PluginRegistry
@@ -127,7 +126,7 @@ def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
 
 
 def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path: Path) -> None:
-    assert named_or_best(None, REGISTRY_WITH_DEMO, 16 * GB).model == "demo"
+    assert choose(None, REGISTRY_WITH_DEMO, 16 * GB).model == "demo"
     cached(tmp_path, "maker/small", CONFIG, GB)
     cached(tmp_path, "maker/large", CONFIG, 4 * GB)
     cached(tmp_path, "maker/huge", CONFIG, 40 * GB)
@@ -135,7 +134,7 @@ def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path
     (tmp_path / "hub" / "models--maker--half").mkdir()
     here = candidates_here(REGISTRY, 16 * GB)
     assert [each.model for each in here] == ["maker/large", "maker/small"]
-    assert named_or_best(None, REGISTRY, 16 * GB, 20_000).context == 20_000
+    assert choose(None, REGISTRY, 16 * GB, 20_000).context == 20_000
     assert hub == []
 
 
@@ -150,14 +149,6 @@ def test_what_does_not_fit_is_told_with_figures(hub: list[str]) -> None:
     wanted = candidate("maker/model", REGISTRY, 16 * GB, 200_000)
     with pytest.raises(BadRequest, match="not of 200,000"):
         require_fit(wanted, 16 * GB, 200_000)
-
-
-def test_what_leaves_room_is_recommended() -> None:
-    few, many = recommend(REGISTRY, 8 * GB), recommend(REGISTRY, 80 * GB)
-    assert list(few) == list(many)[-len(few) :]
-    assert 6 * GB in few.values()
-    assert max(few.values()) <= 0.81 * 8 * GB < max(many.values())
-    assert recommend(REGISTRY, 1 * GB) == {}
 
 
 @pytest.mark.parametrize("name", ["maker/model", "/folder/model", "maker/model@main", "~/model/"])
