@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,25 +103,25 @@ class LocalEngine:
 
     def _start(self, lock: EngineLock) -> None:
         own = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
-        with os.fdopen(_open_log(self.runtime.log), "ab") as log:
+        with os.fdopen(_open_log(self.runtime.log), "ab") as log, ExitStack() as ending:
             begin = log.seek(0, os.SEEK_END)
             hear, tell = os.pipe()
-            with os.fdopen(hear, "rb") as report:
-                try:
-                    process = subprocess.Popen(
-                        [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        pass_fds=(lock.descriptor, tell),
-                        start_new_session=True,
-                        env={**self.runtime.environment, **own},
-                    )
-                finally:
-                    os.close(tell)
-                # waits for the child, so that it never becomes a zombie
-                threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
-                self._await_report(process, report, begin)
+            report = ending.enter_context(os.fdopen(hear, "rb"))
+            try:
+                process = subprocess.Popen(
+                    [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock.descriptor, tell),
+                    start_new_session=True,
+                    env={**self.runtime.environment, **own},
+                )
+            finally:
+                os.close(tell)
+            # waits for the child, so that it never becomes a zombie
+            threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
+            self._await_report(process, report, begin)
 
     def _await_report(
         self, process: subprocess.Popen[bytes], report: IO[bytes], begin: int

@@ -49,8 +49,7 @@ class HttpClient(Transport):
         self._start_engine, self._identity = start, identity
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Raises the engine's typed error, `EngineUnavailable`, `EngineDied` if it ended in the
-        meantime."""
+        """Raises the engine's typed error, also `EngineDied` if it ended in the meantime."""
         body = request_body(request)
         return self._send_attached(lambda: self.send(request.path, body))
 

@@ -51,18 +51,16 @@ def not_taken(error: EngineUnavailable) -> EngineUnavailable:
 
 def patiently(work: Callable[[], T]) -> T:
     """Try again while no engine accepts, as while one is ending (a few seconds)."""
-    for pause in PAUSES:
+    pauses = iter(PAUSES)
+    while True:
         try:
             return work()
         except EngineUnavailable as error:
-            if error.taken:
+            pause = next(pauses, None)
+            if error.taken or pause is None:
+                error.taken = True
                 raise
             time.sleep(pause)
-    try:
-        return work()
-    except EngineUnavailable as error:
-        error.taken = True  # enough tries
-        raise
 
 
 class Call:
@@ -118,10 +116,10 @@ class EventStream(Call):
     def end(self, error: MLXProviderError | None) -> None:
         """`None`: the engine has ended the reply."""
         error = error or EngineDied("the engine's reply ended before its last event")
-        if not self.accepted.done():
-            self.accepted.set_exception(error)
-        else:
+        if self.accepted.done():
             self.events.put([Failed.of(error)])  # ignored after the last event
+        else:
+            self.accepted.set_exception(error)
 
 
 class LineStream(Call):
@@ -147,7 +145,7 @@ class LineStream(Call):
     def first(self) -> bytes:
         """Empty if there is none. Raises typed errors."""
         try:
-            return self._line(FIRST_LINE_SECONDS)
+            return next(self._lines(FIRST_LINE_SECONDS), b"")
         except Empty:
             self.close()
             limit = f"the engine did not answer within {FIRST_LINE_SECONDS:g} s"
@@ -156,16 +154,15 @@ class LineStream(Call):
     def __iter__(self) -> Iterator[bytes]:
         """Raises typed errors."""
         try:
-            while line := self._line():
-                yield line
+            yield from self._lines()
         finally:
             self.close()
 
-    def _line(self, seconds: float | None = None) -> bytes:
-        line = self._queue.get(timeout=seconds)
-        if isinstance(line, MLXProviderError):
-            raise line
-        return line
+    def _lines(self, seconds: float | None = None) -> Iterator[bytes]:
+        while line := self._queue.get(timeout=seconds):
+            if isinstance(line, MLXProviderError):
+                raise line
+            yield line
 
 
 Stream = EventStream | LineStream
@@ -297,8 +294,6 @@ def _keep_alive() -> list[tuple[int, int, int]]:
         idle = socket.TCP_KEEPALIVE
     else:
         idle = socket.TCP_KEEPIDLE
+    tcp = socket.IPPROTO_TCP
     values = ((idle, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
-    return [
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        *((socket.IPPROTO_TCP, option, value) for option, value in values),
-    ]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((tcp, *value) for value in values)]

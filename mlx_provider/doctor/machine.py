@@ -46,22 +46,20 @@ Fields = Mapping[str, Any]
 def memory(subject: Subject) -> Iterator[Finding]:
     limit = memory_limit(subject.settings.memory_limit)
     summary = f"models and requests may take {size(limit)}"
-    if limit < LEAST_BYTES:
-        remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
-        yield Finding("memory.limit", "warn", f"{summary}: few models of use fit", remedy)
-    else:
-        yield Finding("memory.limit", "ok", summary)
+    few = f"{summary}: few models of use fit" if limit < LEAST_BYTES else ""
+    remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
+    yield Finding.of("memory.limit", few, summary, remedy, "warn")
 
 
 def wired_memory(subject: Subject) -> Iterator[Finding]:
-    if not subject.is_mac:
-        return
-    if limit := subject.wired():
-        summary = f"iogpu.wired_limit_mb is {limit}: with a raised limit, requests at once have "
+    if subject.is_mac:
+        summary, limit = "the limit of wired memory is the system's own", subject.wired()
+        raised = (
+            f"iogpu.wired_limit_mb is {limit}: with a raised limit, requests at once have made "
+        )
         remedy = "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system"
-        yield Finding("memory.wired", "warn", f"{summary}made machines panic (mlx 3186)", remedy)
-    else:
-        yield Finding("memory.wired", "ok", "the limit of wired memory is the system's own")
+        problem = f"{raised}machines panic (mlx 3186)" if limit else ""
+        yield Finding.of("memory.wired", problem, summary, remedy, "warn")
 
 
 def settings(subject: Subject) -> Iterator[Finding]:
@@ -80,21 +78,17 @@ def settings(subject: Subject) -> Iterator[Finding]:
 
 
 def runtime_folder(subject: Subject) -> Iterator[Finding]:
-    folder = subject.runtime.folder
+    folder, problem = subject.runtime.folder, ""
+    remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
+    summary = f"{folder} will be made"
     try:
-        exists = inspect(subject.runtime)
+        if inspect(subject.runtime):
+            summary = f"{folder} is this user's alone"
+        if (free := _free(folder)) < LOG_BYTES:
+            problem = f"{folder}: only {size(free)} are free for sockets and the engine's log"
     except EngineUnavailable as error:
-        summary, _, remedy = error.message.rpartition(": ")
-        yield Finding("runtime.folder", "fail", summary, remedy)
-        return
-    free = _free(folder)
-    if free < LOG_BYTES:
-        summary = f"{folder}: only {size(free)} are free for sockets and the engine's log"
-        remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
-        yield Finding("runtime.folder", "fail", summary, remedy)
-    else:
-        summary = f"{folder} is this user's alone" if exists else f"{folder} will be made"
-        yield Finding("runtime.folder", "ok", summary)
+        problem, _, remedy = error.message.rpartition(": ")
+    yield Finding.of("runtime.folder", problem, summary, remedy)
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
@@ -111,8 +105,8 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         free, used, most = _free(folder), bytes_on_disk(folder), disk_limit(folder, wanted)
         summary = f"{folder}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
-        full = free < max(most - used, SPARE_BYTES)
-        yield Finding(name, "warn" if full else "ok", summary, remedy if full else "")
+        full = summary if free < max(most - used, SPARE_BYTES) else ""
+        yield Finding.of(name, full, summary, remedy, "warn")
 
 
 def download(subject: Subject) -> Iterator[Finding]:
@@ -125,10 +119,11 @@ def download(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.models", "warn", summary, remedy)
         return
     needed = LEAST_BYTES if subject.model is None else subject.checkpoint.weight_bytes
-    full = _free(root) < needed
-    state: State = "ok" if not full else "warn" if subject.model is None else "fail"
     summary = f"{root}: {size(_free(root))} are free, {subject.model or 'a useful model'} takes "
-    yield Finding("disk.models", state, f"{summary}{size(needed)}", remedy if full else "")
+    summary += size(needed)
+    full = summary if _free(root) < needed else ""
+    state: State = "fail" if subject.model else "warn"
+    yield Finding.of("disk.models", full, summary, remedy, state)
 
 
 def plugins(subject: Subject) -> Iterator[Finding]:
@@ -145,11 +140,9 @@ def plugins(subject: Subject) -> Iterator[Finding]:
         for note in plugin.notes:
             remedy = "see `mlx-provider plugins`; update the plugin or leave it out"
             yield Finding(f"plugins.{plugin.name}", "warn", f"{plugin.name}: {note}", remedy)
-    if working:
-        yield Finding("plugins.working", "ok", ", ".join(working))
-    else:
-        remedy = f"unset {SELECTION}, or install mlx-provider anew"
-        yield Finding("plugins.working", "fail", "no plugin works: nothing is served", remedy)
+    remedy = f"unset {SELECTION}, or install mlx-provider anew"
+    problem = "" if working else "no plugin works: nothing is served"
+    yield Finding.of("plugins.working", problem, ", ".join(working), remedy)
 
 
 def _free(folder: Path) -> int:
@@ -169,12 +162,11 @@ def engine(subject: Subject) -> Iterator[Finding]:
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
-        if is_held(lock):
-            summary = f"engine process {holder(lock)} does not answer ({error.message})"
-            remedy = f"see {log}, end process {holder(lock)}, or wait if it is starting"
-            yield Finding("engine.running", "warn", summary, remedy)
-        else:
-            yield Finding("engine.running", "ok", "none runs; the first request starts one")
+        pid = holder(lock) if is_held(lock) else ""
+        problem = f"engine process {pid} does not answer ({error.message})" if pid else ""
+        remedy = f"see {log}, end process {pid}, or wait if it is starting"
+        none = "none runs; the first request starts one"
+        yield Finding.of("engine.running", problem, none, remedy, "warn")
     finally:
         client.close()
 
@@ -190,8 +182,7 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
     if health.out_of_date:
         summary = f"the engine is out of date: {'; '.join(health.out_of_date)}"
         yield Finding("engine.out_of_date", "warn", summary, RESTART)
-    changed = differences(health.identity, identity(subject.environ))
-    if changed:
+    if changed := differences(health.identity, identity(subject.environ)):
         summary = f"the engine was started with other settings: {'; '.join(changed.values())}"
         yield Finding("engine.settings", "warn", summary, RESTART)
 
@@ -216,10 +207,8 @@ def config_file(subject: Subject) -> Iterator[Finding]:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
         found = (*_find_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
         problems += [Finding("config.entries", "fail", f"{name}: {a}", b) for a, b in found]
-    yield from problems
-    if not problems:
-        summary = f"{path}: {len(entries)} entries for models of this package"
-        yield Finding("config.file", "ok", summary)
+    summary = f"{path}: {len(entries)} entries for models of this package"
+    yield from problems or [Finding("config.file", "ok", summary)]
 
 
 def _handler(content: Fields) -> Iterator[Finding]:

@@ -37,6 +37,11 @@ class Finding:
         if self.state in ("fail", "warn") and not self.remedy:
             raise ValueError(f"{self.name} complains and names no remedy: {self.what}")
 
+    @classmethod
+    def of(cls, name: str, problem: str, right: str, remedy: str, state: State = "fail") -> Finding:
+        """`problem`: with its remedy and state; if empty, `right` is found."""
+        return cls(name, state, problem, remedy) if problem else cls(name, "ok", right)
+
 
 def wired_limit() -> int:
     """Mebibytes that the GPU may wire on macOS; 0: the default."""

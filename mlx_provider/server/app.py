@@ -26,9 +26,9 @@ from ..serving.hub import on_this_machine
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import FOUND, Gate, Key, OperatorsAlone, error_response, own_names, owner_of
-from .generate import Count, Generate, Reader, foreign, own
+from .generate import Count, Generate
 from .handover import Activity, Handover, OutOfDate
-from .incoming import NDJSON, Bodies, Incoming
+from .incoming import NDJSON, Bodies, Incoming, Parse, foreign, own
 from .stats import HEARTBEAT, ListenerRequest, ListenerRoute, StatsRoute, until_stopped
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class EngineApp:
             _post("/detokenize", Count(incoming, foreign(ROUTES["/detokenize"]), self._detokenize)),
             Route("/v1/attach", self._attach),
             Route("/health", self._health),
-            Route("/v1/stats", stats.__call__, middleware=alone),
+            Route("/v1/stats", stats, methods=["GET"], middleware=alone),
             Route("/metrics", self._metrics, middleware=alone),
             Route("/cache", self._cache, middleware=alone),
             Route("/cache", self._clear, methods=["DELETE"], middleware=alone),
@@ -101,8 +101,8 @@ class EngineApp:
     def _incoming(self, marks: Callable[[Scope, str | None], dict[str, Any]]) -> Incoming:
         return Incoming(self.activity, self._bodies, marks, self.handover.admit)
 
-    def _answer(self, incoming: Incoming, read: Reader) -> Generate:
-        return Generate(self._service, incoming, self.stopping, read)
+    def _answer(self, incoming: Incoming, parse: Parse) -> Generate:
+        return Generate(self._service, incoming, self.stopping, parse)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
         counts = {

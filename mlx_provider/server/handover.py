@@ -101,14 +101,14 @@ class OutOfDate:
     each watched file and import folder."""
 
     def __init__(self) -> None:
-        self._environ, self._folders = dict(os.environ), _folders()
-        self._began = self._now = self._versions({})
-        self._sources = [(plugin, point, times(point)) for plugin, point in self._in_use()]
+        self._folders = _folders()
+        self._began = self._now = _versions({})
+        self._sources = [(plugin, point, times(point)) for plugin, point in _third_party()]
 
     def changes(self) -> list[str]:
         """Empty if a new engine would be the same."""
         if (folders := _folders()) != self._folders:
-            self._folders, self._now = folders, self._versions(self._began)
+            self._folders, self._now = folders, _versions(self._began)
         then, now = self._began, self._now
         found = [
             f"{name}: {then.get(name, 'none')}, now {now.get(name, 'none')}"
@@ -128,23 +128,23 @@ class OutOfDate:
         clients have this version until they restart."""
         return bool(changes) and self._now.get(OWN) == self._began.get(OWN)
 
-    def _in_use(self) -> list[tuple[Plugin, EntryPoint]]:
-        """Third-party plugins; built-in ones change with the version of this package."""
-        wanted = selection(self._environ)
-        return [
-            (plugin, point)
-            for plugin, point in installed()
-            if not plugin.ours and (wanted is None or plugin.name in wanted)
-        ]
 
-    def _versions(self, before: Mapping[str, str]) -> dict[str, str]:
-        """`before`: of packages that pip is replacing."""
-        found = {name: installed_version(name) or before.get(name, "") for name in PACKAGES}
-        found |= {
-            f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
-            for plugin, _ in self._in_use()
-        }
-        return {name: number for name, number in found.items() if number}
+def _third_party() -> list[tuple[Plugin, EntryPoint]]:
+    """Built-in plugins change with the version of this package."""
+    wanted = selection(os.environ)
+    return [
+        (plugin, point)
+        for plugin, point in installed()
+        if not plugin.ours and (wanted is None or plugin.name in wanted)
+    ]
+
+
+def _versions(before: Mapping[str, str]) -> dict[str, str]:
+    """`before`: of packages that pip is replacing."""
+    found = {name: installed_version(name) or before.get(name, "") for name in PACKAGES}
+    for plugin, _ in _third_party():
+        found[f"plugin {plugin.name}"] = f"{plugin.distribution} {plugin.version}"
+    return {name: number for name, number in found.items() if number}
 
 
 def _folders() -> dict[str, int]:
@@ -178,6 +178,7 @@ class Handover:
         self._requested: set[str] = set()
         """`StopRequest.when` of each request."""
         self._noticed: list[str] = []
+        """Each new list of changes is logged once."""
         self.ending = False
         self.stop: Callable[[], None] = lambda: None
         """The server sets this to end the process."""
@@ -202,7 +203,12 @@ class Handover:
         """Raises `EngineUnavailable` if this engine is ending, or is out of date and the client can
         start another."""
         if not self.ending:
-            changes = self._notice() if STARTS in scope["headers"] else []
+            changes: list[str] = []
+            if STARTS in scope["headers"] and (changes := self._changes()) != self._noticed:
+                self._noticed = changes
+                if changes and self._activity.requests:
+                    listed = "; ".join(changes)
+                    log.warning("the engine is out of date: %s: %s", listed, self._outlook(changes))
             if not self._renews(changes) or self._activity.requests:
                 return
             log.info("a new engine replaces this one: %s", "; ".join(changes))
@@ -223,16 +229,6 @@ class Handover:
 
     def _changes(self) -> list[str]:
         return [] if self._out_of_date is None else self._out_of_date.changes()
-
-    def _notice(self) -> list[str]:
-        """Each new list of changes is logged once."""
-        changes = self._changes()
-        if changes != self._noticed:
-            self._noticed = changes
-            if changes and self._activity.requests:
-                listed = "; ".join(changes)
-                log.warning("the engine is out of date: %s: %s", listed, self._outlook(changes))
-        return changes
 
     def _renews(self, changes: list[str]) -> bool:
         known = None if self._remote else self._out_of_date

@@ -30,7 +30,8 @@ from ..errors import (
 )
 from ..invalid import bad_request, shown
 from ..protocol.events import EVENT_BATCH, Event
-from ..protocol.requests import ModelRequest
+from ..protocol.requests import ModelOptions, ModelRequest
+from ..wire.api import ParsedRequest, Read
 from .access import owner_of
 from .handover import Activity
 
@@ -48,7 +49,6 @@ SILENCE = 60.0
 DRAIN_SECONDS = 5.0
 """Seconds for discarding the rest of a body that is too large. Closing a connection with unread
 bytes resets it, and the answer is lost."""
-R = TypeVar("R")
 Q = TypeVar("Q", bound=ModelRequest)
 AT_ONCE = 2**16
 """Bytes that are parsed faster than a thread starts."""
@@ -186,26 +186,26 @@ def _length(headers: Headers) -> int | None:
     return int(given)
 
 
+Marks = Callable[[str | None], dict[str, Any]]
+"""Tenant in the request -> fields that a client cannot choose."""
+Parse = Callable[[Marks, bytearray], ParsedRequest]
+
+
 @dataclass(frozen=True)
 class Incoming:
     activity: Activity
     bodies: Bodies
     marks: Callable[[Scope, str | None], dict[str, Any]]
-    """(scope, tenant in the request) -> fields that a client cannot choose."""
+    """See `Marks`."""
     admit: Callable[[Scope], None]
     """Raises if another engine must serve the request."""
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     """Requests prepared at once. Most of their threads wait."""
 
-    async def read(self, scope: Scope, receive: Receive, kind: type[Q]) -> tuple[Q, Ticket]:
-        request, ticket = await self.read_as(scope, receive, partial(parse_request, kind))
-        return request.model_copy(update=self.marks(scope, request.tenant)), ticket
-
-    async def read_as(
-        self, scope: Scope, receive: Receive, parse: Callable[[bytearray], R]
-    ) -> tuple[R, Ticket]:
-        """A body as `parse` reads it, and its ticket for the memory of bodies, which the caller
-        must close.
+    async def read(
+        self, scope: Scope, receive: Receive, parse: Parse
+    ) -> tuple[ParsedRequest, Ticket]:
+        """The parsed body, and its ticket for the memory of bodies, which the caller must close.
 
         Counts as admitted until the caller's next `await`. Raises the errors of `parse`,
         `Bodies.read` and `admit`."""
@@ -213,12 +213,12 @@ class Incoming:
             with self.activity.attach():  # may take longer than the idle limit
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
-                parsed = await self._parse(parse, body)
+                parsed = await self._parse(partial(parse, partial(self.marks, scope)), body)
             self.admit(scope)
             undo.pop_all()
         return parsed, body.ticket
 
-    async def _parse(self, parse: Callable[[bytearray], R], body: Body) -> R:
+    async def _parse(self, parse: Callable[[bytearray], T], body: Body) -> T:
         """Large bodies are parsed in threads, so that streams continue."""
         if len(body.data) <= AT_ONCE:
             return parse(body.data)
@@ -226,11 +226,24 @@ class Incoming:
             return await in_thread(partial(parse, body.data))
 
 
-def parse_object(body: bytes | bytearray) -> dict[str, Any]:
-    value = _json(body)
-    if not isinstance(value, dict):
-        raise BadRequest(f"body: must be an object, got {shown(value)}")
-    return value
+def own(kind: type[ModelRequest]) -> Parse:
+    def parse(marks: Marks, body: bytearray) -> ParsedRequest:
+        request = parse_request(kind, body)
+        marked = request.model_copy(update=marks(request.tenant))
+        return ParsedRequest([marked], lambda accepted: Lines(), joined=False)
+
+    return parse
+
+
+def foreign(read: Read) -> Parse:
+    def parse(marks: Marks, body: bytearray) -> ParsedRequest:
+        value, fields = _json(body), marks(None)
+        if not isinstance(value, dict):
+            raise BadRequest(f"body: must be an object, got {shown(value)}")
+        model = {"model": fields["model"]} if "model" in fields else {}
+        return read(value | model, {"options": ModelOptions(), **fields})
+
+    return parse
 
 
 def parse_request(kind: type[Q], body: bytes | bytearray) -> Q:

@@ -37,15 +37,21 @@ class StatsRoute:
         self._stopping = stopping
         self.streams = 0
 
-    async def __call__(self, request: Request) -> Response:
-        every = request.query_params.get("stream")
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        every = Request(scope).query_params.get("stream")
         if every is None:
             stats = await anyio.to_thread.run_sync(self._service.stats)
-            return JSONResponse(stats.model_dump())
+            await JSONResponse(stats.model_dump())(scope, receive, send)
+            return
         seconds = _seconds(every)
         if self.streams >= STREAMS:
             raise Overloaded(f"{STREAMS} others watch the engine, the limit; try again later")
-        return _Watched(self, self._lines(seconds))
+        self.streams += 1
+        try:
+            lines = StreamingResponse(self._lines(seconds), media_type=NDJSON)
+            await lines(scope, receive, send)
+        finally:
+            self.streams -= 1
 
     async def _lines(self, every: float) -> AsyncIterator[bytes]:
         yield await self._line()
@@ -55,21 +61,6 @@ class StatsRoute:
     async def _line(self) -> bytes:
         stats = await anyio.to_thread.run_sync(self._service.stats)
         return stats.model_dump_json().encode() + b"\n"
-
-
-class _Watched(StreamingResponse):
-    """Counted from its head on: a body that is never read would not be counted."""
-
-    def __init__(self, route: StatsRoute, lines: AsyncIterator[bytes]) -> None:
-        super().__init__(lines, media_type=NDJSON)
-        self._route = route
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._route.streams += 1
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._route.streams -= 1
 
 
 async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[None]:
