@@ -1,24 +1,5 @@
 """For authors of commands (`mlx_register_commands`): models of this machine, engines, gateways.
 
-| name | what for |
-|---|---|
-| `PluginRegistry` | the plugins in use; `of(context)`: those of a command's `typer.Context` |
-| `DEMOS`, `folder_of`, `full_name`, `checkpoint` | a model by its name: folder, name, files |
-| `context_in_memory` | tokens of context that fit into this machine's memory |
-| `prepare_mlx`, `preload_blas`, `active_blas` | this process, before MLX is imported |
-| `load_model` | a model in this process, with the kernels that an engine would choose |
-| `separate_engine`, `EngineClient` | a separate engine for a command |
-| `separate_gateway`, `SeparateGateway`, `Proxy` | a separate engine and a proxy for a command |
-| `proxy_config`, `TIMEOUT`, `require_proxy` | the configuration of such a proxy |
-| `run_request` | runs a request to its end |
-| `GenerateRequest`, `ModelOptions` | a request to the engine |
-| `Delta`, `Done`, `Failed` | the events of its reply |
-| `Health`, `ModelStatus` | its state |
-| `EngineSettings`, `PREFIX` | an engine's settings, and the prefix of their variables |
-| `installed_version` | the version of an installed distribution |
-| `direct` | variables that let a program connect to this machine without an HTTP proxy |
-| `long_command`, `Ended` | a long command, and its end by a signal |
-
 Import it inside a command, because a list of plugins does not need it. These names follow the
 core: a minor version can change them, with a note in the changelog.
 """
@@ -37,14 +18,13 @@ from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
 from .gateway.foreground import Ended, ending_by_signal
-from .gateway.launch import direct
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.proxy import Proxy, require_proxy
 from .protocol.events import Delta, Done, Failed
-from .protocol.health import Health, ModelStatus
+from .protocol.health import ModelStatus
 from .protocol.requests import GenerateRequest, ModelOptions
 from .registry import PluginRegistry
-from .serving.hub import DEMOS, checkpoint, folder_of, full_name
+from .serving.hub import checkpoint, folder_of, full_name
 from .upstream.blas import active as active_blas
 from .upstream.blas import preload as preload_blas
 
@@ -52,7 +32,6 @@ if TYPE_CHECKING:
     from .records import LoadedModel
 
 __all__ = [
-    "DEMOS",
     "PREFIX",
     "TIMEOUT",
     "Delta",
@@ -62,7 +41,6 @@ __all__ = [
     "EngineSettings",
     "Failed",
     "GenerateRequest",
-    "Health",
     "ModelOptions",
     "ModelStatus",
     "PluginRegistry",
@@ -71,7 +49,6 @@ __all__ = [
     "active_blas",
     "checkpoint",
     "context_in_memory",
-    "direct",
     "folder_of",
     "full_name",
     "installed_version",
@@ -89,10 +66,7 @@ EVERY = 10.0
 
 
 def prepare_mlx() -> None:
-    """Set up this process like an engine process. Call it before MLX is imported.
-
-    Raises `NotInstalled` if MLX is missing.
-    """
+    """Set up this process like an engine process, before MLX is imported. Raises `NotInstalled`."""
     from .server.run import prepare_mlx as prepare
 
     prepare()
@@ -107,10 +81,8 @@ def context_in_memory(model: str, most: int) -> int:
 
 
 def load_model(folder: Path, dtype: str | None = None, **options: Any) -> LoadedModel:
-    """Load a checkpoint with the family that serves it and the kernels that an engine would choose.
-
-    `dtype`: if unset, that of the checkpoint. `options`: the other fields of `LoadOptions`.
-    """
+    """With the family and the kernels that an engine would choose. `dtype`: if unset, that of the
+    checkpoint. `options`: the other fields of `LoadOptions`."""
     from .families.checkpoint import read_json
     from .records import LoadOptions
     from .serving.loader import equip

@@ -7,14 +7,12 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperCommand
 
 from .. import __version__
 from ..config import runtime
@@ -75,7 +73,6 @@ def _engine() -> str:
 
 
 def _gateway() -> str:
-    """What `mlx-provider up` serves; empty: nothing."""
     from ..gateway.standing import GatewayFiles
 
     try:
@@ -115,29 +112,14 @@ def build(registry: PluginRegistry) -> typer.Typer:
     """The command line with the commands of every plugin. Run it with `obj=registry`."""
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
-    cli.command(cls=Command, context_settings={"allow_extra_args": True})(launch)
-    cli.command("list", cls=Command)(show_models)
+    cli.command(context_settings={"allow_extra_args": True})(launch)
+    cli.command("list")(show_models)
     commands = (up, down, pull, rm, init, demo, doctor, chat, serve, plugins, new_plugin, cache)
     for command in (*commands, top, metrics, parse):
-        cli.command(cls=Command)(command)
+        cli.command()(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)
     return cli
-
-
-class Command(TyperCommand):
-    """Names the right spelling where an argument is given as an option: `up --model NAME`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = {f"--{each.name}" for each in self.params if each.param_type_name == "argument"}
-        names -= {option for each in self.params for option in each.opts}
-        given = list(takewhile(lambda word: word != "--", args))
-        for place, word in enumerate(given):
-            option, _, value = word.partition("=")
-            if option in names:
-                value = value or " ".join(given[place + 1 : place + 2]) or option[2:].upper()
-                raise typer.BadParameter(f"no option {option}: `{ctx.command_path} {value}`", ctx)
-        return super().parse_args(ctx, args)
 
 
 def parse(context: typer.Context) -> None:

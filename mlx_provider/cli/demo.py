@@ -52,7 +52,6 @@ def demo() -> None:
 
 
 def _perform(running: SeparateGateway, console: Console) -> bool:
-    """Returns whether every check passed."""
     import openai
 
     from ..demo import MODEL, RECALL, STREAMED, Scenario
@@ -147,7 +146,6 @@ class Conversation:
 
 
 def _print_reply(generation: Generation, console: Console, reply: list[str]) -> None:
-    """Appends the content to `reply`."""
     from ..protocol.events import Delta, Done, Failed
 
     for warning in generation.accepted.warnings:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 NONE_RUNS = 3
-"""Exit code, as for an inactive service."""
 
 ApiBase = Annotated[
     str | None,
@@ -37,7 +36,6 @@ ApiKeyFile = Annotated[
 ]
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
-"""Seconds within which an engine must end."""
 POLL = 0.1
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -102,7 +100,6 @@ def http_client(api_base: str | None = None, file: Path | None = None) -> HttpCl
 
 
 def api_key_of(file: Path | None) -> str | None:
-    """Raises `BadRequest` as `read_key`."""
     from ..server.access import read_key
 
     return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None
@@ -147,7 +144,8 @@ def serve(
     from ..client.connection import ENGINE_COMMAND
 
     given = {"host": host, "port": port, "api-key-file": api_key_file, "drain": drain or None}
-    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    known = {f"--{name}": str(value) for name, value in given.items() if value is not None}
+    options = [word for option in known.items() for word in option]
     os.execv(ENGINE_COMMAND[0], [*ENGINE_COMMAND, *options])  # this process becomes the engine
 
 
@@ -253,7 +251,6 @@ def _describe(health: Health, other: list[str], api_base: str | None = None) -> 
 
 
 def _health(client: HttpClient, *, own: bool = True) -> Health:
-    """Raises `EngineUnavailable` with the process that does not answer."""
     from ..client.runtime_folder import holder
 
     here = runtime()

@@ -32,11 +32,11 @@ ContextTokens = Annotated[
     typer.Option("--context", min=256, help="Tokens of context. Default: what fits into memory."),
 ]
 AT_LOGIN = "--at-login"
+CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def show_step(phase: str, what: str) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
+    CONSOLE.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
 
 
 def init(
@@ -52,7 +52,7 @@ def init(
 
     memory = device_memory()
     found = choose(model, PluginRegistry.of(context), memory, tokens)
-    paths = write_pair(folder, found.served(), force=force)
+    paths = write_pair(folder, found.served, force=force)
     typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
     typer.echo(f"written: {', '.join(map(str, paths))}")
     where = "" if folder == Path() else f"cd {folder}; "
@@ -182,10 +182,10 @@ def _record(
     if last and tokens is None and model in (None, last.served.model):
         return Record(last.served, port)
     model = model or (last.served.model if last else None)
-    return Record(_served(PluginRegistry.of(context), model, tokens), port)
+    return Record(_choose(PluginRegistry.of(context), model, tokens), port)
 
 
-def _served(
+def _choose(
     registry: PluginRegistry,
     model: str | None,
     tokens: int | None,
@@ -199,13 +199,15 @@ def _served(
     from ..serving.hub import folder_of
 
     memory = device_memory()
+    if client and model is None and sys.stdin.isatty() and sys.stderr.isatty():
+        model = _ask_model(registry, memory)
     found = choose(model, registry, memory, tokens, client)
     if fetch:
         show_step("model", found.summary)
         if not found.here:
-            folder_of(found.model)
-            found = choose(found.model, registry, memory, tokens, client)
-    return found.served()
+            folder_of(found.served.model)
+            found = choose(found.served.model, registry, memory, tokens, client)
+    return found.served
 
 
 def _login_item(files: GatewayFiles) -> LoginItem:
@@ -250,7 +252,7 @@ def launch(
     if not show:
         executable(chosen)  # fails before a model is downloaded
     # the first request of a subagent is smaller
-    served = _served(registry, model, tokens, None if as_subagent else chosen, fetch=not show)
+    served = _choose(registry, model, tokens, None if as_subagent else chosen, fetch=not show)
     launched = Launch(
         chosen, served, context.args, dict(os.environ), direct, as_subagent=as_subagent
     )
@@ -272,24 +274,40 @@ def _client(name: str | None, registry: PluginRegistry) -> Client:
         if name is not None:
             return registry.client(name)
     clients = list(registry.clients.values())
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    asks = name is None and clients and sys.stdin.isatty()
-    for number, client in enumerate(clients, 1):
-        line = f"{number:>3}  " if asks else ""
-        line += f"{client.name:<10} {client.serves}"
-        here = shutil.which(client.command)
-        console.print(Text(line if here else f"{line}  (not installed: {client.install})"))
-    if asks:
-        numbers = [str(number + 1) for number in range(len(clients))]
-        prompt = IntPrompt("which client?", console=console, choices=numbers, show_choices=False)
-        try:
-            return clients[prompt(default=1) - 1]
-        except (EOFError, KeyboardInterrupt):
-            raise typer.Exit(130) from None
-    if not clients:
-        console.print("no client is installed as a plugin")
+    lines = [
+        f"{client.name:<10} {client.serves}"
+        + ("" if shutil.which(client.command) else f"  (not installed: {client.install})")
+        for client in clients
+    ]
+    if name is None and clients and sys.stdin.isatty():
+        return clients[_pick(lines, "which client")]
+    for line in lines or ["no client is installed as a plugin"]:
+        CONSOLE.print(Text(line))
     if name is None:
         raise typer.Exit(2)
     like = near(name, registry.clients)
     hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
     raise BadRequest(f"no client {name!r} is known{hint}", param="client")
+
+
+def _ask_model(registry: PluginRegistry, memory: int) -> str:
+    from ..gateway.models import candidates_here, recommend, size
+
+    lines = {each.served.model: each.summary for each in candidates_here(registry, memory)}
+    for name, weights in recommend(registry, memory).items():
+        lines.setdefault(name, f"{name}: about {size(weights)}, to be downloaded")
+    lines["demo"] = "demo: part of this package, a few MB; shows that it works, no more"
+    CONSOLE.print(Text(f"{size(memory)} of memory for models", style="dim"))
+    return list(lines)[_pick(list(lines.values()), "which model")]
+
+
+def _pick(lines: list[str], question: str) -> int:
+    """Index of the line that the user selects by number; return selects the first."""
+    for number, line in enumerate(lines, 1):
+        CONSOLE.print(Text(f"{number:>3}  {line}"))
+    numbers = [str(number + 1) for number in range(len(lines))]
+    prompt = IntPrompt(f"{question}?", console=CONSOLE, choices=numbers, show_choices=False)
+    try:
+        return prompt(default=1) - 1
+    except (EOFError, KeyboardInterrupt):
+        raise typer.Exit(130) from None

@@ -190,7 +190,6 @@ def _describe(plugin: Plugin, registry: PluginRegistry) -> Text:
 
 
 def _describe_patch(patch: UpstreamPatch) -> str:
-    """The replaced function, and the installed version if the patch is for another one."""
     distribution, _, read = patch.version.rpartition(" ")
     found = (installed_version(distribution) if distribution else "") or read
     here = "" if found == read else f" ({found} is installed)"

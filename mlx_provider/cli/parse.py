@@ -22,7 +22,6 @@ class ParseRequest(BaseModel):
     chunks: list[str]
     tools: list[dict[str, Any]] | None = None
     prompt_opened_think: bool = False
-    """False: unknown."""
     stop: list[str] = Field(default_factory=list)
     response_format: dict[str, Any] | None = None
 
@@ -34,7 +33,6 @@ def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str
 
 
 def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
-    """The parsers' result, or the error in the line."""
     request_id: Any = None
     try:
         data = json.loads(line)

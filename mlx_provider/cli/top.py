@@ -229,12 +229,12 @@ def metrics(
 
 
 def _serve(client: HttpClient, host: str, port: int, *, keyless: bool) -> None:
-    from ..client.messages import is_loopback
+    from ..client.messages import is_address
     from ..config import engine_settings
     from ..server.access import Key, ensure_key, own_key_file, own_names
     from ..server.metrics_page import metrics_page, serve_page
 
-    if keyless and not is_loopback(host):
+    if keyless and host != "localhost" and not is_address(host, loopback=True):
         raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
     keys, summary, file = None, "no key", own_key_file(name="metrics.key")
     if not keyless:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..serving.service import ChatService
 
 START_LIMIT = 180.0
-"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
 POLL = 0.05
 READY = b"ready\n"
 """What a started engine reports once it listens; else an `ErrorBody`."""
@@ -45,8 +44,6 @@ TRANSPORT = PREFIX + "TRANSPORT"
 
 
 class InProcessClient:
-    """`EngineClient` over a service object: the same objects, without JSON."""
-
     def __init__(self, service: ChatService) -> None:
         self.service = service
         self.count = service.count
@@ -75,31 +72,25 @@ class LocalEngine:
         """Wait until an engine listens; start it if necessary. Raises `EngineUnavailable`, or the
         error with which the engine ended."""
         prepare(self.runtime)
+        deadline = time.monotonic() + self.start_limit
         try:
-            self._find_or_start()
+            while (lock := EngineLock.try_take(self.runtime.lock)) is None:
+                if self.runtime.listens():
+                    return
+                if time.monotonic() > deadline:
+                    raise EngineUnavailable(
+                        f"engine process {holder(self.runtime.lock)} does not answer: "
+                        f"end it, or see {self.runtime.log}"
+                    )
+                time.sleep(POLL)
+            try:
+                self._start(lock)
+            finally:
+                lock.release()
         except OSError as error:
             raise EngineUnavailable(
                 f"no engine process can be reached or started in {self.runtime.folder}: {error}"
             ) from None
-
-    def _find_or_start(self) -> None:
-        deadline = time.monotonic() + self.start_limit
-        while True:
-            lock = EngineLock.try_take(self.runtime.lock)
-            if lock is not None:
-                try:
-                    self._start(lock)
-                finally:
-                    lock.release()
-                return
-            if self.runtime.listens():
-                return
-            if time.monotonic() > deadline:
-                raise EngineUnavailable(
-                    f"engine process {holder(self.runtime.lock)} does not answer: "
-                    f"end it, or see {self.runtime.log}"
-                )
-            time.sleep(POLL)
 
     def _start(self, lock: EngineLock) -> None:
         own = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
@@ -182,7 +173,6 @@ def connect(api_base: str | None = None, api_key: str | None = None) -> EngineCl
 
 
 def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
-    """This user's engine, which the first request starts."""
     here = runtime(environ)
     address, mine = Address("http://engine", os.fspath(here.socket)), partial(identity, environ)
     return HttpClient(address, start=LocalEngine(here).ensure, identity=mine)
@@ -210,9 +200,10 @@ class Connections:
             # over the unix socket, access depends on the owner alone
             key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
             if key not in self._clients:
-                address = parse_address(api_base) if api_base else None
                 self._clients[key] = (
-                    HttpClient(address, api_key) if address else local_client(self._environ)
+                    HttpClient(parse_address(api_base), api_key)
+                    if api_base
+                    else local_client(self._environ)
                 )
             return self._clients[key]
 

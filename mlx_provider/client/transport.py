@@ -1,9 +1,6 @@
-"""Requests of one client to an engine, with httpx. A thread reads each reply, so that any thread or
-event loop may read its events.
-
-A request is sent again only if no running engine has accepted it: no process listens, the engine
-refuses because it is ending, or the connection is lost at once, before any answer. All other
-failures end the request."""
+"""Requests of one client to an engine. A thread reads each reply, so that any thread or event loop
+may read its events. A request is sent again only if no running engine can have accepted it: no
+process listens, the engine refuses because it is ending, or the connection is lost at once."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import httpx
@@ -32,7 +28,6 @@ from .messages import Address, LineBuffer, error_of, parse_health
 
 T = TypeVar("T")
 PAUSES = (0.0, 0.2, 1.0)
-"""Seconds before each further try."""
 GOING_DOWN = 0.25
 """Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
 CONNECT_SECONDS = 5.0
@@ -70,7 +65,6 @@ class Call:
     def __init__(self) -> None:
         self.buffer = LineBuffer()
         self.ending: MLXProviderError | None = None
-        """Set by `close`."""
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
 
@@ -114,7 +108,6 @@ class EventStream(Call):
             time.sleep(READ_AGAIN_SECONDS)
 
     def end(self, error: MLXProviderError | None) -> None:
-        """`None`: the engine has ended the reply."""
         error = error or EngineDied("the engine's reply ended before its last event")
         if self.accepted.done():
             self.events.put([Failed.of(error)])  # ignored after the last event
@@ -123,46 +116,35 @@ class EventStream(Call):
 
 
 class LineStream(Call):
-    """Lines of a reply that lasts until one side ends it. Empty lines, which detect a lost
-    connection, are left out."""
+    """A connection that lasts until one side ends it, and the first line of its reply."""
 
     health: Health
-    """Of `Transport.attach`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = threading.Event()
-        self._queue: SimpleQueue[bytes | MLXProviderError] = SimpleQueue()
+        self._first: Future[bytes] = Future()
 
     def take(self, piece: bytes) -> None:
         for line in filter(None, self.buffer.feed(piece)):
-            self._queue.put(line)
+            if not self._first.done():
+                self._first.set_result(line)
 
     def end(self, error: MLXProviderError | None) -> None:
         self.ended.set()
-        self._queue.put(error or b"")
+        if error is not None and not self._first.done():
+            self._first.set_exception(error)
+        elif not self._first.done():
+            self._first.set_result(b"")
 
     def first(self) -> bytes:
         """Empty if there is none. Raises typed errors."""
         try:
-            return next(self._lines(FIRST_LINE_SECONDS), b"")
-        except Empty:
+            return self._first.result(FIRST_LINE_SECONDS)
+        except TimeoutError:
             self.close()
             limit = f"the engine did not answer within {FIRST_LINE_SECONDS:g} s"
             raise EngineUnavailable(limit) from None
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Raises typed errors."""
-        try:
-            yield from self._lines()
-        finally:
-            self.close()
-
-    def _lines(self, seconds: float | None = None) -> Iterator[bytes]:
-        while line := self._queue.get(timeout=seconds):
-            if isinstance(line, MLXProviderError):
-                raise line
-            yield line
 
 
 Stream = EventStream | LineStream
@@ -203,8 +185,7 @@ class Transport:
         )
 
     def attach(self) -> LineStream:
-        """Raises typed errors."""
-        self.attachment = stream = self.lines("GET", "/v1/attach")
+        self.attachment = stream = self.hold("GET", "/v1/attach")
         try:
             stream.health = parse_health(stream.first())
         except MLXProviderError as error:
@@ -226,11 +207,18 @@ class Transport:
             raise
 
     def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
-        """One short request. Raises typed errors."""
         with self._response(Call(), method, path, body, ok) as response:
             return response.read()
 
-    def lines(self, method: str, path: str, body: bytes = b"") -> LineStream:
+    def lines(self, path: str) -> Iterator[bytes]:
+        """Of a reply, without the empty ones, which detect a lost connection. Raises typed
+        errors."""
+        call = Call()
+        with self._response(call, "GET", path, b"") as response:
+            for piece in response.iter_raw():
+                yield from filter(None, call.buffer.feed(piece))
+
+    def hold(self, method: str, path: str, body: bytes = b"") -> LineStream:
         stream = LineStream()
         self._start(stream, method, path, body)
         return stream

@@ -28,7 +28,6 @@ from ..serving.hub import cache_root
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9
-"""For any useful model."""
 SPARE_BYTES, LOG_BYTES = 10**9, 10**7
 """Free disk space that counts as almost full, and that an engine needs."""
 OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
@@ -36,7 +35,6 @@ VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VAR
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 CONFIG, HANDLER, WHERE = "config.yaml", "mlx_provider.litellm.handler", "model_info.mlx"
 LARGEST = 2**22
-"""Bytes of the file."""
 OPTIONS = frozenset(OperatorOptions.model_fields)
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
@@ -92,7 +90,6 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
-    """The folder of the prefix cache on disk can be written and has space."""
     name, folder = "disk.prefix_cache", subject.settings.disk_cache
     wanted = subject.settings.disk_cache_bytes
     if folder is None or wanted == 0:
@@ -110,7 +107,6 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
 
 
 def download(subject: Subject) -> Iterator[Finding]:
-    """The Hub cache can be written and has space for the model, or for any."""
     if subject.folder is not None:
         return
     root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
@@ -152,7 +148,6 @@ def _free(folder: Path) -> int:
 
 
 def engine(subject: Subject) -> Iterator[Finding]:
-    """Whether it is healthy, and whether a new engine would be the same. Starts none."""
     if subject.environ.get(TRANSPORT) == "in_process":
         return  # a thread of the process that uses it
     client = local_client(subject.environ)
@@ -212,7 +207,6 @@ def config_file(subject: Subject) -> Iterator[Finding]:
 
 
 def _handler(content: Fields) -> Iterator[Finding]:
-    """Whether LiteLLM routes `mlx/` to this package."""
     listed = _list(_fields(content.get("litellm_settings")).get(MAP))
     handlers = {str(each.get("provider")): str(each.get("custom_handler")) for each in listed}
     found = handlers.get("mlx")
@@ -225,7 +219,6 @@ def _handler(content: Fields) -> Iterator[Finding]:
 
 
 def _find_misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
-    """Summaries with remedies."""
     for part in ("litellm_params", "model_info"):
         for name in _fields(entry.get(part)).keys() & OPTIONS:
             yield f"{part}.{name} has no effect", f"write it as {WHERE}.{name}"
@@ -278,7 +271,6 @@ def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
 
 
 def _model(entry: Fields) -> str:
-    """Empty for a model of another provider."""
     model = str(_fields(entry.get("litellm_params")).get("model"))
     return model.removeprefix("mlx/") if model.startswith("mlx/") else ""
 

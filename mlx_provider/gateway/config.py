@@ -27,18 +27,9 @@ CLAIMED = (
 )
 """Features of every model: the engine enforces the formats of calls and schemas."""
 AGENTS = ("claude-*", "gpt-*")
-"""Model names with which agents ask for titles, summaries, subagents."""
 ANYTHING = ("*",)
 PING = {"sse_keepalive_ping_interval_seconds": 10}
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
-NOTES = {
-    "max_tokens": "of an answer, if a client sets none",
-    "timeout": "seconds: a long prompt may take minutes",
-    "sse_keepalive_ping_interval_seconds": "keep-alive signals during a prefill",
-    "cancel_on_disconnect": "ends a request when its client disconnects",
-    "custom_provider_map": "replaces the whole list: include your other custom providers",
-    "num_retries": "agents retry themselves",
-}
 
 
 @dataclass(frozen=True)
@@ -47,12 +38,10 @@ class Served:
     model: str
     """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     context: int
-    """Tokens of prompt and answer."""
     output: int
     images: bool = False
     thinks: bool = False
     own_context: int | None = None
-    """The model's context, if it differs."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -98,7 +87,6 @@ def served_config(served: Served, names: tuple[str, ...], forwards: str = "") ->
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
-    """Clients use `name`, the engine serves `mlx/<model>`."""
     info = {
         "mode": "chat",
         "input_cost_per_token": 0,
@@ -127,16 +115,11 @@ def write_config(config: Mapping[str, Any], folder: Path) -> Path:
 
 
 def config_text(served: Served) -> str:
-    """YAML with comments."""
     import yaml
 
-    notes, lines = dict(NOTES), [f"# A LiteLLM proxy for a local model. Start it: {START}"]
     config = served_config(served, AGENTS)
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)
-    for line in text.splitlines():
-        note = notes.pop(line.strip(" -").partition(":")[0], "")
-        lines.append(f"{line}  # {note}" if note else line)
-    return "\n".join(lines) + "\n"
+    return f"# A LiteLLM proxy for a local model. Start it: {START}\n{text}"
 
 
 def env_text() -> str:

@@ -33,7 +33,6 @@ THREAD = "engine-progress"
 EVERY = 0.5
 """Seconds between two polls, and between updates of a line in a terminal."""
 PATIENCE = 5.0
-"""Seconds until the first line about a load, and between new lines."""
 AGAIN = 30.0
 LEAST_TOKENS = 1000
 """Of a prompt that is shown. Agents ask for a title with fewer."""
@@ -65,7 +64,6 @@ def run_request(engine: EngineClient, request: GenerateRequest) -> None:
 
 
 def end_engine(engine: EngineClient) -> None:
-    """Wait for the end, if one runs."""
     with suppress(EngineUnavailable, ProcessLookupError):
         pid = engine.health().pid
         engine.close()
@@ -199,10 +197,8 @@ def separate_engine(
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[EngineClient, dict[str, str]]]:
     """An engine that starts at its first request and ends with the block (if this process is
-    killed: when it has been idle), and the variables by which others find it.
-
-    It has its own runtime and state folders, so it neither uses nor ends an engine of the user, and
-    keeps no prefix of an earlier run."""
+    killed: when it has been idle), and the variables by which others find it. It shares neither
+    runtime nor state folder with an engine of the user."""
     # a short path, because that of a socket is limited
     with tempfile.TemporaryDirectory(prefix="mlxp-", ignore_cleanup_errors=True) as folder:
         own = {

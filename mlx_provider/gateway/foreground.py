@@ -70,7 +70,6 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _in_foreground() -> bool:
-    """Whether the terminal's signals reach also the program."""
     with suppress(OSError), Path("/dev/tty").open() as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False

@@ -28,7 +28,7 @@ from ..records import Client, Gateway, Profile
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .engine import Tell, loading, show_prefill
-from .proxy import Proxy, free_port, master_key, require_proxy, start_proxy
+from .proxy import Proxy, master_key, require_proxy, start_proxy
 
 DIRECT = ("NO_PROXY", "no_proxy")
 LOOPBACK = "127.0.0.1,localhost"
@@ -38,7 +38,6 @@ PROFILE = "profile"
 
 
 def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
-    """Raises `NotInstalled` with the command that installs it."""
     found = shutil.which(client.command, path=environ.get("PATH"))
     if found is None:
         raise NotInstalled(f"{client.command} is not installed: {client.install}")
@@ -46,7 +45,6 @@ def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def direct(environ: Mapping[str, str]) -> dict[str, str]:
-    """Reaches loopback without the user's proxy."""
     return {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
 
 
@@ -80,10 +78,9 @@ def prepare(
     *,
     as_subagent: bool = False,
 ) -> Prepared:
-    """A client's files, variables and command, from its record. Writes nothing.
-
-    `as_subagent`: see `Client.subagent`. Raises `BadRequest` if the client has none, `PluginError`
-    for a profile that fails, would show the key in `ps`, or has files outside its folder."""
+    """A client's files, variables and command. `as_subagent`: see `Client.subagent`; `BadRequest`
+    if it has none. Raises `PluginError` for a profile that fails, would show the key in `ps`, or
+    has files outside its folder."""
     profile = _profile(client, gateway, as_subagent=as_subagent)
     command = (client.command, *profile.arguments, *arguments)
     if any(gateway.key in word for word in command):
@@ -119,8 +116,7 @@ def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
 @contextmanager
 def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
     """An empty folder of this user only, removed with the block: the first that no other launch
-    locks. The kernel releases the lock of a killed launch, whose files are removed. Raises
-    `EngineUnavailable`."""
+    locks. The kernel releases the lock of a killed launch. Raises `EngineUnavailable`."""
     runtime_folder.prepare(runtime(environ))
     folder = first = first_folder(client, model, environ)
     first.parent.mkdir(mode=0o700, exist_ok=True)
@@ -148,11 +144,9 @@ class Launch:
     """The client keeps its main model, and gets a subagent with the served one."""
 
     def run(self, tell: Tell) -> int:
-        """Returns the client's exit code.
-
-        The user's engine ends by itself when idle; folder and proxy (or listener) are always
-        removed. Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
-        `foreground.Ended` for a signal before the client runs."""
+        """Returns the client's exit code. Folder and proxy (or listener) are always removed. Raises
+        `NotInstalled`, `EngineUnavailable`, the errors of the load, and `foreground.Ended` for a
+        signal before the client runs."""
         program, client, environ = executable(self.client, self.environ), self.client, self.environ
         if not self.direct:
             require_proxy()
@@ -192,7 +186,6 @@ class Launch:
         return proxy
 
     def _listen(self, engine: HttpClient, ending: ExitStack, tell: Tell) -> tuple[str, str]:
-        """URL and key of a listener of the engine, which `ending` closes."""
         with loading(self.served, engine, tell):
             pass
         key, model = master_key(), self.served
@@ -202,10 +195,10 @@ class Launch:
         return url, key
 
     def preview(self) -> list[str]:
-        """What `run` would run, line by line. Starts and writes nothing."""
+        """What `run` would run, line by line, with another port. Starts and writes nothing."""
         folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
         key = master_key()
-        prepared = self._prepare(f"http://127.0.0.1:{free_port()}", key, folder)
+        prepared = self._prepare("http://127.0.0.1:4000", key, folder)
         lines = [f"{name}={value}" for name, value in prepared.added.items()]
         lines += [f"unset {name}" for name in prepared.hidden]
         for name, content in prepared.files.items():

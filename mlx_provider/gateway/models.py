@@ -36,7 +36,6 @@ class Recommended:
     name: str
     weights: int
     read: int
-    """Bytes of the `weights` that a token reads."""
     memory: int
     """GB of a machine on which it leaves enough for a context."""
     why: str
@@ -48,7 +47,6 @@ class Machine:
     memory: int
     """Bytes, shared by CPU and GPU or of the GPU alone."""
     wide: bool
-    """Its memory is fast enough for weights of any size."""
     gpu: bool = True
 
 
@@ -68,7 +66,6 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
 
 
 def _output(command: Sequence[str]) -> str:
-    """Of a program; empty if it fails."""
     try:
         return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
@@ -98,50 +95,33 @@ LEAST_CONTEXT_TOKENS = 16_384
 MOST_CONTEXT_TOKENS = 131_072
 """Default limit, because longer prompts take too long. `--context` may request more."""
 DEMO_OUTPUT = 256
-"""Tokens of an answer of a demo model, which cannot help an agent."""
 BYTES_PER_TOKEN = 4.5
 """In an agent's first request, with vocabularies that encode English and code well."""
 DEMO_BYTES_PER_TOKEN = 1.8
 MEMORY_SHARE = 0.9
 """Share of the memory limit for weights and requests; the rest is for passes."""
 ANSWER_SHARE = 4
-"""Largest fraction (1/n) of a context for one answer."""
 MOST_OUTPUT_TOKENS = 32_000
 
 
 @dataclass(frozen=True)
 class Candidate:
-    model: str
-    """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
+    served: Served
+    """Context 0: the weights alone do not fit."""
     weights: int
-    context: int
-    """Tokens of prompt and answer. 0: the weights alone do not fit."""
-    own_context: int | None
     here: bool
-    images: bool = False
-    thinks: bool = False
-    family: str = ""
+    family: str
 
     @property
     def fits(self) -> bool:
-        return self.context >= min(LEAST_CONTEXT_TOKENS, self.own_context or LEAST_CONTEXT_TOKENS)
+        least = min(LEAST_CONTEXT_TOKENS, self.served.own_context or LEAST_CONTEXT_TOKENS)
+        return self.served.context >= least
 
     @property
     def summary(self) -> str:
         where = "" if self.here else ", to be downloaded"
-        return f"{self.model}: {size(self.weights)}{where}, context {self.context:,}"
-
-    def served(self) -> Served:
-        output = max(1, min(MOST_OUTPUT_TOKENS, self.context // ANSWER_SHARE))
-        return Served(
-            name=alias(self.model),
-            model=self.model,
-            context=self.context,
-            output=DEMO_OUTPUT if self.model in DEMOS else output,
-            images=self.images,
-            thinks=self.thinks,
-            own_context=self.own_context,
-        )
+        weights = f"{size(self.weights)}{where}"
+        return f"{self.served.model}: {weights}, context {self.served.context:,}"
 
 
 def size(number: int) -> str:
@@ -153,7 +133,6 @@ def alias(model: str) -> str:
 
 
 def device_memory() -> int:
-    """Bytes that the engine may use. Imports mlx."""
     from ..config import engine_settings
     from ..engine.memory import memory_limit
     from ..upstream.blas import require_mlx
@@ -174,16 +153,18 @@ def candidate(
     family, _ = registry.family_for(found.config)
     own = named_context(text_fields(found.config))
     limit = wanted or min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
-    return Candidate(
+    context = context_that_fits(needs(found), int(MEMORY_SHARE * memory), limit)
+    output = max(1, min(MOST_OUTPUT_TOKENS, context // ANSWER_SHARE))
+    served = Served(
+        name=alias(model),
         model=model,
-        weights=found.weight_bytes,
-        context=context_that_fits(needs(found), int(MEMORY_SHARE * memory), limit),
-        own_context=own,
-        here=found.here,
+        context=context,
+        output=DEMO_OUTPUT if model in DEMOS else output,
         images="vision_config" in found.config,
         thinks=registry.detect_reasoning_parser(found.chat_template) is not None,
-        family=family.name,
+        own_context=own,
     )
+    return Candidate(served, found.weight_bytes, found.here, family.name)
 
 
 def needs(found: Outline) -> Footprint:
@@ -199,27 +180,27 @@ def needs(found: Outline) -> Footprint:
 def require_fit(
     found: Candidate, memory: int, wanted: int | None = None, client: Client | None = None
 ) -> None:
-    """Raise `BadRequest` with the sizes if not even the client's first prompt fits, or the model
-    leaves too little context for agents; the context that a user requests (`wanted`) may be
-    small."""
-    each = DEMO_BYTES_PER_TOKEN if found.model in DEMOS else BYTES_PER_TOKEN
+    """Raise `BadRequest` with the sizes if the client's first prompt does not fit, or too little
+    context is left for agents; the context that a user requests (`wanted`) may be small."""
+    model, context = found.served.model, found.served.context
+    each = DEMO_BYTES_PER_TOKEN if model in DEMOS else BYTES_PER_TOKEN
     tokens = int(client.prompt_bytes / each) if client else 0
-    if client and found.context <= tokens:
+    if client and context <= tokens:
         raise BadRequest(
-            f"a context of {found.context:,} tokens is too small for {client.serves or client.name}"
+            f"a context of {context:,} tokens is too small for {client.serves or client.name}"
             f", whose first request has about {tokens:,}: choose a smaller model, a client that "
             "sends less, or a larger --context",
             param="context",
         )
     sizes = (
-        f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
+        f"{size(found.weights)} of weights leave room for a context of {context:,} "
         f"tokens in the {size(memory)} that the engine may use"
     )
-    if wanted is not None and found.context < wanted:
-        raise BadRequest(f"{found.model}: {sizes}, not of {wanted:,}", param="context")
+    if wanted is not None and context < wanted:
+        raise BadRequest(f"{model}: {sizes}, not of {wanted:,}", param="context")
     if wanted is None and not found.fits:
         raise BadRequest(
-            f"{found.model} does not fit: {sizes}; coding agents need {LEAST_CONTEXT_TOKENS:,}. "
+            f"{model} does not fit: {sizes}; coding agents need {LEAST_CONTEXT_TOKENS:,}. "
             "Choose a smaller model",
             param="model",
         )
@@ -236,6 +217,15 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
 
 
+def recommend(registry: PluginRegistry, memory: int) -> dict[str, int]:
+    """About how many bytes by Hub id, if the weights fit, largest first."""
+    named = [(each.name, each.weights) for each in table()[1]]
+    families = registry.model_families.values()
+    named += [each for family in families for each in family.recommended.items()]
+    fitting = [each for each in named if each[1] <= MEMORY_SHARE**2 * memory]
+    return dict(sorted(fitting, key=lambda each: -each[1]))
+
+
 def choose(
     model: str | None,
     registry: PluginRegistry,
@@ -247,7 +237,7 @@ def choose(
     `require_fit`."""
     if model is None:
         here = candidates_here(registry, memory)
-        model = here[0].model if here else "demo"
+        model = here[0].served.model if here else "demo"
     found = candidate(model, registry, memory, wanted)
     require_fit(found, memory, wanted, client)
     return found

@@ -1,15 +1,11 @@
-"""A LiteLLM proxy as a child process on loopback.
-
-`python -m mlx_provider.gateway.proxy DESCRIPTOR LOG [options]` is that process, on a socket of its
-parent, with a log of limited size. `litellm` takes no socket (1.106.2, `proxy_cli.py`); the options
-are its own."""
+"""A LiteLLM proxy as a child process on loopback. `python -m mlx_provider.gateway.proxy` is that
+process, on a socket of its parent, which `litellm` cannot take (1.106.2, `proxy_cli.py`)."""
 
 from __future__ import annotations
 
 import errno
 import importlib.util
 import os
-import random
 import secrets
 import signal
 import socket
@@ -17,24 +13,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..client.runtime_folder import EngineLock
 from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
 
 START_LIMIT = 120.0
-"""Seconds. LiteLLM's imports alone take ten on a slow machine."""
 STOP_LIMIT = 10.0
 POLL = 0.1
 COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.proxy")
 NEEDED = ("fastapi", "orjson", "apscheduler")
-"""Packages of LiteLLM's `proxy` extra that it needs to start."""
-PORTS = range(20_000, 32_000)
-"""Below the ports that Linux and macOS assign themselves."""
 FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
 """Prefixes of the caller's variables that would change the proxy."""
 
@@ -108,13 +99,10 @@ def start_proxy(
     key: str | None = None,
     lock: EngineLock | None = None,
 ) -> Proxy:
-    """Start a proxy for `config`. Does not wait.
-
-    This process binds the port (0: any) and passes it on, so that no program of another user can
-    listen there during the start and receive the key. `key`: the master key; unset: a new one.
-    `lock`: for a persistent proxy, which holds it until its end and runs in the config's folder.
-    Raises `NotInstalled` if LiteLLM's proxy is missing, `EngineUnavailable` if the port cannot be
-    bound."""
+    """Start a proxy for `config`. Does not wait. This process binds the port (0: any) and passes it
+    on, so that no program of another user can listen there and receive the key (unset: a new one).
+    `lock`: a persistent proxy holds it, and runs in the config's folder. Raises `NotInstalled`, and
+    `EngineUnavailable` if the port cannot be bound."""
     require_proxy()
     listener, key, log = bind(port), key or master_key(), config.with_name("proxy.log")
     port = listener.getsockname()[1]
@@ -169,16 +157,6 @@ def bind(port: int) -> socket.socket:
     return listener
 
 
-def free_port() -> int:
-    """A free loopback port of `PORTS`, which the system assigns to no other process until the
-    server listens. Raises `EngineUnavailable` if there is none."""
-    for port in random.SystemRandom().choices(PORTS, k=100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise EngineUnavailable("no port is free: choose one with --port")
-
-
 def main() -> None:
     """`litellm` with a listener that uvicorn gets, too."""
     descriptor, log, *options = sys.argv[1:]
@@ -188,7 +166,12 @@ def main() -> None:
     from ..client.connection import limit_log
 
     limit_log(Path(log))
-    uvicorn.run = partial(uvicorn.run, fd=int(descriptor))
+    original = uvicorn.run
+
+    def run(*given: Any, **named: Any) -> None:
+        original(*given, **named, fd=int(descriptor))
+
+    uvicorn.run = run
     run_server(options)
 
 

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from .engine import Tell
 
 PORT = 4100
-"""LiteLLM's own default is 4000."""
 LARGEST = 2**16
 FIRST_LIMIT = 120.0
-"""Seconds for the first token."""
 SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
@@ -144,11 +142,9 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
-    """Start proxy and engine, which continue after this process. Both are then ready.
-
-    False if another process was first. On failure, no proxy is left, and the record is unchanged.
-    Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
-    `foreground.Ended` for a signal."""
+    """Start proxy and engine, which continue after this process. False if another process was
+    first. On failure, no proxy is left, and the record is unchanged. Raises `NotInstalled`,
+    `EngineUnavailable`, the errors of the load, and `foreground.Ended`."""
     from ..client.connection import TRANSPORT, local_client
     from .engine import loading
 
@@ -178,7 +174,6 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
 
 
 def await_ready(files: GatewayFiles, running: Running) -> None:
-    """Wait for a gateway that another process has started."""
     deadline = time.monotonic() + START_LIMIT
     while not is_ready(running.record.url):
         if files.running() != running:
@@ -208,8 +203,6 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
 
 @dataclass(frozen=True)
 class LoginItem:
-    """Methods raise `EngineUnavailable`."""
-
     path: Path
     content: bytes
     link: Path | None = None

@@ -417,6 +417,8 @@ class ModelFamily:
     """Load a folder (engine thread). Raises errors of `mlx_provider.errors`."""
     serves: str = ""
     """One line for people: the models that it serves."""
+    recommended: Mapping[str, int] = field(default_factory=dict)
+    """Hub ids of models for coding agents, with the approximate bytes of their weights."""
     patches: tuple[UpstreamPatch, ...] = ()
     """Functions of upstream that `load` replaces."""
     sampling: Mapping[str, SamplingDefaults] = field(default_factory=dict)

@@ -50,7 +50,6 @@ class Count:
     _incoming: Incoming
     _parse: Parse
     _answer: Callable[[GenerateRequest], dict[str, Any]]
-    """Makes the JSON of the reply, in a thread."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -112,10 +111,8 @@ class _Answer:
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting = anyio.CancelScope()
         self._submitted = 0
-        """Requests that the service prepares or has accepted."""
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """If the client disconnects, the request is cancelled in any phase."""
         failure: MLXProviderError | None = None
         generation: Generation | None = None
         try:

@@ -1,8 +1,6 @@
-"""Replaces the engine with a newer one without interrupting a request.
-
-`POST /v1/stop` asks for it. An engine whose plugins have changed on disk since its process started
-does it at the next request: it refuses that request, and the client sends it to the engine that it
-then starts. `Activity` counts attached clients and open requests."""
+"""Replaces the engine with a newer one without interrupting a request, on `POST /v1/stop` or when
+its plugins have changed on disk: it refuses a request, and the client sends it to the engine that
+it then starts."""
 
 from __future__ import annotations
 
@@ -36,7 +34,6 @@ UNREAD_TOTAL = 2**29
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
 LISTED = 5
-"""Edited files that are named."""
 log = logging.getLogger(__name__)
 STARTS = tuple(each.encode() for each in STARTS_ENGINES)
 NEXT = "it is replaced at the next request, if no other request runs"
@@ -49,7 +46,6 @@ class Activity:
 
     def __init__(self) -> None:
         self.clients = 0
-        """Attached ones."""
         self._open: dict[EventQueue, str] = {}
         self._since = time.monotonic()
 
@@ -130,7 +126,6 @@ class OutOfDate:
 
 
 def _third_party() -> list[tuple[Plugin, EntryPoint]]:
-    """Built-in plugins change with the version of this package."""
     wanted = selection(os.environ)
     return [
         (plugin, point)
@@ -165,20 +160,14 @@ class StopRequest(BaseModel):
 
 class Handover:
     def __init__(
-        self,
-        activity: Activity,
-        out_of_date: OutOfDate | None = None,
-        *,
-        remote: bool = False,
+        self, activity: Activity, out_of_date: OutOfDate | None = None, *, remote: bool = False
     ) -> None:
         """`remote`: clients on other machines cannot start an engine."""
         self._activity = activity
         self._out_of_date = out_of_date
         self._remote = remote
         self._requested: set[str] = set()
-        """`StopRequest.when` of each request."""
         self._noticed: list[str] = []
-        """Each new list of changes is logged once."""
         self.ending = False
         self.stop: Callable[[], None] = lambda: None
         """The server sets this to end the process."""
@@ -190,12 +179,11 @@ class Handover:
         except ValidationError as error:
             return error_response(BadRequest(f"body: {error.errors()[0]['msg']}"))
         self._requested.add(body.when)
-        ends, level = self.due(others=1), logging.WARNING
+        ends = self.due(others=1)
         counts = {"clients": self._activity.clients, "requests": self._activity.requests}
         if ends:
-            level = logging.INFO
             self._end()
-        when = "" if ends else " when it is idle"
+        level, when = (logging.INFO, "") if ends else (logging.WARNING, " when it is idle")
         log.log(level, "the engine ends%s (%s): %s", when, body.reason, counts)
         return JSONResponse({"ends": ends, **counts})
 

@@ -60,10 +60,9 @@ async def in_thread(
     limiter: anyio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> T:
-    """Parameters as `anyio.to_thread.run_sync`.
-
-    Raises the `MLXProviderError` of the call without its frames, which hold the request: `run_sync`
-    (anyio 4.16) keeps a reference cycle, and an idle engine runs no garbage collection."""
+    """Raises the `MLXProviderError` of the call without its frames, which hold the request:
+    `run_sync` (anyio 4.16) keeps a reference cycle, and an idle engine runs no garbage
+    collection."""
     outcome = await anyio.to_thread.run_sync(
         partial(_outcome, call), limiter=limiter, abandon_on_cancel=abandon_on_cancel
     )
@@ -125,7 +124,6 @@ class Bodies:
         return body
 
     async def _charge(self, ticket: Ticket, size: int) -> Ticket:
-        """Wait until a body may have so many bytes. Returns its new ticket."""
         if size <= SMALL or ticket.gate is self.large:
             return await ticket.grow(size)
         larger = await self.large.ask(size, ticket.owner).arrive()
@@ -177,7 +175,6 @@ async def _drain(receive: Receive, more: bool = True) -> None:
 
 
 def _length(headers: Headers) -> int | None:
-    """The announced length. Raises `BadRequest` if it is no number."""
     given = headers.get("content-length")
     if given is None or "transfer-encoding" in headers:
         return None
@@ -196,19 +193,15 @@ class Incoming:
     activity: Activity
     bodies: Bodies
     marks: Callable[[Scope, str | None], dict[str, Any]]
-    """See `Marks`."""
     admit: Callable[[Scope], None]
-    """Raises if another engine must serve the request."""
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     """Requests prepared at once. Most of their threads wait."""
 
     async def read(
         self, scope: Scope, receive: Receive, parse: Parse
     ) -> tuple[ParsedRequest, Ticket]:
-        """The parsed body, and its ticket for the memory of bodies, which the caller must close.
-
-        Counts as admitted until the caller's next `await`. Raises the errors of `parse`,
-        `Bodies.read` and `admit`."""
+        """The parsed body, and its ticket, which the caller must close. Counts as admitted until
+        the caller's next `await`. Raises the errors of `parse`, `Bodies.read` and `admit`."""
         with ExitStack() as undo:
             with self.activity.attach():  # may take longer than the idle limit
                 body = await self.bodies.read(scope, receive)
@@ -219,7 +212,6 @@ class Incoming:
         return parsed, body.ticket
 
     async def _parse(self, parse: Callable[[bytearray], T], body: Body) -> T:
-        """Large bodies are parsed in threads, so that streams continue."""
         if len(body.data) <= AT_ONCE:
             return parse(body.data)
         with await self.bodies.parsing.ask(1, body.ticket.owner).arrive():
@@ -247,7 +239,6 @@ def foreign(read: Read) -> Parse:
 
 
 def parse_request(kind: type[Q], body: bytes | bytearray) -> Q:
-    """Raises `BadRequest` that names the first invalid field."""
     try:
         return kind.model_validate(_json(body))
     except ValidationError as error:
