@@ -1,10 +1,7 @@
-"""Child processes with limits for work that a third party's grammar or chat template can make
-endless: a thread cannot be stopped, and a native stack cannot be bounded.
-
-A child runs this file with a program, which defines `answerer(*arguments)`: a function from a
-message to its answer, or to `None` for a setup. `stack_bytes()`, if defined, bounds the stack of
-the thread that answers. For a fast start, neither imports anything of this package.
-"""
+"""Child processes with limits, for work that a third party's grammar or chat template can make
+endless: a thread cannot be stopped. A child runs this file with a program that defines
+`answerer(*arguments)`, a function from a message to its answer (`None` for a setup), and optionally
+`stack_bytes()` of the thread that answers. Neither imports this package."""
 
 from __future__ import annotations
 
@@ -24,13 +21,10 @@ from types import MappingProxyType
 from typing import Any
 
 INTERVAL = 0.1
-"""Seconds between readings."""
 ENFORCED = sys.platform == "linux"
-"""Whether a process's own limit holds."""
 MOST_IDLE = 2
 """Further idle processes end."""
 MAX_SETUPS = 64
-"""Setups in one process; then it is replaced."""
 ENDS: Mapping[int, str] = MappingProxyType(
     {
         signal.SIGPROF: "it takes too much processor time",
@@ -87,9 +81,7 @@ class _Running:
 
 class BoundedProcesses:
     """Up to `at_once` processes of one program with `memory` bytes each. Safe from any thread.
-
-    Messages and answers are JSON behind a line with their length in bytes. The first process starts
-    with the first message; all end with this object."""
+    Messages and answers are JSON behind a line with their length. All end with this object."""
 
     def __init__(
         self, program: Path, memory: int, arguments: Sequence[str] = (), *, at_once: int = 8
@@ -173,7 +165,6 @@ def _end_all(idle: list[_Running]) -> None:
 
 
 def _serve(program: str, memory: str, *arguments: str) -> None:
-    """In the child: answer messages until the input ends."""
     defined = runpy.run_path(program)
     with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
         resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))

@@ -12,7 +12,6 @@ from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
-"""Characters."""
 MAX_TOKEN_IDS = 1024
 """Entries of `logit_bias` and `stop_token_ids`: the sampler walks them for every token."""
 MAX_NAME = 4096
@@ -22,7 +21,6 @@ MAX_TOOLS = 2048
 MAX_INPUTS = 2048
 """Texts of one embedding request, as in OpenAI's API."""
 MAX_INPUT_TOKENS = 2**22
-"""Tokens of one embedding request."""
 MAX_WARM = 64
 """Warm prompts of one model: each is prefilled for every tenant."""
 MAX_VALUES = 200_000
@@ -31,7 +29,6 @@ MAX_FIELDS = 256
 """Fields of one object, known or not, and names in a list of them."""
 MAX_DEPTH = 100
 PIECE = 2**16
-"""Characters whose values are counted at once."""
 
 T = TypeVar("T")
 

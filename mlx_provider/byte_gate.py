@@ -11,11 +11,8 @@ from .errors import MLXProviderError
 
 
 class ByteGate:
-    """Grants bytes, or turns. Safe from any thread and event loop.
-
-    An owner waits only for its own tickets: the owners with tickets have equal parts of the
-    capacity. An owner's oldest ticket never waits, so that no request waits forever, however large
-    it is and whatever others hold."""
+    """Grants bytes, or turns, to owners in equal parts. Safe from any thread and event loop. An
+    owner waits only for its own tickets, and its oldest one never waits, however large it is."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -90,12 +87,8 @@ class ByteGate:
 
 @dataclass(eq=False)
 class _Owner:
-    """Guarded by the gate's lock."""
-
     tickets: dict[Ticket, None] = field(default_factory=dict)
-    """Oldest first."""
     waiting: dict[Ticket, None] = field(default_factory=dict)
-    """In the order of arrival."""
     held: int = 0
 
     def charge(self, ticket: Ticket, size: int) -> None:
@@ -155,7 +148,6 @@ class Ticket:
             self.gate.resize(self, size)
 
     def close(self) -> None:
-        """Frees its bytes, or removes it from the queue. Idempotent."""
         self.gate.close(self)
 
     def __enter__(self) -> Ticket:

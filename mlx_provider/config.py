@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -128,7 +129,6 @@ def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
 
 
 def home_state(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The state folder, if this user has a home."""
     try:
         return state_folder(environ)
     except RuntimeError:
@@ -142,13 +142,6 @@ class _Number(NamedTuple):
     least: float
     most: int
     words: str
-
-    def parse(self, text: str) -> float:
-        """Raises `ValueError` and `OverflowError`."""
-        number = self.read(text)
-        if not self.least <= number <= self.most:
-            raise ValueError(text)
-        return number
 
 
 def parse_bytes(text: str) -> int:
@@ -179,11 +172,11 @@ SETTINGS = tuple(_KINDS)
 
 def _parse(name: str, kind: str | _Number, text: str) -> object:
     if isinstance(kind, _Number):
-        try:
-            return kind.parse(text)
-        except (ValueError, OverflowError):
-            valid = f"{kind.words} and at most {kind.most:,}"
-            raise BadRequest(f"{PREFIX}{name.upper()}={text!r}: give {valid}") from None
+        with suppress(ValueError, OverflowError):
+            if kind.least <= (number := kind.read(text)) <= kind.most:
+                return number
+        valid = f"{kind.words} and at most {kind.most:,}"
+        raise BadRequest(f"{PREFIX}{name.upper()}={text!r}: give {valid}")
     if kind == "names":
         return tuple(each.strip() for each in text.split(",") if each.strip())
     if kind == "paths":
@@ -192,7 +185,6 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
 
 
 def installed_version(distribution: str) -> str:
-    """Empty: not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

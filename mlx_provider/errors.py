@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-RESTART = 1.0
-"""Seconds after which a client asks again, while a new engine starts."""
 LONGEST = 2000
 """Characters of a message, which may quote a client's text."""
 
@@ -96,16 +94,9 @@ class MediaError(BadRequest):
     others: Sequence[MediaError] = ()
     """Of the same request."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        retry_after: float | None = None,
-        brief: str = "damaged",
-    ) -> None:
+    def __init__(self, message: str, *, brief: str = "damaged", **more: Any) -> None:
         """`brief`: the reason in the text that replaces the image of an earlier turn."""
-        super().__init__(message, param=param, retry_after=retry_after)
+        super().__init__(message, **more)
         self.brief = brief
 
     @classmethod
@@ -173,7 +164,7 @@ class EngineDied(EngineUnavailable):
     """The engine ended during the request; the next request starts a new one."""
 
     code = "engine_died"
-    restart = RESTART
+    restart = 1.0
 
 
 class OtherProtocol(EngineUnavailable):
@@ -212,13 +203,8 @@ class PluginError(MLXProviderError):
 
 def error_classes() -> dict[str, type[MLXProviderError]]:
     """By `code`. Without classes of plugins, which could replace one."""
-    found: dict[str, type[MLXProviderError]] = {}
-    todo: list[type[MLXProviderError]] = [MLXProviderError]
-    while todo:
-        cls = todo.pop()
-        found[cls.code] = cls
-        todo.extend(each for each in cls.__subclasses__() if each.__module__ == __name__)
-    return found
+    classes = [each for each in globals().values() if isinstance(each, type)]
+    return {each.code: each for each in classes if issubclass(each, MLXProviderError)}
 
 
 def from_code(

@@ -18,7 +18,6 @@ _BOUNDS = ("greater_than", "less_than")
 _UNITS = {"too_long": "entries", "string_too_long": "characters"}
 _BOUNDED = ("too_deep", "too_many", "no_unicode", "no_name")
 _WHOLE = ("json_invalid", "missing", *_BOUNDED)
-"""Errors that are reported without the value, which may be the whole request."""
 
 
 def bad_request(

@@ -17,7 +17,7 @@ from installed import Installed
 
 from mlx_provider import records
 from mlx_provider.gateway.engine import LEAST_TOKENS
-from mlx_provider.gateway.profile import prepare, write_files
+from mlx_provider.gateway.launch import prepare
 from mlx_provider.registry import PluginRegistry
 
 RECORDS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
@@ -111,7 +111,7 @@ def start(
     )
     record = RECORDS.client(agent.record)
     prepared = prepare(record, place, agent.alone(prompt), environ)
-    write_files(prepared, folder)
+    prepared.write(folder)
     with output.open("wb") as sink:
         process = subprocess.Popen(
             [*agent.program(installed), *prepared.command[1:]],

@@ -4,16 +4,15 @@ steps. Our own errors are shown as one line, not as a traceback."""
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperCommand
 
 from .. import __version__
 from ..config import runtime
@@ -33,38 +32,31 @@ NO_MODEL = "none downloaded yet; `demo` is part of this package"
 
 def show(registry: PluginRegistry) -> None:
     """Imports nothing heavy if no engine runs."""
-    from ..gateway.profile import is_installed
+    from ..gateway.models import table, this_machine, two_for
     from ..serving.hub import cached_models
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     clients = registry.clients.items()
-    here = [name for name, client in clients if is_installed(client)]
+    here = [name for name, client in clients if shutil.which(client.command)]
     serves = _gateway()
-    for name, summary in (
-        ("engine", _engine()),
-        ("models", _list_names(sorted(cached_models()), NO_MODEL)),
-        ("gateway", serves or "does not run; `mlx-provider up` starts it"),
-        ("proxy", f"{'' if Path('config.yaml').is_file() else 'no '}config.yaml in this folder"),
-        ("agents", _list_names(here, "none that could be launched")),
-    ):
+    for name, summary in {
+        "engine": _engine(),
+        "models": _list_names(sorted(cached_models()), NO_MODEL),
+        "gateway": serves or "does not run; `mlx-provider up` starts it",
+        "proxy": f"{'' if Path('config.yaml').is_file() else 'no '}config.yaml in this folder",
+        "agents": _list_names(here, "none that could be launched"),
+    }.items():
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
-    _recommend(console)
-    console.print(Text("\nnext", style="bold"))
-    for command, summary in _next(here, [*registry.clients], serves=bool(serves)):
-        console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
-
-
-def _recommend(console: Console) -> None:
-    from ..gateway.models import table, this_machine, two_for
-
-    machine = this_machine()
-    day, models = table()
+    machine, (day, models) = this_machine(), table()
     label = f"{machine.chip}, {machine.memory / 1e9:.0f} GB"
     console.print(Text(f"\nmodels for {label} (as of {day})", style="bold"))
     for model in two_for(machine, models):
         console.print(Text(f"  mlx-provider up {model.name}"))
         console.print(Text(f"    {model.weights / 1e9:.1f} GB: {model.why}", style="dim"))
+    console.print(Text("\nnext", style="bold"))
+    for command, summary in _next(here, [*registry.clients], serves=bool(serves)):
+        console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
 
 
 def _engine() -> str:
@@ -81,7 +73,6 @@ def _engine() -> str:
 
 
 def _gateway() -> str:
-    """What `mlx-provider up` serves; empty: nothing."""
     from ..gateway.standing import GatewayFiles
 
     try:
@@ -121,44 +112,14 @@ def build(registry: PluginRegistry) -> typer.Typer:
     """The command line with the commands of every plugin. Run it with `obj=registry`."""
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
     cli.callback(invoke_without_command=True)(options)
-    cli.command(cls=Command, context_settings={"allow_extra_args": True})(launch)
-    for command in (
-        up,
-        down,
-        pull,
-        show_models,
-        rm,
-        init,
-        demo,
-        doctor,
-        chat,
-        serve,
-        plugins,
-        new_plugin,
-        cache,
-        top,
-        metrics,
-        parse,
-    ):
-        cli.command("list" if command is show_models else None, cls=Command)(command)
+    cli.command(context_settings={"allow_extra_args": True})(launch)
+    cli.command("list")(show_models)
+    commands = (up, down, pull, rm, init, demo, doctor, chat, serve, plugins, new_plugin, cache)
+    for command in (*commands, top, metrics, parse):
+        cli.command()(command)
     cli.add_typer(engine, name="engine")
     registry.register_commands(cli)
     return cli
-
-
-class Command(TyperCommand):
-    """Names the right spelling where an argument is given as an option: `up --model NAME`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = {f"--{each.name}" for each in self.params if each.param_type_name == "argument"}
-        names -= {option for each in self.params for option in each.opts}
-        given = list(takewhile(lambda word: word != "--", args))
-        for place, word in enumerate(given):
-            option, _, value = word.partition("=")
-            if option in names:
-                value = value or " ".join(given[place + 1 : place + 2]) or option[2:].upper()
-                raise typer.BadParameter(f"no option {option}: `{ctx.command_path} {value}`", ctx)
-        return super().parse_args(ctx, args)
 
 
 def parse(context: typer.Context) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import BadRequest, MLXProviderError
@@ -21,7 +20,6 @@ from .gateway import show_step
 
 if TYPE_CHECKING:
     from ..client.generation import EngineClient, Generation
-    from ..demo import Measured
     from ..gateway.engine import SeparateGateway
 
 
@@ -40,7 +38,6 @@ def demo() -> None:
     from ..gateway.foreground import Ended, ending_by_signal
 
     console = Console(highlight=False)
-    code = 1
     try:
         console.print("starting an engine process and a LiteLLM proxy ...", style="dim")
         start = time.monotonic()
@@ -55,7 +52,6 @@ def demo() -> None:
 
 
 def _perform(running: SeparateGateway, console: Console) -> bool:
-    """Returns whether every check passed."""
     import openai
 
     from ..demo import MODEL, RECALL, STREAMED, Scenario
@@ -66,37 +62,20 @@ def _perform(running: SeparateGateway, console: Console) -> bool:
         http_client=openai.DefaultHttpxClient(trust_env=False),  # loopback needs no proxy
     ) as client:
         scenario = Scenario(client, MODEL)
+        show = lambda piece: console.print(piece, end="", soft_wrap=True)  # noqa: E731
         console.print(Text(f"> {STREAMED}", style="bold"))
-        story, same = scenario.story(lambda piece: console.print(piece, end="", soft_wrap=True))
+        checks = [scenario.story(show)]
         console.print(Text(f"\n\n> {RECALL}", style="bold"))
-        recall, recalled = scenario.recall()
-        console.print(Text(recall.text), "\n")
-        checks = [same, recalled, *scenario.at_once(), scenario.see()]
-    console.print(_facts(running, story, recall))
+        checks += [scenario.recall(show), *scenario.at_once(), scenario.see()]
+    health = running.engine.health()
+    model = health.models[0]
+    where = f"family {model.family} of {model.plugin}, on {health.device}, BLAS: {health.blas}"
+    console.print(f"\n\n{model.model}: {where}", style="dim", soft_wrap=True)
     for check in checks:
         mark, style = ("ok", "green") if check.passed else ("failed", "red")
         console.print(Text(mark, style=style), Text(check.claim), end="")
         console.print("" if check.passed else Text(f" - answered {check.answer!r}", style="red"))
     return all(check.passed for check in checks)
-
-
-def _facts(running: SeparateGateway, story: Measured, recall: Measured) -> Table:
-    health = running.engine.health()
-    model, usage = health.models[0], recall.usage
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in {
-        "model": f"{model.model} ({model.model_type}, {model.weights_bytes / 1e6:.1f} MB)",
-        "family": f"{model.family}, by {model.plugin}",
-        "device": f"{health.device}, BLAS: {health.blas}",
-        "time to first token": f"{recall.first_token * 1000:.0f} ms (second turn)",
-        "speed": f"{story.tokens_per_second:.0f} tok/s",
-        "cached on the second turn": f"{usage.prompt_tokens_details.cached_tokens} of "
-        f"{usage.prompt_tokens} tokens",
-    }.items():
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
 
 
 def chat(
@@ -167,7 +146,6 @@ class Conversation:
 
 
 def _print_reply(generation: Generation, console: Console, reply: list[str]) -> None:
-    """Appends the content to `reply`."""
     from ..protocol.events import Delta, Done, Failed
 
     for warning in generation.accepted.warnings:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 NONE_RUNS = 3
-"""Exit code, as for an inactive service."""
 
 ApiBase = Annotated[
     str | None,
@@ -37,7 +36,6 @@ ApiKeyFile = Annotated[
 ]
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
-"""Seconds within which an engine must end."""
 POLL = 0.1
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -102,7 +100,6 @@ def http_client(api_base: str | None = None, file: Path | None = None) -> HttpCl
 
 
 def api_key_of(file: Path | None) -> str | None:
-    """Raises `BadRequest` as `read_key`."""
     from ..server.access import read_key
 
     return read_key(file) if file is not None else os.environ.get(PREFIX + "API_KEY") or None
@@ -146,12 +143,10 @@ def serve(
     """
     from ..client.connection import ENGINE_COMMAND
 
-    command = [*ENGINE_COMMAND]
-    command += ["--host", host] if host is not None else []
-    command += ["--port", str(port)] if port is not None else []
-    command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
-    command += ["--drain", str(drain)] if drain else []
-    os.execv(command[0], command)  # this process becomes the engine
+    given = {"host": host, "port": port, "api-key-file": api_key_file, "drain": drain or None}
+    known = {f"--{name}": str(value) for name, value in given.items() if value is not None}
+    options = [word for option in known.items() for word in option]
+    os.execv(ENGINE_COMMAND[0], [*ENGINE_COMMAND, *options])  # this process becomes the engine
 
 
 @engine.command()
@@ -186,13 +181,9 @@ def stop(
     if why := none_runs(runtime()):
         typer.echo(why)
         return
-    client = http_client()
-    pid = _health(client).pid
-    if not client.stop("`mlx-provider engine stop`", "idle" if idle else "now"):
-        typer.echo(f"engine process {pid} ends as soon as no request runs")
-        return
-    _await_end(pid)
-    typer.echo(f"engine process {pid} has ended")
+    health, ended = _end(http_client(), "`mlx-provider engine stop`", idle=idle)
+    how = "has ended" if ended else "ends as soon as no request runs"
+    typer.echo(f"engine process {health.pid} {how}")
 
 
 @engine.command()
@@ -209,11 +200,10 @@ def restart(
 
     client = http_client()
     if not none_runs(runtime()):
-        health = _health(client)
-        if not client.stop("`mlx-provider engine restart`", "idle" if idle else "now"):
+        health, ended = _end(client, "`mlx-provider engine restart`", idle=idle)
+        if not ended:
             typer.echo("requests run: the engine ends when it is idle, the next request starts one")
             return
-        _await_end(health.pid)
         if other := "; ".join(differences(health.identity, identity()).values()):
             typer.echo(
                 f"engine process {health.pid} has ended. It had other settings than this shell, so "
@@ -261,7 +251,6 @@ def _describe(health: Health, other: list[str], api_base: str | None = None) -> 
 
 
 def _health(client: HttpClient, *, own: bool = True) -> Health:
-    """Raises `EngineUnavailable` with the process that does not answer."""
     from ..client.runtime_folder import holder
 
     here = runtime()
@@ -277,19 +266,22 @@ def _health(client: HttpClient, *, own: bool = True) -> Health:
         ) from None
 
 
-def _await_end(pid: int) -> None:
-    """Wait until its lock is free, or held by another engine."""
+def _end(client: HttpClient, reason: str, *, idle: bool) -> tuple[Health, bool]:
+    """The engine, and whether it has ended, so that its lock is free or held by another one."""
     from ..client.runtime_folder import holder, is_held
 
-    here = runtime()
+    health, here = _health(client), runtime()
+    if not client.stop(reason, "idle" if idle else "now"):
+        return health, False
     deadline = time.monotonic() + END_LIMIT
-    while is_held(here.lock) and holder(here.lock) == str(pid):
+    while is_held(here.lock) and holder(here.lock) == str(health.pid):
         if time.monotonic() > deadline:
             raise EngineUnavailable(
-                f"engine process {pid} does not end within {END_LIMIT:g} s: see {here.log} "
-                f"and `kill -9 {pid}`"
+                f"engine process {health.pid} does not end within {END_LIMIT:g} s: see {here.log} "
+                f"and `kill -9 {health.pid}`"
             )
         time.sleep(POLL)
+    return health, True
 
 
 def _log_text(path: Path, lines: int, *, follow: bool) -> Iterator[str]:

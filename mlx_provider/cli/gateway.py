@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,29 +20,28 @@ from ..registry import PluginRegistry
 from ..registry.discovery import near
 
 if TYPE_CHECKING:
-    from ..gateway.models import Candidate
+    from ..gateway.config import Served
     from ..gateway.standing import GatewayFiles, LoginItem, Record
 
 
+Model = Annotated[
+    str | None, typer.Argument(help="Hub id, folder, or demo. Default: the best one here.")
+]
 ContextTokens = Annotated[
     int | None,
     typer.Option("--context", min=256, help="Tokens of context. Default: what fits into memory."),
 ]
 AT_LOGIN = "--at-login"
-DEMO = "demo"
+CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def show_step(phase: str, what: str) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
+    CONSOLE.print(Text(f"{phase:<8}", style="dim"), Text(what), sep="")
 
 
 def init(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Hub id, folder, or demo. Default: the best one here."),
-    ] = None,
+    model: Model = None,
     tokens: ContextTokens = None,
     folder: Annotated[Path, typer.Option(help="Where the files are written.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
@@ -51,10 +50,9 @@ def init(
     from ..gateway.config import START, write_pair
     from ..gateway.models import choose, device_memory, size
 
-    registry = PluginRegistry.of(context)
     memory = device_memory()
-    found = choose(model, registry, memory, tokens)
-    paths = write_pair(folder, found.served(), limited_by=found.limited_by, force=force)
+    found = choose(model, PluginRegistry.of(context), memory, tokens)
+    paths = write_pair(folder, found.served, force=force)
     typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
     typer.echo(f"written: {', '.join(map(str, paths))}")
     where = "" if folder == Path() else f"cd {folder}; "
@@ -112,15 +110,12 @@ def up(
             f"{files.key_file} holds a new key, which counts from the next start on: "
             "`mlx-provider down`, then `mlx-provider up`"
         )
-    served = record.served
-    for line in (
-        f"# model {served.name}, context {served.context:,}; any other name leads to it, too",
-        f"export OPENAI_BASE_URL={record.url}/v1",
-        f"export OPENAI_API_KEY={key}",
-        f"export ANTHROPIC_BASE_URL={record.url}",
-        f"export ANTHROPIC_AUTH_TOKEN={key}",
-    ):
-        typer.echo(line)
+    served, url = record.served, record.url
+    typer.echo(
+        f"# model {served.name}, context {served.context:,}; any other name leads to it, too\n"
+        f"export OPENAI_BASE_URL={url}/v1\nexport OPENAI_API_KEY={key}\n"
+        f"export ANTHROPIC_BASE_URL={url}\nexport ANTHROPIC_AUTH_TOKEN={key}"
+    )
     show_step("stop", "mlx-provider down")
 
 
@@ -180,22 +175,39 @@ def _record(
     port: int | None,
 ) -> Record:
     """Unset values are those of the last time."""
-    from ..gateway.models import choose, device_memory
     from ..gateway.standing import PORT, Record
-    from ..serving.hub import folder_of
 
     last = files.record()
     port = port or (last.port if last else PORT)
     if last and tokens is None and model in (None, last.served.model):
         return Record(last.served, port)
-    registry = PluginRegistry.of(context)
+    model = model or (last.served.model if last else None)
+    return Record(_choose(PluginRegistry.of(context), model, tokens), port)
+
+
+def _choose(
+    registry: PluginRegistry,
+    model: str | None,
+    tokens: int | None,
+    client: Client | None = None,
+    *,
+    fetch: bool = True,
+) -> Served:
+    """`fetch`: also download it, by this process, which shows the progress. Raises an error with
+    the sizes if the model does not fit."""
+    from ..gateway.models import choose, device_memory
+    from ..serving.hub import folder_of
+
     memory = device_memory()
-    found = choose(model or (last.served.model if last else None), registry, memory, tokens)
-    show_step("model", found.summary)
-    if not found.here:
-        folder_of(found.model)  # by this process, which shows the progress
-        found = choose(found.model, registry, memory, tokens)
-    return Record(found.served(), port)
+    if client and model is None and sys.stdin.isatty() and sys.stderr.isatty():
+        model = _ask_model(registry, memory)
+    found = choose(model, registry, memory, tokens, client)
+    if fetch:
+        show_step("model", found.summary)
+        if not found.here:
+            folder_of(found.served.model)
+            found = choose(found.served.model, registry, memory, tokens, client)
+    return found.served
 
 
 def _login_item(files: GatewayFiles) -> LoginItem:
@@ -231,31 +243,23 @@ def launch(
     with --as-subagent.
     """
     from ..gateway.foreground import Ended
-    from ..gateway.models import candidate, device_memory
-    from ..gateway.profile import executable
-    from ..gateway.session import Launch
-    from ..serving.hub import folder_of
+    from ..gateway.launch import Launch, executable
 
     registry = PluginRegistry.of(context)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    chosen = _client(client, registry, console)
+    chosen = _client(client, registry)
     if direct and as_subagent and chosen.forwards:
         raise typer.BadParameter("its main model needs the proxy: leave out --direct")
     if not show:
-        executable(chosen)  # fails before the user is asked for a model
-    found = _model(chosen, registry, model, tokens, console, as_subagent=as_subagent)
+        executable(chosen)  # fails before a model is downloaded
+    # the first request of a subagent is smaller
+    served = _choose(registry, model, tokens, None if as_subagent else chosen, fetch=not show)
     launched = Launch(
-        chosen, found.served(), context.args, dict(os.environ), direct, as_subagent=as_subagent
+        chosen, served, context.args, dict(os.environ), direct, as_subagent=as_subagent
     )
     if show:
         for line in launched.preview():
             typer.echo(line)
         return
-    show_step("model", found.summary)
-    if not found.here:
-        folder_of(found.model)  # by this process, which shows the progress
-        found = candidate(found.model, registry, device_memory(), tokens)
-        launched = replace(launched, served=found.served())
     try:
         code = launched.run(show_step)
     except Ended as ended:
@@ -263,24 +267,22 @@ def launch(
     raise typer.Exit(code)
 
 
-def _client(name: str | None, registry: PluginRegistry, console: Console) -> Client:
-    """Shows the known clients, with the commands that install missing ones, unless `name` is one:
-    to choose from in a terminal. Raises `BadRequest` for another name."""
-    from ..gateway.profile import is_installed
-
+def _client(name: str | None, registry: PluginRegistry) -> Client:
+    """Without a name, the known clients with the commands that install missing ones: to choose from
+    in a terminal. Raises `BadRequest` for an unknown name, after the same list."""
     with suppress(BadRequest):
         if name is not None:
             return registry.client(name)
     clients = list(registry.clients.values())
     lines = [
         f"{client.name:<10} {client.serves}"
-        + ("" if is_installed(client) else f"  (not installed: {client.install})")
+        + ("" if shutil.which(client.command) else f"  (not installed: {client.install})")
         for client in clients
-    ] or ["no client is installed as a plugin"]
+    ]
     if name is None and clients and sys.stdin.isatty():
-        return clients[_pick(lines, "which client", console)]
-    for line in lines:
-        console.print(Text(line))
+        return clients[_pick(lines, "which client")]
+    for line in lines or ["no client is installed as a plugin"]:
+        CONSOLE.print(Text(line))
     if name is None:
         raise typer.Exit(2)
     like = near(name, registry.clients)
@@ -288,50 +290,23 @@ def _client(name: str | None, registry: PluginRegistry, console: Console) -> Cli
     raise BadRequest(f"no client {name!r} is known{hint}", param="client")
 
 
-def _model(
-    client: Client,
-    registry: PluginRegistry,
-    model: str | None,
-    tokens: int | None,
-    console: Console,
-    *,
-    as_subagent: bool,
-) -> Candidate:
-    """Raises an error with the sizes if the model does not fit."""
-    from ..gateway.models import device_memory, named_or_best, require_fit, require_prompt_fits
-
-    memory = device_memory()
-    if model is None and sys.stdin.isatty() and sys.stderr.isatty():
-        model = _ask_model(registry, memory, console)
-    found = named_or_best(model, registry, memory, tokens)
-    if not as_subagent:  # its first request is smaller
-        require_prompt_fits(found, client)
-    require_fit(found, memory, tokens)
-    return found
-
-
-def _ask_model(registry: PluginRegistry, memory: int, console: Console) -> str:
+def _ask_model(registry: PluginRegistry, memory: int) -> str:
     from ..gateway.models import candidates_here, recommend, size
 
-    here = candidates_here(registry, memory)
-    names = [each.model for each in here]
-    lines = [each.summary for each in here]
+    lines = {each.served.model: each.summary for each in candidates_here(registry, memory)}
     for name, weights in recommend(registry, memory).items():
-        if name not in names:
-            names.append(name)
-            lines.append(f"{name}: about {size(weights)}, to be downloaded")
-    names.append(DEMO)
-    lines.append(f"{DEMO}: part of this package, a few MB; shows that it works, no more")
-    console.print(Text(f"{size(memory)} of memory for models", style="dim"))
-    return names[_pick(lines, "which model", console)]
+        lines.setdefault(name, f"{name}: about {size(weights)}, to be downloaded")
+    lines["demo"] = "demo: part of this package, a few MB; shows that it works, no more"
+    CONSOLE.print(Text(f"{size(memory)} of memory for models", style="dim"))
+    return list(lines)[_pick(list(lines.values()), "which model")]
 
 
-def _pick(lines: list[str], question: str, console: Console) -> int:
+def _pick(lines: list[str], question: str) -> int:
     """Index of the line that the user selects by number; return selects the first."""
     for number, line in enumerate(lines, 1):
-        console.print(Text(f"{number:>3}  {line}"))
+        CONSOLE.print(Text(f"{number:>3}  {line}"))
     numbers = [str(number + 1) for number in range(len(lines))]
-    prompt = IntPrompt(f"{question}?", console=console, choices=numbers, show_choices=False)
+    prompt = IntPrompt(f"{question}?", console=CONSOLE, choices=numbers, show_choices=False)
     try:
         return prompt(default=1) - 1
     except (EOFError, KeyboardInterrupt):

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,12 +19,7 @@ from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..records import UpstreamPatch
 from ..registry import Plugin, PluginRegistry
-from ..scaffold import KINDS, Kind
-
-if TYPE_CHECKING:
-    from ..doctor import Finding
-    from ..serving.hub import OnDisk
-
+from ..scaffold import KINDS
 
 Repository = Annotated[str, typer.Argument(help="OWNER/NAME or OWNER/NAME@REVISION on the Hub.")]
 STYLES = {"fail": "bold red", "warn": "yellow", "note": "cyan", "ok": "green"}
@@ -50,7 +44,7 @@ def pull(context: typer.Context, model: Repository) -> None:
 def show_models(context: typer.Context) -> None:
     """List the models in the Hub cache and in LM Studio's folders, with their sizes."""
     from ..gateway.models import size
-    from ..serving.hub import cache_root, models_on_disk
+    from ..serving.hub import cache_root, checkpoint, models_on_disk
 
     registry = PluginRegistry.of(context)
     found = models_on_disk()
@@ -59,23 +53,15 @@ def show_models(context: typer.Context) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for each in found:
-        table.add_row(
-            Text(each.name, overflow="fold"), Text(size(each.size)), Text(_state(each, registry))
-        )
+        state = each.fault  # or the family that serves it, or why none does
+        try:
+            family = None if state else registry.family_for(checkpoint(each.name).config)[0]
+            state = f"family {family.name}" if family else state
+        except MLXProviderError as error:
+            state = error.message
+        table.add_row(Text(each.name, overflow="fold"), Text(size(each.size)), Text(state))
     Console(highlight=False).print(table)
     typer.echo(f"{size(sum(each.size for each in found))}; the Hub cache is {cache_root()}")
-
-
-def _state(found: OnDisk, registry: PluginRegistry) -> str:
-    """The family that serves it, or why none does."""
-    from ..serving.hub import checkpoint
-
-    if found.fault:
-        return found.fault
-    try:
-        return f"family {registry.family_for(checkpoint(found.name).config)[0].name}"
-    except MLXProviderError as error:
-        return error.message
 
 
 def rm(model: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")]) -> None:
@@ -110,25 +96,20 @@ def doctor(
         typer.echo(json.dumps(in_json(found, model=model, version=__version__), indent=2))
     else:
         console = Console(highlight=False)
-        console.print(table(found))
+        table = Table.grid(padding=(0, 2))
+        for column in ({"no_wrap": True}, {"no_wrap": True}, {"overflow": "fold"}):
+            table.add_column(**column)
+        for each in found:
+            mark = Text(each.state, style=STYLES[each.state])
+            table.add_row(mark, Text(each.name, style="dim"), Text(each.what))
+            if each.remedy:
+                table.add_row("", "", Text(f"-> {each.remedy}", style="bold"))
+        console.print(table)
         count = Counter(finding.state for finding in found)
         named = "" if model else "; name a model to examine it, too: `mlx-provider doctor demo`"
         right = f"{count['warn']} could be better, {count['ok']} are right{named}"
         console.print(f"\n{count['fail']} fail, {right}")
     raise typer.Exit(0 if healthy(found) else 1)
-
-
-def table(found: Sequence[Finding]) -> Table:
-    made = Table.grid(padding=(0, 2))
-    made.add_column(no_wrap=True)
-    made.add_column(no_wrap=True)
-    made.add_column(overflow="fold")
-    for each in found:
-        mark = Text(each.state, style=STYLES[each.state])
-        made.add_row(mark, Text(each.name, style="dim"), Text(each.what))
-        if each.remedy:
-            made.add_row("", "", Text(f"-> {each.remedy}", style="bold"))
-    return made
 
 
 def new_plugin(
@@ -149,9 +130,14 @@ def new_plugin(
     from ..scaffold import plugin_name, write_plugin
 
     flags = dict(zip(KINDS, (family, tool_parser, reasoning_parser, drafter, kernels), strict=True))
-    kind = _one_kind([option for option, is_given in flags.items() if is_given])
-    registry = PluginRegistry.of(context)
-    plugin = plugin_name(name, kind, registry)
+    chosen = [f"--{option}" for option, is_given in flags.items() if is_given]
+    if len(chosen) != 1:
+        why = f"{' and '.join(chosen)}: choose one, and add the other hook later"
+        every = ", ".join(f"--{option}" for option in KINDS)
+        none = f"choose what the plugin provides: one of {every}"
+        raise BadRequest(why if chosen else none, param="name")
+    kind = KINDS[chosen[0].removeprefix("--")]
+    plugin = plugin_name(name, kind, PluginRegistry.of(context))
     files = write_plugin(plugin, kind, folder)
     for path in files:
         typer.echo(path)
@@ -167,17 +153,6 @@ def new_plugin(
     width = max(map(len, steps))
     for command, reason in steps.items():
         typer.echo(f"  {command:<{width}}  # {reason}")
-
-
-def _one_kind(options: list[str]) -> Kind:
-    """Raises `BadRequest` for none or several."""
-    if not options:
-        all_of = ", ".join(f"--{option}" for option in KINDS)
-        raise BadRequest(f"choose what the plugin provides: one of {all_of}", param="name")
-    if len(options) > 1:
-        given = " and ".join(f"--{option}" for option in options)
-        raise BadRequest(f"{given}: choose one, and add the other hook later")
-    return KINDS[options[0]]
 
 
 def plugins(
@@ -215,7 +190,6 @@ def _describe(plugin: Plugin, registry: PluginRegistry) -> Text:
 
 
 def _describe_patch(patch: UpstreamPatch) -> str:
-    """The replaced function, and the installed version if the patch is for another one."""
     distribution, _, read = patch.version.rpartition(" ")
     found = (installed_version(distribution) if distribution else "") or read
     here = "" if found == read else f" ({found} is installed)"

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ..chat.output.whole_reply import WholeReply, check_reply, read_chunks
+from ..chat.output.whole_reply import check_reply, read_chunks
 from ..errors import BadRequest, PluginError
 from ..registry import PluginRegistry
 
@@ -22,7 +22,6 @@ class ParseRequest(BaseModel):
     chunks: list[str]
     tools: list[dict[str, Any]] | None = None
     prompt_opened_think: bool = False
-    """False: unknown."""
     stop: list[str] = Field(default_factory=list)
     response_format: dict[str, Any] | None = None
 
@@ -34,14 +33,13 @@ def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str
 
 
 def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
-    """The parsers' result, or the error in the line."""
     request_id: Any = None
     try:
         data = json.loads(line)
         request_id = data.get("id") if isinstance(data, dict) else None
         return run(ParseRequest.model_validate(data), registry)
-    except (ValidationError, BadRequest, ValueError) as error:
-        code = error.code if isinstance(error, BadRequest) else "invalid_request"
+    except (BadRequest, ValueError) as error:  # also pydantic's
+        code = getattr(error, "code", "invalid_request")
         return {"id": request_id, "error": {"code": code, "message": str(error)}}
 
 
@@ -62,21 +60,17 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
         reasoning_parser=None if thoughts is None else registry.reasoning_parser(thoughts),
         reasoning_open=True if request.prompt_opened_think else None,
     )
-    found = {"id": request.id} | message(reply)
+    found: dict[str, Any] = {
+        "id": request.id,
+        "content": reply.content or None,
+        "reasoning_content": reply.reasoning or None,
+        "tool_calls": [{"name": name, "arguments": value} for name, value in reply.whole_calls],
+    }
+    if cut := [{"name": name, "arguments": text} for name, text in reply.cut_calls]:
+        found["unfinished_calls"] = cut  # by the end of the reply
     if request.response_format is not None:
         check = check_reply(found["content"] or "", request.response_format)
         found |= {"parsed": check.parsed, "valid": check.is_valid, "violated": check.violated}
     if reply.faults:
         found["error"] = {"code": PluginError.code, "message": "; ".join(reply.faults)}
     return found
-
-
-def message(reply: WholeReply) -> dict[str, Any]:
-    """Calls cut by the reply's end are in `unfinished_calls`."""
-    found: dict[str, Any] = {
-        "content": reply.content or None,
-        "reasoning_content": reply.reasoning or None,
-        "tool_calls": [{"name": name, "arguments": value} for name, value in reply.whole_calls],
-    }
-    cut = [{"name": name, "arguments": text} for name, text in reply.cut_calls]
-    return found | ({"unfinished_calls": cut} if cut else {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,22 +16,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import BadRequest
+from ..errors import BadRequest, EngineDied
 from ..isolation import printable
-from .engine import ApiBase, ApiKey, ApiKeyFile, finite, http_client, running_engine
+from .engine import ApiBase, ApiKey, ApiKeyFile, AsJson, finite, http_client, running_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
-    from ..protocol.health import (
-        EngineStats,
-        MemoryStats,
-        PrefixCacheStats,
-        RequestStats,
-        Stats,
-    )
+    from ..protocol.health import EngineStats, MemoryStats, PrefixCacheStats, RequestStats, Stats
 
 MODEL_WIDTH = 26
-TREE = 12
 LOOKUPS = 5
 STEPS = 60
 STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
@@ -45,8 +39,7 @@ REASONS = {
 def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON: a line for each update, or once."),
+        bool, typer.Option("--json", help="Print JSON: a line for each update, or once.")
     ] = False,
     every: Annotated[
         float,
@@ -60,6 +53,8 @@ def top(
 
     Exit code 3: no engine runs.
     """
+    from ..client.messages import parse_stats
+
     client = running_engine(api_base, api_key_file, as_json=as_json)
     try:
         if once or not (as_json or Console().is_terminal):
@@ -72,45 +67,33 @@ def top(
             for line in client.watch(every):
                 typer.echo(line)
         else:
-            _live(client, every)
+            console = Console(highlight=False)
+            live = Live(console=console, screen=True, auto_refresh=False)
+            with live, suppress(EngineDied):  # an expected end of the engine
+                for line in client.watch(every):
+                    live.update(view(parse_stats(line)), refresh=True)
+            console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
     except KeyboardInterrupt:
         return
     finally:
         client.close()
 
 
-def _live(client: HttpClient, every: float) -> None:
-    from ..client.messages import parse_stats
-    from ..errors import EngineDied
-
-    console = Console(highlight=False)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        try:
-            for line in client.watch(every):
-                live.update(view(parse_stats(line)), refresh=True)
-        except EngineDied:  # an expected end of the engine
-            pass
-    console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
-
-
 def view(stats: Stats) -> RenderableType:
-    parts: list[RenderableType] = [_head(stats), Text(), _memory(stats.memory)]
-    parts += [Text(), _requests(stats.requests)]
-    for engine in stats.engines:
-        parts += [Text(), _engine(engine)]
-    parts += [Text(), _cache(stats.prefix_cache)]
-    return Group(*parts)
+    parts: list[RenderableType] = [_head(stats), _memory(stats.memory), _requests(stats.requests)]
+    parts += [*map(_engine, stats.engines), _cache(stats.prefix_cache)]
+    return Group(*(each for part in parts for each in (part, Text())))
 
 
 def _head(stats: Stats) -> Text:
     decoded = sum(engine.decoded_per_second for engine in stats.engines)
     prefilled = sum(engine.prefilled_per_second for engine in stats.engines)
     waiting = stats.waiting()
-    return Text.assemble(
-        (f"mlx-provider {stats.version}", "bold"),
-        f" · {printable(stats.device)} · process {stats.pid}\n",
-        (f"{len(stats.requests) - waiting} running, {waiting} waiting", "bold"),
-        f" · decode {decoded:.0f} tok/s · prefill {prefilled:.0f} tok/s",
+    return Text(
+        f"mlx-provider {stats.version} · {printable(stats.device)} · process {stats.pid}\n"
+        f"{len(stats.requests) - waiting} running, {waiting} waiting · decode {decoded:.0f} tok/s"
+        f" · prefill {prefilled:.0f} tok/s",
+        style="bold",
     )
 
 
@@ -150,46 +133,36 @@ def _requests(requests: Sequence[RequestStats]) -> RenderableType:
 
 def _engine(engine: EngineStats) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
-    summary = Text.assemble(
-        (printable(f"{engine.model}{kind}"), "bold"),
-        f"  {engine.rows} rows, {engine.queued} waiting · {engine.layout}"
-        f"{', mixed passes' if engine.mixes else ''}",
-    )
+    mixed = ", mixed passes" if engine.mixes else ""
+    lines = [f"{engine.rows} rows, {engine.queued} waiting · {engine.layout}{mixed}"]
     if engine.steps:
-        summary.append(f"\n  steps  {1000 * engine.step_median:.1f} ms median, ")
-        summary.append(f"{1000 * engine.step_longest:.1f} ms longest")
-        if most := max(step.chunk for step in engine.steps[-STEPS:]):
-            summary.append(f", chunks up to {most} tokens")
-    if engine.drafted_tokens:
-        share = engine.accepted_tokens / engine.drafted_tokens
-        summary.append(f"\n  drafts {engine.drafter}: {engine.accepted_tokens} of ")
-        summary.append(f"{engine.drafted_tokens} accepted ({share:.0%})")
+        median, longest = 1000 * engine.step_median, 1000 * engine.step_longest
+        most = max(step.chunk for step in engine.steps[-STEPS:])
+        chunks = f", chunks up to {most} tokens" if most else ""
+        lines.append(f"steps  {median:.1f} ms median, {longest:.1f} ms longest{chunks}")
+    if drafted := engine.drafted_tokens:
+        accepted = f"{engine.accepted_tokens} of {drafted} accepted"
+        lines.append(
+            f"drafts {engine.drafter}: {accepted} ({engine.accepted_tokens / drafted:.0%})"
+        )
     if engine.ahead_tokens:
-        summary.append(f"\n  {engine.ahead_tokens} prompt tokens prefilled in the background")
-    return summary
+        lines.append(f"{engine.ahead_tokens} prompt tokens prefilled in the background")
+    title = (printable(f"{engine.model}{kind}"), "bold")
+    return Text.assemble(title, "  ", "\n  ".join(lines))
 
 
 def _cache(cache: PrefixCacheStats) -> Text:
-    summary = Text.assemble(
-        ("prefix cache", "bold"),
-        f"  {cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
-        f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached",
-    )
-    for node in cache.tree[:TREE]:
-        summary.append(f"\n  {'  ' * min(node.depth, 12)}└ {node.tokens} tokens from {node.start}")
-        summary.append(
-            f"  {node.hits} hit{'' if node.hits == 1 else 's'}, {size(node.bytes)}", style="dim"
-        )
-        summary.append("" if node.resumable else ", no state to resume from", style="dim")
-    if cache.nodes > TREE:
-        summary.append(f"\n  and {cache.nodes - min(TREE, len(cache.tree))} more", style="dim")
+    lines = [
+        f"{cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
+        f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached"
+    ]
     for found in cache.recent[:LOOKUPS]:
-        summary.append(f"\n  {found.ago:5.0f} s ago  {printable(found.request)[-12:]}  ")
-        summary.append(f"{found.cached_tokens} of {found.prompt_tokens}")
         at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
-        style = "yellow" if found.reason else "dim"
-        summary.append(f"  {REASONS[found.reason]}{at}", style=style)
-    return summary
+        lines.append(
+            f"{found.ago:5.0f} s ago  {printable(found.request)[-12:]}  {found.cached_tokens} of "
+            f"{found.prompt_tokens}  {REASONS[found.reason]}{at}"
+        )
+    return Text.assemble(("prefix cache", "bold"), "  ", "\n  ".join(lines))
 
 
 def size(nbytes: int) -> str:
@@ -201,7 +174,7 @@ def size(nbytes: int) -> str:
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix cache.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
     api_key: ApiKey = None,
@@ -256,17 +229,16 @@ def metrics(
 
 
 def _serve(client: HttpClient, host: str, port: int, *, keyless: bool) -> None:
-    from ..client.messages import is_loopback
+    from ..client.messages import is_address
     from ..config import engine_settings
     from ..server.access import Key, ensure_key, own_key_file, own_names
     from ..server.metrics_page import metrics_page, serve_page
 
-    if keyless and not is_loopback(host):
+    if keyless and host != "localhost" and not is_address(host, loopback=True):
         raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
     keys, summary, file = None, "no key", own_key_file(name="metrics.key")
     if not keyless:
         remedy = "set XDG_CONFIG_HOME to a folder of yours, or add --no-key"
         keys, summary = [Key(ensure_key(file, remedy))], f"key: {file}"
     page = metrics_page(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
-    announce = lambda address: typer.echo(f"metrics on {address}/metrics · {summary}")  # noqa: E731
-    serve_page(page, host, port, announce)
+    serve_page(page, host, port, lambda url: typer.echo(f"metrics on {url}/metrics · {summary}"))

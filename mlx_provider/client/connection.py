@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..serving.service import ChatService
 
 START_LIMIT = 180.0
-"""Seconds for Python, MLX and the plugins, on a slow busy machine."""
 POLL = 0.05
 READY = b"ready\n"
 """What a started engine reports once it listens; else an `ErrorBody`."""
@@ -45,8 +44,6 @@ TRANSPORT = PREFIX + "TRANSPORT"
 
 
 class InProcessClient:
-    """`EngineClient` over a service object: the same objects, without JSON."""
-
     def __init__(self, service: ChatService) -> None:
         self.service = service
         self.count = service.count
@@ -75,53 +72,47 @@ class LocalEngine:
         """Wait until an engine listens; start it if necessary. Raises `EngineUnavailable`, or the
         error with which the engine ended."""
         prepare(self.runtime)
+        deadline = time.monotonic() + self.start_limit
         try:
-            self._find_or_start()
+            while (lock := EngineLock.try_take(self.runtime.lock)) is None:
+                if self.runtime.listens():
+                    return
+                if time.monotonic() > deadline:
+                    raise EngineUnavailable(
+                        f"engine process {holder(self.runtime.lock)} does not answer: "
+                        f"end it, or see {self.runtime.log}"
+                    )
+                time.sleep(POLL)
+            try:
+                self._start(lock)
+            finally:
+                lock.release()
         except OSError as error:
             raise EngineUnavailable(
                 f"no engine process can be reached or started in {self.runtime.folder}: {error}"
             ) from None
 
-    def _find_or_start(self) -> None:
-        deadline = time.monotonic() + self.start_limit
-        while True:
-            lock = EngineLock.try_take(self.runtime.lock)
-            if lock is not None:
-                try:
-                    self._start(lock)
-                finally:
-                    lock.release()
-                return
-            if self.runtime.listens():
-                return
-            if time.monotonic() > deadline:
-                raise EngineUnavailable(
-                    f"engine process {holder(self.runtime.lock)} does not answer: "
-                    f"end it, or see {self.runtime.log}"
-                )
-            time.sleep(POLL)
-
     def _start(self, lock: EngineLock) -> None:
         own = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
-        with os.fdopen(_open_log(self.runtime.log), "ab") as log:
+        with os.fdopen(_open_log(self.runtime.log), "ab") as log, ExitStack() as ending:
             begin = log.seek(0, os.SEEK_END)
             hear, tell = os.pipe()
-            with os.fdopen(hear, "rb") as report:
-                try:
-                    process = subprocess.Popen(
-                        [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        pass_fds=(lock.descriptor, tell),
-                        start_new_session=True,
-                        env={**self.runtime.environment, **own},
-                    )
-                finally:
-                    os.close(tell)
-                # waits for the child, so that it never becomes a zombie
-                threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
-                self._await_report(process, report, begin)
+            report = ending.enter_context(os.fdopen(hear, "rb"))
+            try:
+                process = subprocess.Popen(
+                    [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock.descriptor, tell),
+                    start_new_session=True,
+                    env={**self.runtime.environment, **own},
+                )
+            finally:
+                os.close(tell)
+            # waits for the child, so that it never becomes a zombie
+            threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
+            self._await_report(process, report, begin)
 
     def _await_report(
         self, process: subprocess.Popen[bytes], report: IO[bytes], begin: int
@@ -182,7 +173,6 @@ def connect(api_base: str | None = None, api_key: str | None = None) -> EngineCl
 
 
 def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
-    """This user's engine, which the first request starts."""
     here = runtime(environ)
     address, mine = Address("http://engine", os.fspath(here.socket)), partial(identity, environ)
     return HttpClient(address, start=LocalEngine(here).ensure, identity=mine)
@@ -210,9 +200,10 @@ class Connections:
             # over the unix socket, access depends on the owner alone
             key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
             if key not in self._clients:
-                address = parse_address(api_base) if api_base else None
                 self._clients[key] = (
-                    HttpClient(address, api_key) if address else local_client(self._environ)
+                    HttpClient(parse_address(api_base), api_key)
+                    if api_base
+                    else local_client(self._environ)
                 )
             return self._clients[key]
 

@@ -49,8 +49,7 @@ class HttpClient(Transport):
         self._start_engine, self._identity = start, identity
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Raises the engine's typed error, `EngineUnavailable`, `EngineDied` if it ended in the
-        meantime."""
+        """Raises the engine's typed error, also `EngineDied` if it ended in the meantime."""
         body = request_body(request)
         return self._send_attached(lambda: self.send(request.path, body))
 
@@ -60,7 +59,6 @@ class HttpClient(Transport):
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
-        """Starts no engine. Raises `EngineUnavailable`."""
         return parse_health(self.ask("GET", "/health", ok=(200, 503)))
 
     def metrics(self) -> bytes:
@@ -72,7 +70,7 @@ class HttpClient(Transport):
     def watch(self, every: float) -> Iterator[bytes]:
         """A line of JSON every `every` seconds until the engine ends, see `parse_stats`.
         Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
-        return iter(self.lines("GET", f"/v1/stats?stream={every:g}"))
+        return self.lines(f"/v1/stats?stream={every:g}")
 
     def cache_report(self) -> Any:
         return json.loads(self.ask("GET", "/cache"))
@@ -87,11 +85,9 @@ class HttpClient(Transport):
         return self._ends(reason, when)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
-        """Open a port of the owner's engine (see `server.stats.ListenerRequest`).
-
-        Returns its URL, and the connection that keeps it open. Starts no engine. Raises typed
-        errors."""
-        stream = self.lines("POST", "/v1/listener", json.dumps(request).encode())
+        """The URL of a port of the owner's engine (see `server.stats.ListenerRequest`), and the
+        connection that keeps it open. Starts no engine. Raises typed errors."""
+        stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
         if not (url := stream.first()):
             raise EngineDied("the engine ended before it opened a port")
         return url.decode(), stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -20,7 +21,6 @@ from ..protocol.requests import ModelRequest
 @dataclass(frozen=True)
 class Address:
     url: str
-    """For a unix socket only a label."""
     socket: str | None = None
 
     def __str__(self) -> str:
@@ -29,16 +29,12 @@ class Address:
 
 def parse_address(api_base: str) -> Address:
     """A trailing `/v1` is ignored. Raises `BadRequest` that names the two forms."""
-    if api_base.startswith("unix:"):
-        path = api_base.removeprefix("unix:").removeprefix("//")
-        if path.startswith("/"):
-            return Address("http://engine", path)
-    else:
-        try:
-            url = httpx.URL(api_base)
-        except httpx.InvalidURL:
-            url = httpx.URL("")
-        if url.scheme in ("http", "https") and url.host:
+    with suppress(httpx.InvalidURL):
+        if api_base.startswith("unix:"):
+            path = api_base.removeprefix("unix:").removeprefix("//")
+            if path.startswith("/"):
+                return Address("http://engine", path)
+        elif (url := httpx.URL(api_base)).scheme in ("http", "https") and url.host:
             return Address(api_base.rstrip("/").removesuffix("/v1").rstrip("/"))
     raise BadRequest(
         f"api_base {api_base!r} is neither http(s)://host:port nor unix:/path/to.sock",
@@ -46,15 +42,15 @@ def parse_address(api_base: str) -> Address:
     )
 
 
-def is_loopback(host: str) -> bool:
+def is_address(host: str, *, loopback: bool = False) -> bool:
+    """`loopback`: whether it is one of this machine alone."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_loopback or not loopback
     except ValueError:
         return False
 
 
 def request_body(request: ModelRequest) -> bytes:
-    """Raises `BadRequest` if JSON cannot represent it."""
     try:
         return request.__pydantic_serializer__.to_json(request)  # no text beside the bytes
     except (PydanticSerializationError, UnicodeEncodeError) as error:
@@ -76,15 +72,13 @@ class LineBuffer:
         return ends
 
     def events(self, piece: bytes) -> list[Event]:
-        """Events whose lines end in this piece. Raises pydantic's `ValidationError`."""
         return [event for line in self.feed(piece) for event in EVENT_BATCH.validate_json(line)]
 
 
 def error_of(status: int, path: str, body: bytes) -> MLXProviderError:
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         return ErrorBody.model_validate(json.loads(body)["error"]).exception()
-    except (ValueError, KeyError, TypeError):
-        message = f"{path} answered {status}: {body[:200]!r}"
+    message = f"{path} answered {status}: {body[:200]!r}"
     if status == Unauthorized.status:
         return Unauthorized(message)
     return EngineUnavailable(f"no engine of mlx-provider: {message}")
@@ -111,7 +105,6 @@ def parse_health(line: bytes) -> Health:
 
 
 def parse_stats(line: bytes) -> Stats:
-    """Raises `EngineUnavailable` if it has no stats."""
     try:
         return Stats.model_validate_json(line)
     except ValidationError as error:

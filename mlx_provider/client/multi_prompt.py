@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ..errors import BadRequest
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import Accepted, Delta, Done, Event, Failed, Finish, Timings, Usage
+from ..protocol.events import Delta, Done, Event, Failed, Finish, Timings, Usage
 from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 
@@ -19,27 +18,30 @@ Submit = Callable[[ModelRequest], Generation]
 
 def submit_all(submit: Submit, requests: Sequence[ModelRequest]) -> Generation:
     """Choices of request i follow those of the requests before it. Usage is summed. With `echo`,
-    each choice begins with its prompt. A request that is refused or fails ends the others. Raises
-    like `submit`, and names the prompt at fault."""
+    each choice begins with its prompt. A request that is refused or fails ends the others, as does
+    closing or deleting the generation. Raises like `submit`, and names the prompt at fault."""
     texts = [request for request in requests if isinstance(request, GenerateRequest)]
     if len(requests) == 1 and not any(request.echo for request in texts):
         return submit(requests[0])
     parts: list[Generation] = []
-    with ExitStack() as undo:
-        undo.callback(_close, parts)
-        for request in texts:
-            parts.append(_submit(submit, request, len(parts), len(texts)))
-        undo.pop_all()
-    return _Merge(texts, parts).begin()
-
-
-def _submit(submit: Submit, request: GenerateRequest, index: int, count: int) -> Generation:
     try:
-        return submit(request)
-    except BadRequest as error:
-        if count == 1:
-            raise
-        raise type(error)(f"prompt[{index}]: {error.message}", param="prompt") from None
+        for request in texts:
+            part = submit(request)
+            parts.append(part)
+    except BaseException as error:
+        _close(parts)
+        if isinstance(error, BadRequest) and len(texts) > 1:
+            message = f"prompt[{len(parts)}]: {error.message}"
+            raise type(error)(message, param="prompt") from None
+        raise
+    queue, accepted = EventQueue(), [part.accepted for part in parts]
+    total = {
+        "prompt_tokens": sum(each.prompt_tokens for each in accepted),
+        "warnings": list(dict.fromkeys(text for each in accepted for text in each.warnings)),
+    }
+    merging = _merge([request.n for request in texts], parts, queue)
+    threading.Thread(target=asyncio.run, args=(merging,), daemon=True).start()
+    return Generation(accepted[0].model_copy(update=total), queue, partial(_close, parts))
 
 
 def _close(parts: Sequence[Generation]) -> None:
@@ -47,62 +49,35 @@ def _close(parts: Sequence[Generation]) -> None:
         part.close()
 
 
-class _Merge:
-    def __init__(self, requests: Sequence[GenerateRequest], parts: Sequence[Generation]) -> None:
-        self._parts = parts
-        self._queue = EventQueue()
-        self._done: list[Done] = []
-        counts = [request.n for request in requests]
-        self._first = [sum(counts[:i]) for i in range(len(counts))]
-        self._echoes = {
-            first + i: part.accepted.echo
-            for first, part, count in zip(self._first, parts, counts, strict=True)
-            for i in range(count)
-            if part.accepted.echo
-        }
+async def _merge(counts: Sequence[int], parts: Sequence[Generation], queue: EventQueue) -> None:
+    ends: list[Done] = []
 
-    def begin(self) -> Generation:
-        """Closing or deleting the generation ends every part."""
-        merged = Generation(
-            _merge_accepted([part.accepted for part in self._parts]),
-            self._queue,
-            partial(_close, self._parts),
-        )
-        threading.Thread(target=asyncio.run, args=(self._merge(),), daemon=True).start()
-        return merged
+    async def relay(first: int, count: int, part: Generation) -> None:
+        echoes = dict.fromkeys(range(count), part.accepted.echo or "")
 
-    async def _merge(self) -> None:
-        await asyncio.gather(*map(self._relay, self._first, self._parts))
+        def translate(event: Event) -> Iterator[Event]:
+            if isinstance(event, Done):
+                ends.append(event)
+                if len(ends) == len(parts):
+                    yield _all_done(ends)
+            elif isinstance(event, Delta | Finish):
+                index, echo = first + event.index, echoes.pop(event.index, "")
+                if isinstance(event, Delta):
+                    yield event.model_copy(update={"index": index, "content": echo + event.content})
+                    return
+                if echo:  # a choice without text
+                    yield Delta(index=index, content=echo)
+                yield event.model_copy(update={"index": index})
+            else:
+                yield event
 
-    async def _relay(self, first: int, part: Generation) -> None:
         while events := await part.aget():
-            self._queue.put([each for event in events for each in self._translate(first, event)])
+            queue.put([each for event in events for each in translate(event)])
             if any(isinstance(event, Failed) for event in events):
-                _close(self._parts)
+                _close(parts)
 
-    def _translate(self, first: int, event: Event) -> list[Event]:
-        if isinstance(event, Delta):
-            index = first + event.index
-            content = self._echoes.pop(index, "") + event.content
-            return [event.model_copy(update={"index": index, "content": content})]
-        if isinstance(event, Finish):
-            index = first + event.index
-            echo = self._echoes.pop(index, "")  # a choice without text
-            end = event.model_copy(update={"index": index})
-            return [Delta(index=index, content=echo), end] if echo else [end]
-        if isinstance(event, Done):
-            self._done.append(event)
-            return [_all_done(self._done)] if len(self._done) == len(self._parts) else []
-        return [event]
-
-
-def _merge_accepted(all_of: Sequence[Accepted]) -> Accepted:
-    return all_of[0].model_copy(
-        update={
-            "prompt_tokens": sum(each.prompt_tokens for each in all_of),
-            "warnings": list(dict.fromkeys(text for each in all_of for text in each.warnings)),
-        }
-    )
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    await asyncio.gather(*map(relay, firsts, counts, parts))
 
 
 def _all_done(ends: Sequence[Done]) -> Done:

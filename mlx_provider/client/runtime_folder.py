@@ -1,6 +1,5 @@
-"""The owner-only folder where clients find a user's engine: its lock, and the identity of the
-engine's process, by which a client sees that it needs another one. The engine itself watches plugin
-files, because it knows its imports."""
+"""The owner-only folder where clients find a user's engine: its lock, and the identity of its
+process, by which a client sees that it needs another one."""
 
 from __future__ import annotations
 
@@ -38,9 +37,7 @@ OTHERS = (
     "HF_TOKEN",
     "PYTHONPATH",
 )
-"""Variables of other packages with effect on models, devices and code."""
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
-"""Prefix of MLX's variables, and suffix of variables that change what a model attends to."""
 SECRET = ("HF_TOKEN",)
 OWN_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
 LONGEST_SOCKET_PATH = 103
@@ -59,7 +56,6 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Empty if the other side sends no identity."""
     if not theirs:
         return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
@@ -78,27 +74,28 @@ def _digest(secret: str) -> str:
 def prepare(runtime: Runtime) -> None:
     """Create the folder, or check that no other user can access it. Raises `EngineUnavailable` that
     names the folder and the remedy."""
-    _refuse_long(runtime)
-    try:
-        make_folder(runtime.folder)
-    except OSError as error:
-        raise _unusable(runtime.folder, error.errno or 0) from None
-    inspect(runtime)
+    inspect(runtime, make=True)
 
 
-def inspect(runtime: Runtime) -> bool:
-    """Whether the folder exists. Creates nothing. Raises like `prepare`."""
-    _refuse_long(runtime)
+def inspect(runtime: Runtime, *, make: bool = False) -> bool:
+    """Whether the folder exists. Creates nothing, unless `make`. Raises like `prepare`."""
     folder = runtime.folder
+    if len(os.fsencode(runtime.socket)) > LONGEST_SOCKET_PATH:
+        raise EngineUnavailable(
+            f"{runtime.socket} is too long for a unix socket: "
+            f"set {PREFIX}RUNTIME_DIR to a shorter path"
+        )
     try:
+        if make:
+            make_folder(folder)
         link, target = folder.lstat(), folder.stat()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         nearest = next(parent for parent in folder.absolute().parents if parent.exists())
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise _unusable(folder, errno.EACCES) from None
+        if make or not os.access(nearest, os.W_OK | os.X_OK):
+            raise _unusable(folder, error.errno if make else errno.EACCES) from None
         return False
     except OSError as error:
-        raise _unusable(folder, error.errno or 0) from None
+        raise _unusable(folder, error.errno) from None
     if not stat.S_ISDIR(target.st_mode):
         raise _unusable(folder, errno.ENOTDIR)
     if {link.st_uid, target.st_uid} != {os.getuid()}:
@@ -111,16 +108,8 @@ def inspect(runtime: Runtime) -> bool:
     return True
 
 
-def _refuse_long(runtime: Runtime) -> None:
-    if len(os.fsencode(runtime.socket)) > LONGEST_SOCKET_PATH:
-        raise EngineUnavailable(
-            f"{runtime.socket} is too long for a unix socket: "
-            f"set {PREFIX}RUNTIME_DIR to a shorter path"
-        )
-
-
-def _unusable(folder: Path, number: int) -> EngineUnavailable:
-    why = os.strerror(number)
+def _unusable(folder: Path, number: int | None) -> EngineUnavailable:
+    why = os.strerror(number or 0)
     return EngineUnavailable(f"runtime folder {folder} cannot be used ({why}): {OWN_FOLDER}")
 
 
@@ -181,7 +170,6 @@ def holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Creates no file."""
     if not path.exists():
         return False
     lock = EngineLock.try_take(path)

@@ -1,9 +1,6 @@
-"""Requests of one client to an engine, with httpx. A thread reads each reply, so that any thread or
-event loop may read its events.
-
-A request is sent again only if no running engine has accepted it: no process listens, the engine
-refuses because it is ending, or the connection is lost at once, before any answer. All other
-failures end the request."""
+"""Requests of one client to an engine. A thread reads each reply, so that any thread or event loop
+may read its events. A request is sent again only if no running engine can have accepted it: no
+process listens, the engine refuses because it is ending, or the connection is lost at once."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import httpx
@@ -32,7 +28,6 @@ from .messages import Address, LineBuffer, error_of, parse_health
 
 T = TypeVar("T")
 PAUSES = (0.0, 0.2, 1.0)
-"""Seconds before each further try."""
 GOING_DOWN = 0.25
 """Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
 CONNECT_SECONDS = 5.0
@@ -51,18 +46,16 @@ def not_taken(error: EngineUnavailable) -> EngineUnavailable:
 
 def patiently(work: Callable[[], T]) -> T:
     """Try again while no engine accepts, as while one is ending (a few seconds)."""
-    for pause in PAUSES:
+    pauses = iter(PAUSES)
+    while True:
         try:
             return work()
         except EngineUnavailable as error:
-            if error.taken:
+            pause = next(pauses, None)
+            if error.taken or pause is None:
+                error.taken = True
                 raise
             time.sleep(pause)
-    try:
-        return work()
-    except EngineUnavailable as error:
-        error.taken = True  # enough tries
-        raise
 
 
 class Call:
@@ -72,7 +65,6 @@ class Call:
     def __init__(self) -> None:
         self.buffer = LineBuffer()
         self.ending: MLXProviderError | None = None
-        """Set by `close`."""
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
 
@@ -116,56 +108,43 @@ class EventStream(Call):
             time.sleep(READ_AGAIN_SECONDS)
 
     def end(self, error: MLXProviderError | None) -> None:
-        """`None`: the engine has ended the reply."""
         error = error or EngineDied("the engine's reply ended before its last event")
-        if not self.accepted.done():
-            self.accepted.set_exception(error)
-        else:
+        if self.accepted.done():
             self.events.put([Failed.of(error)])  # ignored after the last event
+        else:
+            self.accepted.set_exception(error)
 
 
 class LineStream(Call):
-    """Lines of a reply that lasts until one side ends it. Empty lines, which detect a lost
-    connection, are left out."""
+    """A connection that lasts until one side ends it, and the first line of its reply."""
 
     health: Health
-    """Of `Transport.attach`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = threading.Event()
-        self._queue: SimpleQueue[bytes | MLXProviderError] = SimpleQueue()
+        self._first: Future[bytes] = Future()
 
     def take(self, piece: bytes) -> None:
         for line in filter(None, self.buffer.feed(piece)):
-            self._queue.put(line)
+            if not self._first.done():
+                self._first.set_result(line)
 
     def end(self, error: MLXProviderError | None) -> None:
         self.ended.set()
-        self._queue.put(error or b"")
+        if error is not None and not self._first.done():
+            self._first.set_exception(error)
+        elif not self._first.done():
+            self._first.set_result(b"")
 
     def first(self) -> bytes:
         """Empty if there is none. Raises typed errors."""
         try:
-            return self._line(FIRST_LINE_SECONDS)
-        except Empty:
+            return self._first.result(FIRST_LINE_SECONDS)
+        except TimeoutError:
             self.close()
             limit = f"the engine did not answer within {FIRST_LINE_SECONDS:g} s"
             raise EngineUnavailable(limit) from None
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Raises typed errors."""
-        try:
-            while line := self._line():
-                yield line
-        finally:
-            self.close()
-
-    def _line(self, seconds: float | None = None) -> bytes:
-        line = self._queue.get(timeout=seconds)
-        if isinstance(line, MLXProviderError):
-            raise line
-        return line
 
 
 Stream = EventStream | LineStream
@@ -206,8 +185,7 @@ class Transport:
         )
 
     def attach(self) -> LineStream:
-        """Raises typed errors."""
-        self.attachment = stream = self.lines("GET", "/v1/attach")
+        self.attachment = stream = self.hold("GET", "/v1/attach")
         try:
             stream.health = parse_health(stream.first())
         except MLXProviderError as error:
@@ -229,11 +207,18 @@ class Transport:
             raise
 
     def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
-        """One short request. Raises typed errors."""
         with self._response(Call(), method, path, body, ok) as response:
             return response.read()
 
-    def lines(self, method: str, path: str, body: bytes = b"") -> LineStream:
+    def lines(self, path: str) -> Iterator[bytes]:
+        """Of a reply, without the empty ones, which detect a lost connection. Raises typed
+        errors."""
+        call = Call()
+        with self._response(call, "GET", path, b"") as response:
+            for piece in response.iter_raw():
+                yield from filter(None, call.buffer.feed(piece))
+
+    def hold(self, method: str, path: str, body: bytes = b"") -> LineStream:
         stream = LineStream()
         self._start(stream, method, path, body)
         return stream
@@ -297,8 +282,6 @@ def _keep_alive() -> list[tuple[int, int, int]]:
         idle = socket.TCP_KEEPALIVE
     else:
         idle = socket.TCP_KEEPIDLE
+    tcp = socket.IPPROTO_TCP
     values = ((idle, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
-    return [
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        *((socket.IPPROTO_TCP, option, value) for option, value in values),
-    ]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((tcp, *value) for value in values)]

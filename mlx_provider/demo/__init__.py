@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import io
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from ..gateway.engine import SeparateGateway, separate_gateway, warm_up
 
 MODEL = "demo"
 Message = dict[str, Any]
+Show = Callable[[str], None]
 STREAMED = "Tell me a story."
 INTRODUCTION = "My name is Maria."
 RECALL = "What is my name?"
@@ -35,23 +35,10 @@ AT_ONCE = {
 def stage(environ: Mapping[str, str] = os.environ) -> Iterator[SeparateGateway]:
     """Start proxy and engine of the demo alone, and end them with the block. Raises `NotInstalled`
     or `EngineUnavailable` if one cannot start."""
-    with separate_gateway(proxy_config(MODEL, MODEL), environ) as apart:
-        warm_up(apart.engine, MODEL)
-        apart.proxy.wait_ready()
-        yield apart
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A streamed answer with its times at the client."""
-
-    text: str
-    finish: str
-    first_token: float
-    """Seconds from the request to its first text."""
-    tokens_per_second: float
-    usage: Any
-    """As OpenAI's client gives it."""
+    with separate_gateway(proxy_config(MODEL, MODEL), environ) as running:
+        warm_up(running.engine, MODEL)
+        running.proxy.wait_ready()
+        yield running
 
 
 @dataclass(frozen=True)
@@ -68,19 +55,19 @@ class Scenario:
         self._client = client
         self._request = {"model": model, "temperature": 0, "max_tokens": 200}
 
-    def story(self, show: Callable[[str], None]) -> tuple[Measured, Check]:
+    def story(self, show: Show) -> Check:
         """Stream a long answer; `show` gets every piece as it comes."""
-        measured = self._stream([_user(STREAMED)], show)
+        text, finish = self._stream([_user(STREAMED)], show)
         whole = self._ask([_user(STREAMED)])
-        same = bool(measured.text) and measured.text == whole and measured.finish == "stop"
-        return measured, Check("the same text streamed and in one piece", whole, same)
+        same = bool(text) and text == whole and finish == "stop"
+        return Check("the same text streamed and in one piece", whole, same)
 
-    def recall(self) -> tuple[Measured, Check]:
+    def recall(self, show: Show) -> Check:
         """Two turns of one conversation: the second needs the first."""
         turns = [_user(INTRODUCTION)]
         turns += [{"role": "assistant", "content": self._ask(turns)}, _user(RECALL)]
-        measured = self._stream(turns, lambda piece: None)
-        return measured, Check(f"{RECALL} {NAME}", measured.text, NAME in measured.text)
+        text, _ = self._stream(turns, show)
+        return Check(f"{RECALL} {NAME}", text, NAME in text)
 
     def at_once(self) -> list[Check]:
         """Three requests at the same time, each answered as if it were alone."""
@@ -100,24 +87,16 @@ class Scenario:
         reply = self._client.chat.completions.create(messages=messages, **self._request)
         return reply.choices[0].message.content or ""
 
-    def _stream(self, messages: list[Message], show: Callable[[str], None]) -> Measured:
-        start = time.perf_counter()
-        chunks = self._client.chat.completions.create(
-            messages=messages, **self._request, stream=True, stream_options={"include_usage": True}
-        )
-        text, times, finish, usage = "", [], "", None
-        for chunk in chunks:
-            choice = chunk.choices[0] if chunk.choices else None
-            if choice and choice.delta.content:
-                times.append(time.perf_counter())
-                text += choice.delta.content
-                show(choice.delta.content)
-            finish = (choice.finish_reason if choice else None) or finish
-            usage = getattr(chunk, "usage", None) or usage
-        times = times or [start]
-        spoken, tokens = times[-1] - times[0], usage.completion_tokens if usage else 0
-        rate = (tokens - 1) / spoken if spoken > 0 else 0.0
-        return Measured(text, finish, times[0] - start, rate, usage)
+    def _stream(self, messages: list[Message], show: Show) -> tuple[str, str]:
+        text, finish = "", ""
+        for chunk in self._client.chat.completions.create(
+            messages=messages, **self._request, stream=True
+        ):
+            for choice in chunk.choices:
+                show(choice.delta.content or "")
+                text += choice.delta.content or ""
+                finish = choice.finish_reason or finish
+        return text, finish
 
 
 def red_circle() -> str:

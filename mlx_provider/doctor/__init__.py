@@ -1,11 +1,7 @@
-"""Finds problems on this machine, with their remedies.
-
-    from mlx_provider.doctor import Subject, examine
-    for finding in examine(Subject("mlx-community/some-model"), thorough=False): ...
+"""Finds problems on this machine, with their remedies: `examine(Subject("OWNER/NAME"))`.
 
 A check is a function from a `Subject` to `Finding`s. It changes nothing, and uses the network only
-for a model that is not on this machine.
-"""
+for a model that is not on this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ PYTHON_CHECKS: Checks = (
     ("versions.packages", versions.packages, REINSTALL),
     ("versions.backend", versions.backend, REINSTALL),
 )
-"""These explain why the others cannot be imported."""
 
 
 def machine_checks() -> Checks:
@@ -111,12 +106,10 @@ def healthy(findings: Iterable[Finding]) -> bool:
 
 
 def by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """Worst first, then in the order of the checks."""
     return sorted(findings, key=lambda finding: STATES.index(finding.state))
 
 
 def as_json(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
-    """`findings`: with the record's fields."""
     return {
         "format": FORMAT,
         "version": version,

@@ -28,7 +28,6 @@ from ..serving.hub import cache_root
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9
-"""For any useful model."""
 SPARE_BYTES, LOG_BYTES = 10**9, 10**7
 """Free disk space that counts as almost full, and that an engine needs."""
 OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
@@ -36,7 +35,6 @@ VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VAR
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 CONFIG, HANDLER, WHERE = "config.yaml", "mlx_provider.litellm.handler", "model_info.mlx"
 LARGEST = 2**22
-"""Bytes of the file."""
 OPTIONS = frozenset(OperatorOptions.model_fields)
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
@@ -46,22 +44,20 @@ Fields = Mapping[str, Any]
 def memory(subject: Subject) -> Iterator[Finding]:
     limit = memory_limit(subject.settings.memory_limit)
     summary = f"models and requests may take {size(limit)}"
-    if limit < LEAST_BYTES:
-        remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
-        yield Finding("memory.limit", "warn", f"{summary}: few models of use fit", remedy)
-    else:
-        yield Finding("memory.limit", "ok", summary)
+    few = f"{summary}: few models of use fit" if limit < LEAST_BYTES else ""
+    remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
+    yield Finding.of("memory.limit", few, summary, remedy, "warn")
 
 
 def wired_memory(subject: Subject) -> Iterator[Finding]:
-    if not subject.is_mac:
-        return
-    if limit := subject.wired():
-        summary = f"iogpu.wired_limit_mb is {limit}: with a raised limit, requests at once have "
+    if subject.is_mac:
+        summary, limit = "the limit of wired memory is the system's own", subject.wired()
+        raised = (
+            f"iogpu.wired_limit_mb is {limit}: with a raised limit, requests at once have made "
+        )
         remedy = "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system"
-        yield Finding("memory.wired", "warn", f"{summary}made machines panic (mlx 3186)", remedy)
-    else:
-        yield Finding("memory.wired", "ok", "the limit of wired memory is the system's own")
+        problem = f"{raised}machines panic (mlx 3186)" if limit else ""
+        yield Finding.of("memory.wired", problem, summary, remedy, "warn")
 
 
 def settings(subject: Subject) -> Iterator[Finding]:
@@ -80,25 +76,20 @@ def settings(subject: Subject) -> Iterator[Finding]:
 
 
 def runtime_folder(subject: Subject) -> Iterator[Finding]:
-    folder = subject.runtime.folder
+    folder, problem = subject.runtime.folder, ""
+    remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
+    summary = f"{folder} will be made"
     try:
-        exists = inspect(subject.runtime)
+        if inspect(subject.runtime):
+            summary = f"{folder} is this user's alone"
+        if (free := _free(folder)) < LOG_BYTES:
+            problem = f"{folder}: only {size(free)} are free for sockets and the engine's log"
     except EngineUnavailable as error:
-        summary, _, remedy = error.message.rpartition(": ")
-        yield Finding("runtime.folder", "fail", summary, remedy)
-        return
-    free = _free(folder)
-    if free < LOG_BYTES:
-        summary = f"{folder}: only {size(free)} are free for sockets and the engine's log"
-        remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
-        yield Finding("runtime.folder", "fail", summary, remedy)
-    else:
-        summary = f"{folder} is this user's alone" if exists else f"{folder} will be made"
-        yield Finding("runtime.folder", "ok", summary)
+        problem, _, remedy = error.message.rpartition(": ")
+    yield Finding.of("runtime.folder", problem, summary, remedy)
 
 
 def disk_tier(subject: Subject) -> Iterator[Finding]:
-    """The folder of the prefix cache on disk can be written and has space."""
     name, folder = "disk.prefix_cache", subject.settings.disk_cache
     wanted = subject.settings.disk_cache_bytes
     if folder is None or wanted == 0:
@@ -111,12 +102,11 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         free, used, most = _free(folder), bytes_on_disk(folder), disk_limit(folder, wanted)
         summary = f"{folder}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
-        full = free < max(most - used, SPARE_BYTES)
-        yield Finding(name, "warn" if full else "ok", summary, remedy if full else "")
+        full = summary if free < max(most - used, SPARE_BYTES) else ""
+        yield Finding.of(name, full, summary, remedy, "warn")
 
 
 def download(subject: Subject) -> Iterator[Finding]:
-    """The Hub cache can be written and has space for the model, or for any."""
     if subject.folder is not None:
         return
     root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
@@ -125,10 +115,11 @@ def download(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.models", "warn", summary, remedy)
         return
     needed = LEAST_BYTES if subject.model is None else subject.checkpoint.weight_bytes
-    full = _free(root) < needed
-    state: State = "ok" if not full else "warn" if subject.model is None else "fail"
     summary = f"{root}: {size(_free(root))} are free, {subject.model or 'a useful model'} takes "
-    yield Finding("disk.models", state, f"{summary}{size(needed)}", remedy if full else "")
+    summary += size(needed)
+    full = summary if _free(root) < needed else ""
+    state: State = "fail" if subject.model else "warn"
+    yield Finding.of("disk.models", full, summary, remedy, state)
 
 
 def plugins(subject: Subject) -> Iterator[Finding]:
@@ -145,11 +136,9 @@ def plugins(subject: Subject) -> Iterator[Finding]:
         for note in plugin.notes:
             remedy = "see `mlx-provider plugins`; update the plugin or leave it out"
             yield Finding(f"plugins.{plugin.name}", "warn", f"{plugin.name}: {note}", remedy)
-    if working:
-        yield Finding("plugins.working", "ok", ", ".join(working))
-    else:
-        remedy = f"unset {SELECTION}, or install mlx-provider anew"
-        yield Finding("plugins.working", "fail", "no plugin works: nothing is served", remedy)
+    remedy = f"unset {SELECTION}, or install mlx-provider anew"
+    problem = "" if working else "no plugin works: nothing is served"
+    yield Finding.of("plugins.working", problem, ", ".join(working), remedy)
 
 
 def _free(folder: Path) -> int:
@@ -159,7 +148,6 @@ def _free(folder: Path) -> int:
 
 
 def engine(subject: Subject) -> Iterator[Finding]:
-    """Whether it is healthy, and whether a new engine would be the same. Starts none."""
     if subject.environ.get(TRANSPORT) == "in_process":
         return  # a thread of the process that uses it
     client = local_client(subject.environ)
@@ -169,12 +157,11 @@ def engine(subject: Subject) -> Iterator[Finding]:
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
-        if is_held(lock):
-            summary = f"engine process {holder(lock)} does not answer ({error.message})"
-            remedy = f"see {log}, end process {holder(lock)}, or wait if it is starting"
-            yield Finding("engine.running", "warn", summary, remedy)
-        else:
-            yield Finding("engine.running", "ok", "none runs; the first request starts one")
+        pid = holder(lock) if is_held(lock) else ""
+        problem = f"engine process {pid} does not answer ({error.message})" if pid else ""
+        remedy = f"see {log}, end process {pid}, or wait if it is starting"
+        none = "none runs; the first request starts one"
+        yield Finding.of("engine.running", problem, none, remedy, "warn")
     finally:
         client.close()
 
@@ -190,8 +177,7 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
     if health.out_of_date:
         summary = f"the engine is out of date: {'; '.join(health.out_of_date)}"
         yield Finding("engine.out_of_date", "warn", summary, RESTART)
-    changed = differences(health.identity, identity(subject.environ))
-    if changed:
+    if changed := differences(health.identity, identity(subject.environ)):
         summary = f"the engine was started with other settings: {'; '.join(changed.values())}"
         yield Finding("engine.settings", "warn", summary, RESTART)
 
@@ -216,14 +202,11 @@ def config_file(subject: Subject) -> Iterator[Finding]:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
         found = (*_find_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
         problems += [Finding("config.entries", "fail", f"{name}: {a}", b) for a, b in found]
-    yield from problems
-    if not problems:
-        summary = f"{path}: {len(entries)} entries for models of this package"
-        yield Finding("config.file", "ok", summary)
+    summary = f"{path}: {len(entries)} entries for models of this package"
+    yield from problems or [Finding("config.file", "ok", summary)]
 
 
 def _handler(content: Fields) -> Iterator[Finding]:
-    """Whether LiteLLM routes `mlx/` to this package."""
     listed = _list(_fields(content.get("litellm_settings")).get(MAP))
     handlers = {str(each.get("provider")): str(each.get("custom_handler")) for each in listed}
     found = handlers.get("mlx")
@@ -236,7 +219,6 @@ def _handler(content: Fields) -> Iterator[Finding]:
 
 
 def _find_misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
-    """Summaries with remedies."""
     for part in ("litellm_params", "model_info"):
         for name in _fields(entry.get(part)).keys() & OPTIONS:
             yield f"{part}.{name} has no effect", f"write it as {WHERE}.{name}"
@@ -289,7 +271,6 @@ def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
 
 
 def _model(entry: Fields) -> str:
-    """Empty for a model of another provider."""
     model = str(_fields(entry.get("litellm_params")).get("model"))
     return model.removeprefix("mlx/") if model.startswith("mlx/") else ""
 

@@ -37,7 +37,7 @@ from ..serving.estimate import context_that_fits, footprint, text_fields
 from ..serving.hub import full_name
 from ..serving.measurements import Measured, Measurements, beside_a_prompt, software
 from ..serving.weight_files import broken_files, stored_tensors
-from .subject import Finding, Subject
+from .subject import Finding, State, Subject
 
 AGENT = 32_768
 """Least context for a coding agent: its tools alone take 7,000 to 20,000 tokens."""
@@ -53,7 +53,6 @@ OTHER_HEAD = (
 PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
 LOGS = "see `mlx-provider engine logs`"
 ENTRY = "examined"
-"""The model's name in the proxy."""
 LIMIT = 600.0
 """Seconds, the load of a large model included."""
 HEAD = re.compile(r"(?:^|\.)mtp\.")
@@ -66,7 +65,6 @@ NOT_MEASURED = "its speed here is measured when it loads: send it a request, or 
 
 
 def found(subject: Subject) -> Iterator[Finding]:
-    """Raises the errors of the search."""
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.model is not None:
@@ -81,10 +79,9 @@ def files(subject: Subject) -> Iterator[Finding]:
     problems = broken_files(subject.folder)
     if not stored_tensors(subject.folder):
         problems.append("no weights (*.safetensors)")
-    for problem in problems:
-        yield Finding("model.files", "fail", f"{subject.folder}: {problem}", "download it again")
-    if not problems:
-        yield Finding("model.files", "ok", "the weights are whole")
+    for problem in problems or [""]:
+        what = f"{subject.folder}: {problem}" if problem else ""
+        yield Finding.of("model.files", what, "the weights are whole", "download it again")
 
 
 def family(subject: Subject) -> Iterator[Finding]:
@@ -124,7 +121,6 @@ def memory(subject: Subject) -> Iterator[Finding]:
 
 
 def formats(subject: Subject) -> Iterator[Finding]:
-    """The chat template, and the parsers that suit it."""
     if subject.folder is None:
         return
     if subject.tokenizer is None:
@@ -133,23 +129,20 @@ def formats(subject: Subject) -> Iterator[Finding]:
         yield Finding("model.formats", "fail", summary, remedy)
         return
     template, registry = subject.tokenizer.chat_template or "", subject.registry
-    if parser := registry.detect_tool_parser(template):
-        yield Finding("model.tool_parser", "ok", f"tool calls are read as {parser.name}")
-    else:
-        general = registry.fallback_tool_parser("read")
-        name = general.name if general else "nobody"
-        summary = f"the chat template shows no known tool format: calls are read by {name}"
-        remedy = "name one with model_info.mlx.tool_parser (`mlx-provider plugins` lists them)"
-        yield Finding("model.tool_parser", "warn", summary, remedy)
-    if thoughts := registry.detect_reasoning_parser(template):
-        summary = f"thoughts are read as {thoughts.name}"
-        yield Finding("model.reasoning_parser", "ok", summary)
-    elif "reasoning_content" in template:
-        summary = "the template writes thoughts, but no parser knows its format"
-        remedy = "name one with model_info.mlx.reasoning_parser, or write a plugin for it"
-        yield Finding("model.reasoning_parser", "warn", summary, remedy)
-    else:
-        yield Finding("model.reasoning_parser", "ok", "the model shows no thoughts")
+    parser, problem = registry.detect_tool_parser(template), ""
+    if parser is None:
+        parser = registry.fallback_tool_parser("read")
+        name = parser.name if parser else "nobody"
+        problem = f"the chat template shows no known tool format: calls are read by {name}"
+    right = f"tool calls are read as {parser.name}" if parser else ""
+    remedy = "name one with model_info.mlx.tool_parser (`mlx-provider plugins` lists them)"
+    yield Finding.of("model.tool_parser", problem, right, remedy, "warn")
+    thoughts, problem = registry.detect_reasoning_parser(template), ""
+    if thoughts is None and "reasoning_content" in template:
+        problem = "the template writes thoughts, but no parser knows its format"
+    right = f"thoughts are read as {thoughts.name}" if thoughts else "the model shows no thoughts"
+    remedy = "name one with model_info.mlx.reasoning_parser, or write a plugin for it"
+    yield Finding.of("model.reasoning_parser", problem, right, remedy, "warn")
 
 
 def messages(subject: Subject) -> Iterator[Finding]:
@@ -162,13 +155,14 @@ def messages(subject: Subject) -> Iterator[Finding]:
         tokenizer.apply_template(fit_messages(turns[:count], tokenizer.form), [], {})
         for count in (1, 3)
     )
+    problem = ""
+    state: State = "warn"
     if not all(turn["content"] in later for turn in turns):
-        yield Finding("template.messages", "fail", "the chat template drops messages", OTHER)
+        problem, state = "the chat template drops messages", "fail"
     elif common_length(first, later) < first.index(ASKED) + len(ASKED):
-        summary = "a later turn writes the first message otherwise: nothing of a prompt is reused"
-        yield Finding("template.messages", "warn", summary, OTHER)
-    else:
-        yield Finding("template.messages", "ok", "all messages reach the prompt")
+        problem = "a later turn writes the first message otherwise: nothing of a prompt is reused"
+    right = "all messages reach the prompt"
+    yield Finding.of("template.messages", problem, right, OTHER, state)
 
 
 def tools(subject: Subject) -> Iterator[Finding]:
@@ -187,12 +181,12 @@ def tools(subject: Subject) -> Iterator[Finding]:
     )
     written = text[common_length(prompt, text) :]
     reply = read_chunks([written], tools=[TOOL], tool_parser=parser)
-    if reply.faults or reply.cut_calls or reply.whole_calls != [(NAME, {KEY: VALUES[0]})]:
-        summary = f"calls as the template writes them are not read back by {parser.name}: "
-        yield Finding("template.round_trip", "fail", f"{summary}{list(reply.calls)}", PARSER)
-    else:
-        summary = f"calls in the history are read back by {parser.name}"
-        yield Finding("template.round_trip", "ok", summary)
+    problem, reads = "", reply.whole_calls == [(NAME, {KEY: VALUES[0]})]
+    if reply.faults or reply.cut_calls or not reads:
+        problem = f"calls as the template writes them are not read back by {parser.name}: "
+        problem += str(list(reply.calls))
+    right = f"calls in the history are read back by {parser.name}"
+    yield Finding.of("template.round_trip", problem, right, PARSER)
 
 
 def token(subject: Subject) -> Iterator[Finding]:
@@ -214,7 +208,6 @@ def token(subject: Subject) -> Iterator[Finding]:
 
 
 def decoding(subject: Subject) -> Iterator[Finding]:
-    """How requests share the device, as measured at the last load."""
     measured = last_measured(subject)
     if measured is None:
         if subject.folder is not None:
@@ -258,18 +251,16 @@ def cost_of_a_draft(tensors: Mapping[str, int], layers: object) -> float | None:
 
 
 def gain(subject: Subject) -> Iterator[Finding]:
-    """Whether the checkpoint has the head of its config, and what drafts gain here."""
     if subject.folder is None:
         return
     text = text_fields(subject.checkpoint.config)
     cost = cost_of_a_draft(stored_tensors(subject.folder), text.get("num_hidden_layers"))
-    if cost is None and (text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers")):
-        summary = "config.json names a head for drafts, and the weights have none"
-        yield Finding("speculation.head", "warn", summary, OTHER_HEAD)
-    else:
-        kind = "no head for drafts: only text that repeats is drafted"
-        summary = f"the checkpoint has {kind if cost is None else 'a head for drafts'}"
-        yield Finding("speculation.head", "ok", summary)
+    named = text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers")
+    problem = "config.json names a head for drafts, and the weights have none"
+    kind = "no head for drafts: only text that repeats is drafted"
+    right = f"the checkpoint has {kind if cost is None else 'a head for drafts'}"
+    lost = problem if cost is None and named else ""
+    yield Finding.of("speculation.head", lost, right, OTHER_HEAD, "warn")
     measured = last_measured(subject)
     if measured is not None and measured.probe.drafts:
         yield Finding("speculation.gain", "ok", gain_text(measured, cost))

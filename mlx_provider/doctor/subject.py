@@ -25,8 +25,6 @@ WIRED = ("sysctl", "-n", "iogpu.wired_limit_mb")
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact, and the remedy if it is a problem."""
-
     name: str
     """For programs: `<check>.<part>`. Does not depend on the result."""
     state: State
@@ -36,6 +34,11 @@ class Finding:
     def __post_init__(self) -> None:
         if self.state in ("fail", "warn") and not self.remedy:
             raise ValueError(f"{self.name} complains and names no remedy: {self.what}")
+
+    @classmethod
+    def of(cls, name: str, problem: str, right: str, remedy: str, state: State = "fail") -> Finding:
+        """`problem`: with its remedy and state; if empty, `right` is found."""
+        return cls(name, state, problem, remedy) if problem else cls(name, "ok", right)
 
 
 def wired_limit() -> int:
@@ -54,13 +57,11 @@ class Subject:
     working_folder: Path = Path()
     is_mac: bool = sys.platform == "darwin"
     installed: Callable[[str], str | None] = installed_version
-    """`None`: not installed."""
     wired: Callable[[], int] = wired_limit
     discover: Callable[[Mapping[str, str]], PluginRegistry] = PluginRegistry.discover
 
     @cached_property
     def settings(self) -> EngineSettings:
-        """Raises `BadRequest` for an invalid variable."""
         return engine_settings(self.environ)
 
     @property

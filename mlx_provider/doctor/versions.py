@@ -21,7 +21,6 @@ class Tested:
     package: str
     allowed: str
     newest: str
-    """The newest tested series."""
 
 
 TESTED = (
@@ -32,7 +31,6 @@ TESTED = (
     Tested("transformers", ">=5.14,<6", "5.23"),
 )
 MALICIOUS = "1.107.0"
-"""A release of litellm of 21 October 2026."""
 CLEAN = "pip install 'litellm!=1.107.0.*', then replace every key that this machine has held"
 ONE_BACKEND = "pip uninstall both, then install mlx-provider[cpu] or mlx-provider[cuda13]"
 

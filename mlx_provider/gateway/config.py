@@ -27,17 +27,9 @@ CLAIMED = (
 )
 """Features of every model: the engine enforces the formats of calls and schemas."""
 AGENTS = ("claude-*", "gpt-*")
-"""Model names with which agents ask for titles, summaries, subagents."""
 ANYTHING = ("*",)
+PING = {"sse_keepalive_ping_interval_seconds": 10}
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
-NOTES = {
-    "max_tokens": "of an answer, if a client sets none",
-    "timeout": "seconds: a long prompt may take minutes",
-    "sse_keepalive_ping_interval_seconds": "keep-alive signals during a prefill",
-    "cancel_on_disconnect": "ends a request when its client disconnects",
-    "custom_provider_map": "replaces the whole list: include your other custom providers",
-    "num_retries": "agents retry themselves",
-}
 
 
 @dataclass(frozen=True)
@@ -46,13 +38,12 @@ class Served:
     model: str
     """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
     context: int
-    """Tokens of prompt and answer."""
     output: int
     images: bool = False
     thinks: bool = False
     own_context: int | None = None
-    """The model's context, if it differs."""
 
+    @property
     def options(self) -> dict[str, Any]:
         return {} if self.own_context == self.context else {"context_length": self.context}
 
@@ -73,35 +64,29 @@ class Served:
             **dict.fromkeys(CLAIMED, True),
             "supports_vision": self.images,
             "supports_reasoning": self.thinks,
+            **({"mlx": self.options} if self.options else {}),
         }
-        if self.options():
-            info["mlx"] = self.options()
         return [
             {"model_name": name, "litellm_params": {**params}, "model_info": deepcopy(info)}
             for name in (self.name, *names)
         ]
 
 
-def served_config(served: Served, names: tuple[str, ...]) -> dict[str, Any]:
-    return {"model_list": served.entries(names), **_settings(ping=True)}
+def served_config(served: Served, names: tuple[str, ...], forwards: str = "") -> dict[str, Any]:
+    """`forwards`: another provider's models, in an entry of their own.
 
-
-def subagent_config(served: Served, forwards: str) -> dict[str, Any]:
-    """One model beside a client's main model of another provider.
-
-    The client sends the proxy's key as `x-litellm-api-key`. LiteLLM passes on the token of the
-    client's login (1.106.2, `clean_headers`), else takes the provider's key from the
+    A client of theirs sends the proxy's key as `x-litellm-api-key`. LiteLLM passes on the token of
+    the client's login (1.106.2, `clean_headers`), else takes the provider's key from the
     environment."""
-    config = served_config(served, ())
+    config = {"model_list": served.entries(names), **_settings(PING)}
     if forwards:
-        name, params = forwards.partition("/")[2], {"model": forwards}
-        config["model_list"].append({"model_name": name, "litellm_params": params})
+        entry = {"model_name": forwards.partition("/")[2], "litellm_params": {"model": forwards}}
+        config["model_list"].append(entry)
         config["general_settings"]["forward_client_headers_to_llm_api"] = True
     return config
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
-    """Clients use `name`, the engine serves `mlx/<model>`."""
     info = {
         "mode": "chat",
         "input_cost_per_token": 0,
@@ -110,16 +95,13 @@ def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]
     }
     params = {"model": f"mlx/{model}", **litellm_params}
     entry = {"model_name": name, "litellm_params": params, "model_info": info}
-    return {"model_list": [entry], **_settings(ping=False)}
+    return {"model_list": [entry], **_settings({})}
 
 
-def _settings(*, ping: bool) -> dict[str, Any]:
+def _settings(litellm: Mapping[str, Any]) -> dict[str, Any]:
     provider = {"provider": "mlx", "custom_handler": "mlx_provider.litellm.handler"}
-    litellm: dict[str, Any] = {"custom_provider_map": [provider]}
-    if ping:
-        litellm["sse_keepalive_ping_interval_seconds"] = 10
     return {
-        "litellm_settings": litellm,
+        "litellm_settings": {"custom_provider_map": [provider], **litellm},
         "general_settings": {"cancel_on_disconnect": True, "disable_spend_logs": True},
         "router_settings": {"num_retries": 0},
     }
@@ -132,18 +114,12 @@ def write_config(config: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def config_text(served: Served, limited_by: str = "") -> str:
-    """YAML with comments. `limited_by`: why no longer context is set."""
+def config_text(served: Served) -> str:
     import yaml
 
-    head = f"# A LiteLLM proxy for a local model. Start it: {START}"
-    notes = NOTES | {"max_input_tokens": limited_by}
-    config, lines = served_config(served, AGENTS), [head]
+    config = served_config(served, AGENTS)
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)
-    for line in text.splitlines():
-        note = notes.pop(line.strip(" -").partition(":")[0], "")
-        lines.append(f"{line}  # {note}" if note else line)
-    return "\n".join(lines) + "\n"
+    return f"# A LiteLLM proxy for a local model. Start it: {START}\n{text}"
 
 
 def env_text() -> str:
@@ -156,14 +132,13 @@ TIMEOUT_WORKER_HEALTHCHECK=60
 """
 
 
-def write_pair(folder: Path, served: Served, *, limited_by: str, force: bool) -> list[Path]:
+def write_pair(folder: Path, served: Served, *, force: bool) -> list[Path]:
     """`.env` only for this user. Raises `BadRequest` for a file that exists."""
-    contents = {ENV: env_text(), CONFIG: config_text(served, limited_by)}
-    paths = [folder / name for name in contents]
-    there = [str(path) for path in paths if path.exists() or path.is_symlink()]
+    contents = {folder / ENV: env_text(), folder / CONFIG: config_text(served)}
+    there = [str(path) for path in contents if path.exists() or path.is_symlink()]
     if there and not force:
         raise BadRequest(f"{' and '.join(there)} would be overwritten: add --force to allow it")
-    for path, content in zip(paths, contents.values(), strict=True):
+    for path, content in contents.items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # a new file, so that no process holds the old one open
@@ -173,4 +148,4 @@ def write_pair(folder: Path, served: Served, *, limited_by: str, force: bool) ->
                 path.chmod(0o644)
         except OSError as error:
             raise BadRequest(f"{path} cannot be written: {error.strerror}") from None
-    return paths
+    return [*contents]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import termios
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,17 +23,16 @@ from ..client.runtime_folder import EngineLock
 from ..config import PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.events import Failed
-from ..protocol.health import Health, Stats
+from ..protocol.health import Stats
 from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
-from .proxy import Proxy, master_key, require_proxy, start_proxy
+from .proxy import Proxy, require_proxy, start_proxy
 
 END_LIMIT = 10.0
 THREAD = "engine-progress"
 EVERY = 0.5
 """Seconds between two polls, and between updates of a line in a terminal."""
 PATIENCE = 5.0
-"""Seconds until the first line about a load, and between new lines."""
 AGAIN = 30.0
 LEAST_TOKENS = 1000
 """Of a prompt that is shown. Agents ask for a title with fewer."""
@@ -66,19 +64,13 @@ def run_request(engine: EngineClient, request: GenerateRequest) -> None:
 
 
 def end_engine(engine: EngineClient) -> None:
-    """Waits for the end. Does nothing if none runs."""
-    try:
+    with suppress(EngineUnavailable, ProcessLookupError):
         pid = engine.health().pid
-    except EngineUnavailable:
-        return
-    engine.close()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return
-        if _gone(pid):
-            return
+        engine.close()
+        os.kill(pid, signal.SIGTERM)
+        if not _gone(pid):
+            os.kill(pid, signal.SIGKILL)
+            _gone(pid)
 
 
 def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
@@ -97,24 +89,20 @@ def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = Fa
 
 
 def _gone(pid: int) -> bool:
-    deadline = time.monotonic() + END_LIMIT
-    while not has_ended(pid):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def has_ended(pid: int) -> bool:
     """Also true for a zombie: a starter that ended first leaves the engine to process 1, which in a
     container may not wait for it."""
-    try:
-        os.kill(pid, 0)
-        return b") Z " in Path(f"/proc/{pid}/stat").read_bytes()
-    except ProcessLookupError:
-        return True
-    except OSError:  # a system without /proc
-        return False
+    deadline = time.monotonic() + END_LIMIT
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            if b") Z " in Path(f"/proc/{pid}/stat").read_bytes():
+                return True
+        except ProcessLookupError:
+            return True
+        except OSError:  # a system without /proc
+            pass
+        time.sleep(0.05)
+    return False
 
 
 @contextmanager
@@ -147,31 +135,6 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Itera
 
     with _watching(run):
         yield
-
-
-@contextmanager
-def watch_engine(
-    health: Callable[[], Health], then: str, screen: TextIO, tell: Tell
-) -> Iterator[None]:
-    """Report an end of the engine during the block, and `then`, its consequence. While a client
-    draws on the screen, the line waits for the block's end."""
-    lines: list[str] = []
-
-    def run(over: threading.Event) -> None:
-        pid = None
-        while not over.wait(EVERY):
-            with suppress(EngineUnavailable):
-                pid = pid or health().pid
-            if pid is not None and has_ended(pid):
-                lines.append(f"process {pid} has ended: {then}")
-                if not screen.isatty() or is_line_mode(screen):
-                    tell("engine", lines.pop())
-                break
-
-    with _watching(run):
-        yield
-    for line in lines:
-        tell("engine", line)
 
 
 @contextmanager
@@ -234,13 +197,10 @@ def separate_engine(
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[tuple[EngineClient, dict[str, str]]]:
     """An engine that starts at its first request and ends with the block (if this process is
-    killed: when it has been idle), and the variables by which others find it.
-
-    It has its own runtime and state folders, so it neither uses nor ends an engine of the user, and
-    keeps no prefix of an earlier run."""
-    with ExitStack() as ending:
-        folder = tempfile.mkdtemp(prefix="mlxp-")  # short: the path of a socket is limited
-        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+    killed: when it has been idle), and the variables by which others find it. It shares neither
+    runtime nor state folder with an engine of the user."""
+    # a short path, because that of a socket is limited
+    with tempfile.TemporaryDirectory(prefix="mlxp-", ignore_cleanup_errors=True) as folder:
         own = {
             PREFIX + "DISK_CACHE_BYTES": "0",
             PREFIX + "IDLE_TIMEOUT": "30",
@@ -250,9 +210,11 @@ def separate_engine(
             "XDG_STATE_HOME": folder,
         }
         engine = local_client(own)
-        ending.callback(_end_for_good, engine, runtime(own).lock)
-        ending.callback(engine.close)
-        yield engine, own
+        try:
+            yield engine, own
+        finally:
+            engine.close()
+            _end_for_good(engine, runtime(own).lock)
 
 
 @contextmanager
@@ -262,10 +224,12 @@ def separate_gateway(
     """A proxy for `config` before `separate_engine`; both end with the block. Does not wait for the
     proxy. Raises `NotInstalled` or `EngineUnavailable`."""
     require_proxy()
-    with separate_engine(environ) as (engine, own), ExitStack() as ending:
+    with separate_engine(environ) as (engine, own):
         proxy = start_proxy(write_config(config, Path(own[PREFIX + "RUNTIME_DIR"])), own)
-        ending.callback(proxy.stop)
-        yield SeparateGateway(proxy, engine)
+        try:
+            yield SeparateGateway(proxy, engine)
+        finally:
+            proxy.stop()
 
 
 def _end_for_good(engine: EngineClient, lock: Path) -> None:
@@ -279,35 +243,16 @@ def _end_for_good(engine: EngineClient, lock: Path) -> None:
         time.sleep(0.1)
 
 
-def start_both(
-    served: Served, engine: EngineClient, start: Callable[[], Proxy], tell: Tell
-) -> Proxy:
-    """Load the model while `start` starts the proxy. Both are then ready."""
+@contextmanager
+def loading(served: Served, engine: EngineClient, tell: Tell) -> Iterator[None]:
+    """Load the model beside the block, after which it is ready. Raises the errors of the load."""
     begun, pool = time.monotonic(), ThreadPoolExecutor(1, thread_name_prefix="warm-up")
-    warm = pool.submit(warm_up, engine, served.model, served.options().get("context_length"))
+    warm = pool.submit(warm_up, engine, served.model, served.options.get("context_length"))
     pool.shutdown(wait=False)
     with show_load(engine.stats, tell):
-        proxy = start()
+        yield
         warm.result()
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
-    proxy.wait_ready()
-    tell("proxy", f"{proxy.url}, {time.monotonic() - begun:.1f} s")
-    return proxy
-
-
-def open_listener(
-    served: Served, engine: HttpClient, ending: ExitStack, tell: Tell
-) -> tuple[str, str]:
-    """Load the model and open a listener, which `ending` closes. Returns its URL and key. Raises
-    the errors of the load."""
-    begun, key = time.monotonic(), master_key()
-    with show_load(engine.stats, tell):
-        warm_up(engine, served.model, served.options().get("context_length"))
-    wanted = {"key": key, "model": served.model, "max_tokens": served.output}
-    url, stream = engine.open_listener(wanted | {"options": served.options()})
-    ending.callback(stream.close)
-    tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
-    return url, key
 
 
 def _engine_line(engine: EngineClient, served: Served) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+TYPED = (signal.SIGINT, signal.SIGQUIT)
+"""Sent by a terminal to its whole foreground group, so also to the program."""
 
 
 class Ended(KeyboardInterrupt):
@@ -31,13 +35,19 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(number, former)
 
 
-def ending_by_signal() -> AbstractContextManager[None]:
-    """Signals that end a process raise `Ended` in the main thread, so that clean-ups run."""
+@contextmanager
+def ending_by_signal(notice: str = "") -> Iterator[None]:
+    """Signals that end a process raise `Ended` in the main thread, so that clean-ups run, which
+    ignore further ones."""
 
     def end(number: int, frame: FrameType | None) -> None:
+        for each in PASSED_ON:
+            signal.signal(each, signal.SIG_IGN)
+        sys.stderr.write(notice)
         raise Ended(number)
 
-    return _handling(end)
+    with _handling(end):
+        yield
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -59,19 +69,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-TYPED = (signal.SIGINT, signal.SIGQUIT)
-"""Sent by a terminal to its whole foreground group, so also to the program."""
-
-
 def _in_foreground() -> bool:
-    """Whether the terminal's signals reach also the program."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with suppress(OSError), Path("/dev/tty").open() as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

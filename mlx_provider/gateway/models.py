@@ -29,7 +29,6 @@ WIDE = {"Pro", "Max", "Ultra"}
 """Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
 MOST_BYTES_PER_TOKEN = 3_000_000_000
 """Bytes of weights read per token above which a chip with little bandwidth is slow."""
-Run = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Recommended:
     name: str
     weights: int
     read: int
-    """Bytes of the `weights` that a token reads."""
     memory: int
     """GB of a machine on which it leaves enough for a context."""
     why: str
@@ -49,7 +47,6 @@ class Machine:
     memory: int
     """Bytes, shared by CPU and GPU or of the GPU alone."""
     wide: bool
-    """Its memory is fast enough for weights of any size."""
     gpu: bool = True
 
 
@@ -60,7 +57,7 @@ def table() -> tuple[date, list[Recommended]]:
 
 
 def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
-    """The best model that fits, and a second one; fewer if fewer fit. With little bandwidth, the
+    """The best model that fits, and a second one, if there is one. With little bandwidth, the
     second one is small. Without a GPU, both read few weights per token."""
     fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
     first = [each for each in fitting if machine.gpu or each.read <= MOST_BYTES_PER_TOKEN][:1]
@@ -68,9 +65,16 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
     return [*first, *(each for each in small if each not in first)][:2]
 
 
-def this_machine(run: Run | None = None, system: str = platform.system()) -> Machine:
-    """`run`: returns a program's output, or an empty text."""
-    run = run or _output
+def _output(command: Sequence[str]) -> str:
+    try:
+        return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def this_machine(
+    run: Callable[[Sequence[str]], str] = _output, system: str = platform.system()
+) -> Machine:
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":
         chip = run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or "a Mac"
@@ -86,63 +90,38 @@ def this_machine(run: Run | None = None, system: str = platform.system()) -> Mac
     return Machine(next(names, "a CPU"), host, wide=False, gpu=False)
 
 
-def _output(command: Sequence[str]) -> str:
-    try:
-        return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
 LEAST_CONTEXT_TOKENS = 16_384
 """Fewest tokens that are useful for agents: their first requests alone have 7,000 to 21,000."""
 MOST_CONTEXT_TOKENS = 131_072
 """Default limit, because longer prompts take too long. `--context` may request more."""
 DEMO_OUTPUT = 256
-"""Tokens of an answer of a demo model, which cannot help an agent."""
 BYTES_PER_TOKEN = 4.5
 """In an agent's first request, with vocabularies that encode English and code well."""
 DEMO_BYTES_PER_TOKEN = 1.8
 MEMORY_SHARE = 0.9
 """Share of the memory limit for weights and requests; the rest is for passes."""
 ANSWER_SHARE = 4
-"""Largest fraction (1/n) of a context for one answer."""
 MOST_OUTPUT_TOKENS = 32_000
 
 
 @dataclass(frozen=True)
 class Candidate:
-    model: str
-    """After `mlx/`: a Hub id, the absolute path of a folder, `demo`."""
+    served: Served
+    """Context 0: the weights alone do not fit."""
     weights: int
-    context: int
-    """Tokens of prompt and answer. 0: the weights alone do not fit."""
-    own_context: int | None
     here: bool
-    images: bool = False
-    thinks: bool = False
-    family: str = ""
-    limited_by: str = ""
+    family: str
 
     @property
     def fits(self) -> bool:
-        return self.context >= min(LEAST_CONTEXT_TOKENS, self.own_context or LEAST_CONTEXT_TOKENS)
+        least = min(LEAST_CONTEXT_TOKENS, self.served.own_context or LEAST_CONTEXT_TOKENS)
+        return self.served.context >= least
 
     @property
     def summary(self) -> str:
         where = "" if self.here else ", to be downloaded"
-        return f"{self.model}: {size(self.weights)}{where}, context {self.context:,}"
-
-    def served(self) -> Served:
-        output = max(1, min(MOST_OUTPUT_TOKENS, self.context // ANSWER_SHARE))
-        return Served(
-            name=alias(self.model),
-            model=self.model,
-            context=self.context,
-            output=DEMO_OUTPUT if self.model in DEMOS else output,
-            images=self.images,
-            thinks=self.thinks,
-            own_context=self.own_context,
-        )
+        weights = f"{size(self.weights)}{where}"
+        return f"{self.served.model}: {weights}, context {self.served.context:,}"
 
 
 def size(number: int) -> str:
@@ -154,7 +133,6 @@ def alias(model: str) -> str:
 
 
 def device_memory() -> int:
-    """Bytes that the engine may use. Imports mlx."""
     from ..config import engine_settings
     from ..engine.memory import memory_limit
     from ..upstream.blas import require_mlx
@@ -173,26 +151,20 @@ def candidate(
     model = full_name(model)
     found = checkpoint(model)
     family, _ = registry.family_for(found.config)
-    need = needs(found)
     own = named_context(text_fields(found.config))
     limit = wanted or min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
-    context = context_that_fits(need, int(MEMORY_SHARE * memory), limit)
-    why = "the model's own limit" if limit == own else "longer ones take long: --context allows it"
-    if context < limit:
-        why = "the most that fits into this machine's memory"
-    elif wanted is not None:
-        why = "as --context says"
-    return Candidate(
+    context = context_that_fits(needs(found), int(MEMORY_SHARE * memory), limit)
+    output = max(1, min(MOST_OUTPUT_TOKENS, context // ANSWER_SHARE))
+    served = Served(
+        name=alias(model),
         model=model,
-        weights=found.weight_bytes,
         context=context,
-        own_context=own,
-        here=found.here,
+        output=DEMO_OUTPUT if model in DEMOS else output,
         images="vision_config" in found.config,
         thinks=registry.detect_reasoning_parser(found.chat_template) is not None,
-        family=family.name,
-        limited_by=why,
+        own_context=own,
     )
+    return Candidate(served, found.weight_bytes, found.here, family.name)
 
 
 def needs(found: Outline) -> Footprint:
@@ -205,42 +177,33 @@ def needs(found: Outline) -> Footprint:
         return Footprint(found.weight_bytes, 0, 0)
 
 
-def require_prompt_fits(found: Candidate, client: Client) -> None:
-    """Raise `BadRequest` with the sizes if not even the client's first prompt fits."""
-    each = DEMO_BYTES_PER_TOKEN if found.model in DEMOS else BYTES_PER_TOKEN
-    tokens = int(client.prompt_bytes / each)
-    if found.context <= tokens:
+def require_fit(
+    found: Candidate, memory: int, wanted: int | None = None, client: Client | None = None
+) -> None:
+    """Raise `BadRequest` with the sizes if the client's first prompt does not fit, or too little
+    context is left for agents; the context that a user requests (`wanted`) may be small."""
+    model, context = found.served.model, found.served.context
+    each = DEMO_BYTES_PER_TOKEN if model in DEMOS else BYTES_PER_TOKEN
+    tokens = int(client.prompt_bytes / each) if client else 0
+    if client and context <= tokens:
         raise BadRequest(
-            f"a context of {found.context:,} tokens is too small for {client.serves or client.name}"
+            f"a context of {context:,} tokens is too small for {client.serves or client.name}"
             f", whose first request has about {tokens:,}: choose a smaller model, a client that "
             "sends less, or a larger --context",
             param="context",
         )
-
-
-def require_fit(found: Candidate, memory: int, wanted: int | None = None) -> None:
-    """Raise `BadRequest` with the sizes if the model leaves too little context for agents; the
-    context that a user requests (`wanted`) may be small."""
     sizes = (
-        f"{size(found.weights)} of weights leave room for a context of {found.context:,} "
+        f"{size(found.weights)} of weights leave room for a context of {context:,} "
         f"tokens in the {size(memory)} that the engine may use"
     )
-    if wanted is not None and found.context < wanted:
-        raise BadRequest(f"{found.model}: {sizes}, not of {wanted:,}", param="context")
+    if wanted is not None and context < wanted:
+        raise BadRequest(f"{model}: {sizes}, not of {wanted:,}", param="context")
     if wanted is None and not found.fits:
         raise BadRequest(
-            f"{found.model} does not fit: {sizes}; coding agents need {LEAST_CONTEXT_TOKENS:,}. "
+            f"{model} does not fit: {sizes}; coding agents need {LEAST_CONTEXT_TOKENS:,}. "
             "Choose a smaller model",
             param="model",
         )
-
-
-def choose(
-    model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
-) -> Candidate:
-    found = named_or_best(model, registry, memory, wanted)
-    require_fit(found, memory, wanted)
-    return found
 
 
 def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
@@ -263,11 +226,18 @@ def recommend(registry: PluginRegistry, memory: int) -> dict[str, int]:
     return dict(sorted(fitting, key=lambda each: -each[1]))
 
 
-def named_or_best(
-    model: str | None, registry: PluginRegistry, memory: int, wanted: int | None = None
+def choose(
+    model: str | None,
+    registry: PluginRegistry,
+    memory: int,
+    wanted: int | None = None,
+    client: Client | None = None,
 ) -> Candidate:
-    """`model`: unset: the best one on this machine, else the shipped one."""
+    """`model`: unset: the best one on this machine, else the shipped one. Raises as
+    `require_fit`."""
     if model is None:
-        found = candidates_here(registry, memory)
-        model = found[0].model if found else "demo"
-    return candidate(model, registry, memory, wanted)
+        here = candidates_here(registry, memory)
+        model = here[0].served.model if here else "demo"
+    found = candidate(model, registry, memory, wanted)
+    require_fit(found, memory, wanted, client)
+    return found

@@ -1,15 +1,11 @@
-"""A LiteLLM proxy as a child process on loopback.
-
-`python -m mlx_provider.gateway.proxy DESCRIPTOR LOG [options]` is that process, on a socket of its
-parent, with a log of limited size. `litellm` takes no socket (1.106.2, `proxy_cli.py`); the options
-are its own."""
+"""A LiteLLM proxy as a child process on loopback. `python -m mlx_provider.gateway.proxy` is that
+process, on a socket of its parent, which `litellm` cannot take (1.106.2, `proxy_cli.py`)."""
 
 from __future__ import annotations
 
 import errno
 import importlib.util
 import os
-import random
 import secrets
 import signal
 import socket
@@ -17,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +22,10 @@ from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
 
 START_LIMIT = 120.0
-"""Seconds. LiteLLM's imports alone take ten on a slow machine."""
 STOP_LIMIT = 10.0
 POLL = 0.1
 COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.proxy")
 NEEDED = ("fastapi", "orjson", "apscheduler")
-"""Packages of LiteLLM's `proxy` extra that it needs to start."""
-PORTS = range(20_000, 32_000)
-"""Below the ports that Linux and macOS assign themselves."""
 FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
 """Prefixes of the caller's variables that would change the proxy."""
 
@@ -103,23 +94,18 @@ def start_proxy(
     config: Path,
     environ: Mapping[str, str],
     *,
-    port: int | None = None,
+    port: int = 0,
     options: Sequence[str] = (),
     key: str | None = None,
     lock: EngineLock | None = None,
 ) -> Proxy:
-    """Start a proxy for `config`. Does not wait.
-
-    This process binds the port and passes it on, so that no program of another user can listen
-    there during the start and receive the key. `port`: `None` takes a free one. `key`: the master
-    key; `None` generates one. `lock`: for a persistent proxy, which holds it until its end and runs
-    in the config's folder. Raises `NotInstalled` if LiteLLM's proxy is missing, `EngineUnavailable`
-    if the port cannot be bound."""
+    """Start a proxy for `config`. Does not wait. This process binds the port (0: any) and passes it
+    on, so that no program of another user can listen there and receive the key (unset: a new one).
+    `lock`: a persistent proxy holds it, and runs in the config's folder. Raises `NotInstalled`, and
+    `EngineUnavailable` if the port cannot be bound."""
     require_proxy()
-    listener = bind(port or 0)
+    listener, key, log = bind(port), key or master_key(), config.with_name("proxy.log")
     port = listener.getsockname()[1]
-    key = key or master_key()
-    log = config.with_name("proxy.log")
     own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
     own |= {
         "LITELLM_MASTER_KEY": key,
@@ -128,7 +114,6 @@ def start_proxy(
         "DISABLE_ADMIN_UI": "True",
         "NO_DOCS": "True",
     }
-    descriptors = [listener.fileno()] if lock is None else [listener.fileno(), lock.descriptor]
     command = [*COMMAND, str(listener.fileno()), os.fspath(log), "--config", os.fspath(config)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--telemetry", "False", *options]
     with listener, os.fdopen(create_own(log), "wb") as output:
@@ -140,7 +125,7 @@ def start_proxy(
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends the proxy
             env=own,
             cwd=None if lock is None else config.parent,
-            pass_fds=descriptors,
+            pass_fds=[listener.fileno(), *([] if lock is None else [lock.descriptor])],
         )
     if lock is not None:
         lock.sign(process.pid)
@@ -172,29 +157,19 @@ def bind(port: int) -> socket.socket:
     return listener
 
 
-def free_port() -> int:
-    """A free loopback port of `PORTS`, which the system assigns to no other process until the
-    server listens. Raises `EngineUnavailable` if there is none."""
-    for port in random.SystemRandom().choices(PORTS, k=100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise EngineUnavailable("no port is free: choose one with --port")
-
-
 def main() -> None:
+    """`litellm` with a listener that uvicorn gets, too."""
     descriptor, log, *options = sys.argv[1:]
+    import uvicorn
+    from litellm.proxy.proxy_cli import run_server
+
     from ..client.connection import limit_log
 
     limit_log(Path(log))
-    import uvicorn as module
-    from litellm.proxy.proxy_cli import run_server
+    original = uvicorn.run
 
-    uvicorn: Any = module
-    original = module.run
-
-    def run(**given: Any) -> None:
-        original(**given, fd=int(descriptor))
+    def run(*given: Any, **named: Any) -> None:
+        original(*given, **named, fd=int(descriptor))
 
     uvicorn.run = run
     run_server(options)

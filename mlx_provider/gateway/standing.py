@@ -24,16 +24,14 @@ from ..errors import EngineUnavailable
 from ..safe_open import create_own, make_folder, obstacle, open_own, read_own, replace_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
-from .proxy import START_LIMIT, STOP_LIMIT, Proxy, is_ready, master_key, require_proxy, start_proxy
+from .proxy import START_LIMIT, STOP_LIMIT, is_ready, master_key, require_proxy, start_proxy
 
 if TYPE_CHECKING:
     from .engine import Tell
 
 PORT = 4100
-"""LiteLLM's own default is 4000."""
 LARGEST = 2**16
 FIRST_LIMIT = 120.0
-"""Seconds for the first token."""
 SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
@@ -86,21 +84,15 @@ class GatewayFiles:
         """The proxy's master key, and whether it is new. A key that other users could read is
         replaced."""
         with _usable(self.key_file):
-            if not renew and (key := self._read_key()) is not None:
-                return key, False
+            if not renew:
+                with suppress(FileNotFoundError), os.fdopen(open_own(self.key_file), "rb") as file:
+                    key = file.read(LARGEST).decode("ascii", "replace").strip()
+                    closed = not os.fstat(file.fileno()).st_mode & 0o077
+                    if closed and KEY.fullmatch(key):
+                        return key, False
             key = master_key()
             replace_own(self.key_file, f"{key}\n".encode())
         return key, True
-
-    def _read_key(self) -> str | None:
-        try:
-            descriptor = open_own(self.key_file)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(descriptor, "rb") as file:
-            closed = not os.fstat(descriptor).st_mode & 0o077
-            text = file.read(LARGEST).decode("ascii", "replace").strip()
-        return text if closed and KEY.fullmatch(text) else None
 
     def record(self) -> Record | None:
         with _usable(self._record), suppress(FileNotFoundError, ValidationError):
@@ -150,13 +142,11 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
-    """Start proxy and engine, which continue after this process. Both are then ready.
-
-    False if another process was first. On failure, no proxy is left, and the record is unchanged.
-    Raises `NotInstalled`, `EngineUnavailable`, the errors of loading the model, and
-    `foreground.Ended` for a signal."""
+    """Start proxy and engine, which continue after this process. False if another process was
+    first. On failure, no proxy is left, and the record is unchanged. Raises `NotInstalled`,
+    `EngineUnavailable`, the errors of the load, and `foreground.Ended`."""
     from ..client.connection import TRANSPORT, local_client
-    from .engine import start_both
+    from .engine import loading
 
     require_proxy()
     own = {**environ, TRANSPORT: "process"}
@@ -167,18 +157,16 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
         ending.callback(lock.release)
         key, new = files.key()
         tell("key", f"{files.key_file}, {'new' if new else 'as before'}")
-
-        def start_its_proxy() -> Proxy:
+        engine = local_client(own)
+        ending.callback(engine.close)
+        with loading(record.served, engine, tell):
             failing.callback(files.write, files.record())
             files.write(record)
             config = write_config(served_config(record.served, ANYTHING), files.folder)
             proxy = start_proxy(config, own, port=record.port, key=key, lock=lock)
             failing.callback(proxy.stop)
-            return proxy
-
-        engine = local_client(own)
-        ending.callback(engine.close)
-        proxy = start_both(record.served, engine, start_its_proxy, tell)
+        proxy.wait_ready()
+        tell("proxy", proxy.url)
         # the engine then has a client, and does not end when idle
         proxy.answer_once(record.served.name, FIRST_LIMIT)
         failing.pop_all()
@@ -186,7 +174,6 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
 
 
 def await_ready(files: GatewayFiles, running: Running) -> None:
-    """Wait for a gateway that another process has started."""
     deadline = time.monotonic() + START_LIMIT
     while not is_ready(running.record.url):
         if files.running() != running:
@@ -205,20 +192,17 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
         with suppress(ProcessLookupError):
             os.killpg(running.pid, number)
         deadline = time.monotonic() + STOP_LIMIT
-        while (still := files.running() == running) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if files.running() != running:
+                tell("proxy", f"process {running.pid} has ended")
+                tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
+                return
             time.sleep(POLL)
-        if not still:
-            break
-    else:
-        raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
-    tell("proxy", f"process {running.pid} has ended")
-    tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
+    raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
 
 
 @dataclass(frozen=True)
 class LoginItem:
-    """Methods raise `EngineUnavailable`."""
-
     path: Path
     content: bytes
     link: Path | None = None
@@ -271,22 +255,21 @@ def login_item(
 
 def _unit(command: list[str], variables: Mapping[str, str]) -> str:
     """systemd.service(5). The output of `up` contains the key, so it is discarded."""
-    run = " ".join(_quote(word) for word in command)
-    stop = " ".join(_quote(word) for word in [*command[:-1], "down"])
-    lines = [
-        "[Unit]",
-        "Description=Local models: engine and LiteLLM proxy of mlx-provider",
-        "[Service]",
-        "Type=oneshot",
-        "RemainAfterExit=yes",
-        f"ExecStart={run}",
-        f"ExecStop={stop}",
-        *(f"Environment={_quote(f'{name}={value}')}" for name, value in variables.items()),
-        "StandardOutput=null",
-        "[Install]",
-        f"WantedBy={WANTS}",
-    ]
-    return "\n".join(lines) + "\n"
+    environment = "".join(
+        f"Environment={_quote(f'{name}={value}')}\n" for name, value in variables.items()
+    )
+    return f"""\
+[Unit]
+Description=Local models: engine and LiteLLM proxy of mlx-provider
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart={" ".join(map(_quote, command))}
+ExecStop={" ".join(map(_quote, [*command[:-1], "down"]))}
+{environment}StandardOutput=null
+[Install]
+WantedBy={WANTS}
+"""
 
 
 def _quote(word: str) -> str:

@@ -1,8 +1,5 @@
-"""New plugins: a folder from a template, whose tests pass at once.
-
-`templates/common` has the files of every plugin, and a folder for each kind has the files of that
-kind. All are Jinja2 files; `package` becomes the name of the module.
-"""
+"""New plugins from templates, whose tests pass at once: `templates/common` and a folder for each
+kind. All are Jinja2 files; `package` becomes the name of the module."""
 
 from __future__ import annotations
 
@@ -28,9 +25,7 @@ class Kind:
     option: str
     """Option of the command line without dashes, and folder of the template."""
     record: str
-    """The registry's name of the record."""
     about: str
-    """The template's content, in one line."""
 
 
 KINDS = {
@@ -92,10 +87,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_plugin(name: PluginName, kind: Kind, parent: Path) -> list[Path]:
-    """Write the folder of a new plugin below `parent`; returns its files.
-
-    Raises `BadRequest` if the folder exists or cannot be made.
-    """
+    """Returns the new files. Raises `BadRequest` if the folder exists or cannot be made."""
     folder = parent / name.distribution
     texts = render(name, kind)
     try:
@@ -114,7 +106,6 @@ def write_plugin(name: PluginName, kind: Kind, parent: Path) -> list[Path]:
 
 
 def render(name: PluginName, kind: Kind) -> dict[str, str]:
-    """Text by path of each file of a plugin."""
     given = {
         "plugin": name,
         "kind": kind,

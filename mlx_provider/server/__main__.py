@@ -17,7 +17,6 @@ def main(
     build: BuildService | None = None,
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Returns the exit code. `fixed`: see `run.serve`."""
     from .run import ServeOptions, serve
 
     parser = argparse.ArgumentParser(description="as `mlx-provider serve`")

@@ -4,7 +4,6 @@ named keys for others, and the refusal of web pages and of clients without a key
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..client.messages import is_address
 from ..config import PREFIX
 from ..errors import (
     BadRequest,
@@ -39,9 +39,7 @@ SHORTEST = 16
 """Characters of a named key. A shorter second word is rather the second word of a phrase."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FOUND = "mlx_provider.key"
-"""The item of a request's scope with its key."""
 CONNECTION = "mlx_provider.connection"
-"""The item of the scope's `state` with its connection."""
 JSON = "application/json"
 
 
@@ -63,15 +61,12 @@ class Key:
 
 
 def owner_of(scope: Scope) -> str:
-    """Owner of connection, body and reply: the name of a key, "" for the operator."""
     key: Key | None = scope.get(FOUND)
     return (key.name or "") if key else ""
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:
-    """Each line is `KEY`, at most once, or `NAME KEY`.
-
-    Raises `BadRequest` for a file that others can read or of another form: it names the line
+    """Each line is `KEY`, at most once, or `NAME KEY`. Raises `BadRequest` that names the line
     without its text, which could be a key."""
     try:
         text = read_trusted(file, LARGEST_FILE, closed_to=0o077).decode("ascii", "replace")
@@ -79,18 +74,39 @@ def read_keys(file: Path) -> tuple[Key, ...]:
         raise BadRequest(f"key file {file}: {error.strerror}", param="api_key_file") from None
     found: dict[int, Key] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                key = _parse_key(line.strip())
-                _refuse_repeated(found, key)
-            except ValueError as error:
-                where = f"key file {file}, line {number}: {error}"
-                raise BadRequest(where, param="api_key_file") from None
-            found[number] = key
+        if words := line.split():
+            if fault := _fault(line.strip(), words, found):
+                where = f"key file {file}, line {number}: {fault}"
+                raise BadRequest(where, param="api_key_file")
+            found[number] = Key(words[-1], *words[:-1])
     if not found:
         remedy = "write a line KEY, or lines NAME KEY"
         raise BadRequest(f"key file {file} holds no key: {remedy}", param="api_key_file")
     return tuple(found.values())
+
+
+def _fault(line: str, words: list[str], found: Mapping[int, Key]) -> str:
+    """What is wrong with a line of keys, and the remedy; empty: nothing."""
+    *name, text = words
+    if not line.isascii() or not line.replace("\t", " ").isprintable():
+        return "a character is not printable ASCII: write KEY or NAME KEY"
+    if len(name) > 1:
+        return "more than two words: write KEY or NAME KEY"
+    if name and not NAME.fullmatch(name[0]):
+        return "the name before the key must be 1 to 64 letters, digits, '.', '_' or '-'"
+    if name and len(text) < SHORTEST:
+        return f"the key after the name needs at least {SHORTEST} characters"
+    for number, other in found.items():
+        if other.text == text:
+            return f"the key is that of line {number}: give each line its own"
+        if other.name == (name[0] if name else None):
+            what = (
+                f"the name is that of line {number}"
+                if name
+                else f"line {number} has no name either"
+            )
+            return f"{what}: give each key its own name (NAME KEY)"
+    return ""
 
 
 def read_key(file: Path) -> str:
@@ -102,34 +118,6 @@ def read_key(file: Path) -> str:
     return first.text
 
 
-def _parse_key(line: str) -> Key:
-    """Raises `ValueError` with the fault and the remedy."""
-    words = line.split()
-    if not line.isascii() or not line.replace("\t", " ").isprintable():
-        raise ValueError("a character is not printable ASCII: write KEY or NAME KEY")
-    if len(words) > 2:
-        raise ValueError("more than two words: write KEY or NAME KEY")
-    if len(words) == 1:
-        return Key(words[0])
-    name, text = words
-    if not NAME.fullmatch(name):
-        raise ValueError("the name before the key must be 1 to 64 letters, digits, '.', '_' or '-'")
-    if len(text) < SHORTEST:
-        raise ValueError(f"the key after the name needs at least {SHORTEST} characters")
-    return Key(text, name)
-
-
-def _refuse_repeated(found: dict[int, Key], key: Key) -> None:
-    """Raises `ValueError` if an earlier line has the same key or name."""
-    for number, other in found.items():
-        if other.text == key.text:
-            raise ValueError(f"the key is that of line {number}: give each line its own")
-        if other.name == key.name:
-            what = f"line {number} has no name either"
-            what = f"the name is that of line {number}" if key.name else what
-            raise ValueError(f"{what}: give each key its own name (NAME KEY)")
-
-
 def _digest(text: bytes) -> bytes:
     # the time to find a digest reveals nothing about the keys
     return hashlib.sha256(text).digest()
@@ -138,9 +126,8 @@ def _digest(text: bytes) -> bytes:
 def engine_keys(
     file: Path | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[Key, ...], str]:
-    """The keys, and where a person finds them: from `file`, else `MLX_PROVIDER_API_KEY`, else the
-    owner's key file, which is created if missing. Raises `BadRequest` as `read_keys`,
-    `EngineUnavailable` if no key file can be created."""
+    """The keys, and where a person finds them. Raises as `read_keys`, and `EngineUnavailable` if no
+    key file can be created."""
     if file is not None:
         return read_keys(file), str(file)
     if given := environ.get(PREFIX + "API_KEY", "").strip():
@@ -174,26 +161,16 @@ def ensure_key(file: Path, remedy: str) -> str:
 
 
 class Gate:
-    """ASGI middleware that refuses requests by their headers.
+    """ASGI middleware that refuses requests by their headers. A web page can make its visitor's
+    browser send requests to loopback, which then have its `Origin` or host, or no JSON."""
 
-    A web page of any origin can make its visitor's browser send requests to loopback. Browsers then
-    send the page's `Origin`, must ask before they send JSON, and name the page's host. Our clients
-    send no `Origin`."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: Iterable[Key] | None,
-        hosts: Iterable[str],
-    ) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[Key] | None, hosts: Iterable[str]) -> None:
         """`keys`: every request must send one; `None`: need not. `hosts`: names by which clients
         may address this server, besides IP addresses."""
-        self._app = app
-        self._keys = (
-            None
-            if keys is None
-            else {_digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys}
-        )
+        self._app, self._keyless = app, keys is None
+        self._keys = {
+            _digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys or ()
+        }
         self._hosts = frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -208,25 +185,21 @@ class Gate:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        key = self._key(headers)
-        self._check(scope["method"], headers, known=key is not None or self._keys is None)
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
+        first, second = (self._keys.get(_digest(each.encode("latin-1"))) for each in given)
+        key = first or second
+        self._check(scope["method"], headers, known=key is not None or self._keyless)
         if key is not None:
             scope[FOUND] = key
             connection = scope.get("state", {}).get(CONNECTION, lambda: None)()
             if connection is not None:
                 connection.admit(owner_of(scope))
 
-    def _key(self, headers: Headers) -> Key | None:
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
-        keys = [(self._keys or {}).get(_digest(each.encode("latin-1"))) for each in given]
-        return keys[0] or keys[1]
-
     def _check(self, method: str, headers: Headers, *, known: bool) -> None:
-        """Raises typed errors."""
         host = host_of(headers.get("host", ""))
         # A page can rebind its host name to this machine, but not an IP address.
-        if host not in self._hosts and not _is_address(host):
+        if host not in self._hosts and not is_address(host):
             raise Forbidden(
                 "this Host is not the engine's: address it by IP, or let its owner list the name "
                 "(MLX_PROVIDER_ALLOWED_HOSTS)",
@@ -279,11 +252,3 @@ def error_response(
     form = ERRORS.get(path)
     content = {"error": body} if form is None else form(error)
     return JSONResponse(content, status_code=error.status, headers=more)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

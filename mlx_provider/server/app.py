@@ -26,9 +26,9 @@ from ..serving.hub import on_this_machine
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import FOUND, Gate, Key, OperatorsAlone, error_response, own_names, owner_of
-from .generate import Count, Generate, Reader, foreign, own
+from .generate import Count, Generate
 from .handover import Activity, Handover, OutOfDate
-from .incoming import NDJSON, Bodies, Incoming
+from .incoming import NDJSON, Bodies, Incoming, Parse, foreign, own
 from .stats import HEARTBEAT, ListenerRequest, ListenerRoute, StatsRoute, until_stopped
 
 if TYPE_CHECKING:
@@ -39,14 +39,12 @@ COUNTS: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages/count_tokens": {},
     "/v1/responses/input_tokens": {"object": "response.input_tokens"},
 }
-"""Routes that count prompt tokens, and further fields of their replies."""
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineApp:
-    """`blas` replaces the service's value. `keys`, `hosts`: for an engine on TCP, see
-    `access.Gate`; without keys it listens on its owner's socket. `body_bytes`: limit for all bodies
-    that are read or prepared at once. `out_of_date`: reports changes since the start."""
+    """`keys`, `hosts`: for an engine on TCP, see `access.Gate`; without keys it listens on its
+    owner's socket. `body_bytes`: limit for all bodies that are read or prepared at once."""
 
     def __init__(
         self,
@@ -83,16 +81,17 @@ class EngineApp:
             _post("/v1/stop", self.handover.__call__),
             _post("/v1/listener", self.listener.__call__),
         ]
+        count = partial(self._count, "prompt_tokens", {})
         return [
             *([] if remote else owners),
             *(_post(kind.path, self._answer(incoming, own(kind))) for kind in KINDS),
             *self._foreign_routes(incoming, GENERATE),
-            _post("/v1/count", Count(incoming, own(GenerateRequest), self._count)),
+            _post("/v1/count", Count(incoming, own(GenerateRequest), count)),
             _post("/tokenize", Count(incoming, foreign(ROUTES["/tokenize"]), self._tokenize)),
             _post("/detokenize", Count(incoming, foreign(ROUTES["/detokenize"]), self._detokenize)),
             Route("/v1/attach", self._attach),
             Route("/health", self._health),
-            Route("/v1/stats", stats.__call__, middleware=alone),
+            Route("/v1/stats", stats, methods=["GET"], middleware=alone),
             Route("/metrics", self._metrics, middleware=alone),
             Route("/cache", self._cache, middleware=alone),
             Route("/cache", self._clear, methods=["DELETE"], middleware=alone),
@@ -101,12 +100,12 @@ class EngineApp:
     def _incoming(self, marks: Callable[[Scope, str | None], dict[str, Any]]) -> Incoming:
         return Incoming(self.activity, self._bodies, marks, self.handover.admit)
 
-    def _answer(self, incoming: Incoming, read: Reader) -> Generate:
-        return Generate(self._service, incoming, self.stopping, read)
+    def _answer(self, incoming: Incoming, parse: Parse) -> Generate:
+        return Generate(self._service, incoming, self.stopping, parse)
 
     def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
         counts = {
-            path: Count(incoming, foreign(ROUTES[path]), partial(self._count_tokens, more))
+            path: Count(incoming, foreign(ROUTES[path]), partial(self._count, "input_tokens", more))
             for path, more in COUNTS.items()
         }
         return [
@@ -133,16 +132,11 @@ class EngineApp:
         self._bodies.close()
 
     def state(self) -> Health:
-        own: dict[str, object] = {
-            "identity": self._identity,
-            "out_of_date": self.handover.out_of_date(),
-        }
-        if self._blas:
-            own["blas"] = self._blas
-        return self._service.health().model_copy(update=own)
+        own = {"identity": self._identity, "out_of_date": self.handover.out_of_date()}
+        blas = {"blas": self._blas} if self._blas else {}
+        return self._service.health().model_copy(update={**own, **blas})
 
     def _state_for(self, scope: Scope) -> Health:
-        """For a named key: without other tenants' requests."""
         state = self.state()
         return state.without_load() if owner_of(scope) else state
 
@@ -179,11 +173,10 @@ class EngineApp:
             for model in self.state().models
         ]
 
-    def _count(self, request: GenerateRequest) -> dict[str, Any]:
-        return {"prompt_tokens": self._service.count(request)}
-
-    def _count_tokens(self, more: Mapping[str, Any], request: GenerateRequest) -> dict[str, Any]:
-        return {**more, "input_tokens": self._service.count(request)}
+    def _count(
+        self, name: str, more: Mapping[str, Any], request: GenerateRequest
+    ) -> dict[str, Any]:
+        return {**more, name: self._service.count(request)}
 
     def _tokenize(self, request: GenerateRequest) -> dict[str, Any]:
         found = self._service.tokenize(request)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,27 +29,31 @@ from ..errors import (
 )
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
-from ..protocol.requests import GenerateRequest, ModelOptions, ModelRequest
+from ..protocol.requests import GenerateRequest, ModelRequest
 from ..upstream.runtime import give_back
 from ..wire import api
-from ..wire.api import HEADER, ParsedRequest, Read, Reply, header_text
+from ..wire.api import HEADER, ParsedRequest, Reply, header_text
 from .access import error_response, owner_of
-from .incoming import Incoming, Lines, in_thread, parse_object
+from .incoming import Incoming, Parse, in_thread
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
 
 
+LARGE = 4 * 2**20
+"""Bytes of a body from which free memory is returned to the system."""
+HEARTBEAT = 5.0
+
+
 @dataclass(frozen=True)
 class Count:
     _incoming: Incoming
-    _read: Reader
+    _parse: Parse
     _answer: Callable[[GenerateRequest], dict[str, Any]]
-    """Makes the JSON of the reply, in a thread."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            parsed, ticket = await self._read(self._incoming, scope, receive)
+            parsed, ticket = await self._incoming.read(scope, receive, self._parse)
         except ClientDisconnect:
             return
         with self._incoming.activity.serving(EventQueue()):
@@ -65,48 +69,16 @@ class Count:
             return self._answer(requests[0])
 
 
-LARGE = 4 * 2**20
-"""Bytes of a body from which free memory is returned to the system."""
-HEARTBEAT = 5.0
-
-Admitted = tuple[ParsedRequest, Ticket]
-Reader = Callable[[Incoming, Scope, Receive], Awaitable[Admitted]]
-
-
-def own(kind: type[ModelRequest]) -> Reader:
-    async def read(
-        incoming: Incoming, scope: Scope, receive: Receive
-    ) -> tuple[ParsedRequest, Ticket]:
-        request, ticket = await incoming.read(scope, receive, kind)
-        return ParsedRequest([request], lambda accepted: Lines(), joined=False), ticket
-
-    return read
-
-
-def foreign(read_body: Read) -> Reader:
-    async def read(
-        incoming: Incoming, scope: Scope, receive: Receive
-    ) -> tuple[ParsedRequest, Ticket]:
-        marks = incoming.marks(scope, None)
-        model = {"model": marks["model"]} if "model" in marks else {}
-        sender = {"options": ModelOptions(), **marks}
-        return await incoming.read_as(
-            scope, receive, lambda data: read_body(parse_object(data) | model, sender)
-        )
-
-    return read
-
-
 @dataclass(frozen=True)
 class Generate:
     _service: ChatService
     _incoming: Incoming
     _stopping: anyio.Event
-    _read: Reader
+    _parse: Parse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            parsed, ticket = await self._read(self._incoming, scope, receive)
+            parsed, ticket = await self._incoming.read(scope, receive, self._parse)
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
@@ -135,16 +107,12 @@ class _Answer:
         self._limiter = limiter
         self._stopping = stopping
         self._ids = [request.id for request in parsed.requests]
-        self._reply, self._joined = parsed.reply, parsed.joined
-        self._refusal, self._names = parsed.refusal, parsed.names
+        self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting = anyio.CancelScope()
-        self._written = 0.0
         self._submitted = 0
-        """Requests that the service prepares or has accepted."""
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """If the client disconnects, the request is cancelled in any phase."""
         failure: MLXProviderError | None = None
         generation: Generation | None = None
         try:
@@ -165,7 +133,7 @@ class _Answer:
         if failure is not None:
             closing = {"connection": "close"} if self._stopping.is_set() else None
             response: Response = error_response(failure, closing, scope["path"])
-            if self._refusal is not None and (stream := self._refusal(failure)):
+            if self._parsed.refusal is not None and (stream := self._parsed.refusal(failure)):
                 response = Response(stream, media_type=api.MEDIA_TYPE)
             await response(scope, receive, send)
 
@@ -180,7 +148,7 @@ class _Answer:
 
     async def _accept(self) -> Generation:
         """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""
-        with self._names.naming(), self._submitting:
+        with self._parsed.names.naming(), self._submitting:
             return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
         raise EngineUnavailable("the engine is stopping")
 
@@ -191,7 +159,7 @@ class _Answer:
         requests, ticket = unsent
         del unsent
         with ticket:
-            if self._joined:
+            if self._parsed.joined:
                 return submit_all(self._submit, requests)
             return self._submit(requests[0])
 
@@ -221,35 +189,28 @@ class _Answer:
 
     async def _write(self, generation: Generation, send: Send) -> None:
         """Write the bytes of each wake-up. Events are joined while `send` waits for a slow
-        reader."""
-        accepted = generation.accepted
-        reply = self._reply(accepted)
-        started = False
+        reader. Writes heartbeats after silence."""
+        accepted, names = generation.accepted, self._parsed.names
+        reply = self._parsed.reply(accepted)
+        started, written = False, 0.0
         events: list[Event] = [accepted]
         while events:
             out = reply.feed(events)
             if not started and (out or reply.streamed):
-                warnings = [*map(self._names.text, accepted.warnings)]
-                await send(_start(reply, warnings))
-                started, self._written = True, time.monotonic()
-            if out:
-                await self._send(out, send)
-            events = await self._next(generation, reply.heartbeat, send)
+                await send(_start(reply, [*map(names.text, accepted.warnings)]))
+                started, written = True, time.monotonic()
+            while True:
+                if out:
+                    await send({"type": "http.response.body", "body": out, "more_body": True})
+                    written = time.monotonic()
+                silent = time.monotonic() - written
+                wait = max(0.0, HEARTBEAT - silent) if reply.heartbeat else None
+                try:
+                    events = names.events(await generation.aget(wait))
+                    break
+                except RequestTimedOut:
+                    out = reply.heartbeat
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _next(self, generation: Generation, heartbeat: bytes, send: Send) -> list[Event]:
-        """The next events. Writes heartbeats after silence."""
-        while True:
-            silent = time.monotonic() - self._written
-            wait = max(0.0, HEARTBEAT - silent) if heartbeat else None
-            try:
-                return self._names.events(await generation.aget(wait))
-            except RequestTimedOut:
-                await self._send(heartbeat, send)
-
-    async def _send(self, body: bytes, send: Send) -> None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._written = time.monotonic()
 
 
 def _start(reply: Reply, warnings: list[str]) -> dict[str, object]:

@@ -1,8 +1,6 @@
-"""Replaces the engine with a newer one without interrupting a request.
-
-`POST /v1/stop` asks for it. An engine whose plugins have changed on disk since its process started
-does it at the next request: it refuses that request, and the client sends it to the engine that it
-then starts. `Activity` counts attached clients and open requests."""
+"""Replaces the engine with a newer one without interrupting a request, on `POST /v1/stop` or when
+its plugins have changed on disk: it refuses a request, and the client sends it to the engine that
+it then starts."""
 
 from __future__ import annotations
 
@@ -36,7 +34,6 @@ UNREAD_TOTAL = 2**29
 OWN = "mlx-provider"
 PACKAGES = (OWN, "mlx", "mlx-lm", "mlx-vlm", "transformers")
 LISTED = 5
-"""Edited files that are named."""
 log = logging.getLogger(__name__)
 STARTS = tuple(each.encode() for each in STARTS_ENGINES)
 NEXT = "it is replaced at the next request, if no other request runs"
@@ -49,7 +46,6 @@ class Activity:
 
     def __init__(self) -> None:
         self.clients = 0
-        """Attached ones."""
         self._open: dict[EventQueue, str] = {}
         self._since = time.monotonic()
 
@@ -101,14 +97,14 @@ class OutOfDate:
     each watched file and import folder."""
 
     def __init__(self) -> None:
-        self._environ, self._folders = dict(os.environ), _folders()
-        self._began = self._now = self._versions({})
-        self._sources = [(plugin, point, times(point)) for plugin, point in self._in_use()]
+        self._folders = _folders()
+        self._began = self._now = _versions({})
+        self._sources = [(plugin, point, times(point)) for plugin, point in _third_party()]
 
     def changes(self) -> list[str]:
         """Empty if a new engine would be the same."""
         if (folders := _folders()) != self._folders:
-            self._folders, self._now = folders, self._versions(self._began)
+            self._folders, self._now = folders, _versions(self._began)
         then, now = self._began, self._now
         found = [
             f"{name}: {then.get(name, 'none')}, now {now.get(name, 'none')}"
@@ -128,23 +124,22 @@ class OutOfDate:
         clients have this version until they restart."""
         return bool(changes) and self._now.get(OWN) == self._began.get(OWN)
 
-    def _in_use(self) -> list[tuple[Plugin, EntryPoint]]:
-        """Third-party plugins; built-in ones change with the version of this package."""
-        wanted = selection(self._environ)
-        return [
-            (plugin, point)
-            for plugin, point in installed()
-            if not plugin.ours and (wanted is None or plugin.name in wanted)
-        ]
 
-    def _versions(self, before: Mapping[str, str]) -> dict[str, str]:
-        """`before`: of packages that pip is replacing."""
-        found = {name: installed_version(name) or before.get(name, "") for name in PACKAGES}
-        found |= {
-            f"plugin {plugin.name}": f"{plugin.distribution} {plugin.version}"
-            for plugin, _ in self._in_use()
-        }
-        return {name: number for name, number in found.items() if number}
+def _third_party() -> list[tuple[Plugin, EntryPoint]]:
+    wanted = selection(os.environ)
+    return [
+        (plugin, point)
+        for plugin, point in installed()
+        if not plugin.ours and (wanted is None or plugin.name in wanted)
+    ]
+
+
+def _versions(before: Mapping[str, str]) -> dict[str, str]:
+    """`before`: of packages that pip is replacing."""
+    found = {name: installed_version(name) or before.get(name, "") for name in PACKAGES}
+    for plugin, _ in _third_party():
+        found[f"plugin {plugin.name}"] = f"{plugin.distribution} {plugin.version}"
+    return {name: number for name, number in found.items() if number}
 
 
 def _folders() -> dict[str, int]:
@@ -165,18 +160,13 @@ class StopRequest(BaseModel):
 
 class Handover:
     def __init__(
-        self,
-        activity: Activity,
-        out_of_date: OutOfDate | None = None,
-        *,
-        remote: bool = False,
+        self, activity: Activity, out_of_date: OutOfDate | None = None, *, remote: bool = False
     ) -> None:
         """`remote`: clients on other machines cannot start an engine."""
         self._activity = activity
         self._out_of_date = out_of_date
         self._remote = remote
         self._requested: set[str] = set()
-        """`StopRequest.when` of each request."""
         self._noticed: list[str] = []
         self.ending = False
         self.stop: Callable[[], None] = lambda: None
@@ -189,12 +179,11 @@ class Handover:
         except ValidationError as error:
             return error_response(BadRequest(f"body: {error.errors()[0]['msg']}"))
         self._requested.add(body.when)
-        ends, level = self.due(others=1), logging.WARNING
+        ends = self.due(others=1)
         counts = {"clients": self._activity.clients, "requests": self._activity.requests}
         if ends:
-            level = logging.INFO
             self._end()
-        when = "" if ends else " when it is idle"
+        level, when = (logging.INFO, "") if ends else (logging.WARNING, " when it is idle")
         log.log(level, "the engine ends%s (%s): %s", when, body.reason, counts)
         return JSONResponse({"ends": ends, **counts})
 
@@ -202,7 +191,12 @@ class Handover:
         """Raises `EngineUnavailable` if this engine is ending, or is out of date and the client can
         start another."""
         if not self.ending:
-            changes = self._notice() if STARTS in scope["headers"] else []
+            changes: list[str] = []
+            if STARTS in scope["headers"] and (changes := self._changes()) != self._noticed:
+                self._noticed = changes
+                if changes and self._activity.requests:
+                    listed = "; ".join(changes)
+                    log.warning("the engine is out of date: %s: %s", listed, self._outlook(changes))
             if not self._renews(changes) or self._activity.requests:
                 return
             log.info("a new engine replaces this one: %s", "; ".join(changes))
@@ -223,16 +217,6 @@ class Handover:
 
     def _changes(self) -> list[str]:
         return [] if self._out_of_date is None else self._out_of_date.changes()
-
-    def _notice(self) -> list[str]:
-        """Each new list of changes is logged once."""
-        changes = self._changes()
-        if changes != self._noticed:
-            self._noticed = changes
-            if changes and self._activity.requests:
-                listed = "; ".join(changes)
-                log.warning("the engine is out of date: %s: %s", listed, self._outlook(changes))
-        return changes
 
     def _renews(self, changes: list[str]) -> bool:
         known = None if self._remote else self._out_of_date

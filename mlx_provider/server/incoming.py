@@ -30,7 +30,8 @@ from ..errors import (
 )
 from ..invalid import bad_request, shown
 from ..protocol.events import EVENT_BATCH, Event
-from ..protocol.requests import ModelRequest
+from ..protocol.requests import ModelOptions, ModelRequest
+from ..wire.api import ParsedRequest, Read
 from .access import owner_of
 from .handover import Activity
 
@@ -48,7 +49,6 @@ SILENCE = 60.0
 DRAIN_SECONDS = 5.0
 """Seconds for discarding the rest of a body that is too large. Closing a connection with unread
 bytes resets it, and the answer is lost."""
-R = TypeVar("R")
 Q = TypeVar("Q", bound=ModelRequest)
 AT_ONCE = 2**16
 """Bytes that are parsed faster than a thread starts."""
@@ -60,10 +60,9 @@ async def in_thread(
     limiter: anyio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> T:
-    """Parameters as `anyio.to_thread.run_sync`.
-
-    Raises the `MLXProviderError` of the call without its frames, which hold the request: `run_sync`
-    (anyio 4.16) keeps a reference cycle, and an idle engine runs no garbage collection."""
+    """Raises the `MLXProviderError` of the call without its frames, which hold the request:
+    `run_sync` (anyio 4.16) keeps a reference cycle, and an idle engine runs no garbage
+    collection."""
     outcome = await anyio.to_thread.run_sync(
         partial(_outcome, call), limiter=limiter, abandon_on_cancel=abandon_on_cancel
     )
@@ -125,7 +124,6 @@ class Bodies:
         return body
 
     async def _charge(self, ticket: Ticket, size: int) -> Ticket:
-        """Wait until a body may have so many bytes. Returns its new ticket."""
         if size <= SMALL or ticket.gate is self.large:
             return await ticket.grow(size)
         larger = await self.large.ask(size, ticket.owner).arrive()
@@ -177,7 +175,6 @@ async def _drain(receive: Receive, more: bool = True) -> None:
 
 
 def _length(headers: Headers) -> int | None:
-    """The announced length. Raises `BadRequest` if it is no number."""
     given = headers.get("content-length")
     if given is None or "transfer-encoding" in headers:
         return None
@@ -186,55 +183,62 @@ def _length(headers: Headers) -> int | None:
     return int(given)
 
 
+Marks = Callable[[str | None], dict[str, Any]]
+"""Tenant in the request -> fields that a client cannot choose."""
+Parse = Callable[[Marks, bytearray], ParsedRequest]
+
+
 @dataclass(frozen=True)
 class Incoming:
     activity: Activity
     bodies: Bodies
     marks: Callable[[Scope, str | None], dict[str, Any]]
-    """(scope, tenant in the request) -> fields that a client cannot choose."""
     admit: Callable[[Scope], None]
-    """Raises if another engine must serve the request."""
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     """Requests prepared at once. Most of their threads wait."""
 
-    async def read(self, scope: Scope, receive: Receive, kind: type[Q]) -> tuple[Q, Ticket]:
-        request, ticket = await self.read_as(scope, receive, partial(parse_request, kind))
-        return request.model_copy(update=self.marks(scope, request.tenant)), ticket
-
-    async def read_as(
-        self, scope: Scope, receive: Receive, parse: Callable[[bytearray], R]
-    ) -> tuple[R, Ticket]:
-        """A body as `parse` reads it, and its ticket for the memory of bodies, which the caller
-        must close.
-
-        Counts as admitted until the caller's next `await`. Raises the errors of `parse`,
-        `Bodies.read` and `admit`."""
+    async def read(
+        self, scope: Scope, receive: Receive, parse: Parse
+    ) -> tuple[ParsedRequest, Ticket]:
+        """The parsed body, and its ticket, which the caller must close. Counts as admitted until
+        the caller's next `await`. Raises the errors of `parse`, `Bodies.read` and `admit`."""
         with ExitStack() as undo:
             with self.activity.attach():  # may take longer than the idle limit
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
-                parsed = await self._parse(parse, body)
+                parsed = await self._parse(partial(parse, partial(self.marks, scope)), body)
             self.admit(scope)
             undo.pop_all()
         return parsed, body.ticket
 
-    async def _parse(self, parse: Callable[[bytearray], R], body: Body) -> R:
-        """Large bodies are parsed in threads, so that streams continue."""
+    async def _parse(self, parse: Callable[[bytearray], T], body: Body) -> T:
         if len(body.data) <= AT_ONCE:
             return parse(body.data)
         with await self.bodies.parsing.ask(1, body.ticket.owner).arrive():
             return await in_thread(partial(parse, body.data))
 
 
-def parse_object(body: bytes | bytearray) -> dict[str, Any]:
-    value = _json(body)
-    if not isinstance(value, dict):
-        raise BadRequest(f"body: must be an object, got {shown(value)}")
-    return value
+def own(kind: type[ModelRequest]) -> Parse:
+    def parse(marks: Marks, body: bytearray) -> ParsedRequest:
+        request = parse_request(kind, body)
+        marked = request.model_copy(update=marks(request.tenant))
+        return ParsedRequest([marked], lambda accepted: Lines(), joined=False)
+
+    return parse
+
+
+def foreign(read: Read) -> Parse:
+    def parse(marks: Marks, body: bytearray) -> ParsedRequest:
+        value, fields = _json(body), marks(None)
+        if not isinstance(value, dict):
+            raise BadRequest(f"body: must be an object, got {shown(value)}")
+        model = {"model": fields["model"]} if "model" in fields else {}
+        return read(value | model, {"options": ModelOptions(), **fields})
+
+    return parse
 
 
 def parse_request(kind: type[Q], body: bytes | bytearray) -> Q:
-    """Raises `BadRequest` that names the first invalid field."""
     try:
         return kind.model_validate(_json(body))
     except ValidationError as error:

@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,15 +40,13 @@ class OwnerSocket(socket.socket):
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """`None`: unknown."""
-    try:
+    with suppress(OSError, struct.error):
         if sys.platform == "darwin":
             credentials = connection.getsockopt(SOL_LOCAL, LOCAL_PEERCRED, 76)
             return int(struct.unpack_from("=II", credentials)[1])
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int(struct.unpack("3i", credentials)[1])
-    except (OSError, struct.error):
-        return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,11 @@ class Listener:
     """`unix:/path` or `http://host:port`, as a client's `api_base`."""
     path: Path | None = None
     identity: tuple[int, int] | None = None
-    """Device and inode of the socket file."""
 
     def findable(self) -> bool:
         return self.path is None or _identity(self.path) == self.identity
 
     def remove(self) -> None:
-        """Does not remove the socket of another engine."""
         if self.path is not None and self.findable():
             self.path.unlink(missing_ok=True)
 
@@ -109,8 +106,7 @@ def listen_tcp(host: str, port: int) -> Listener:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    try:
+    with suppress(OSError):
         status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino
+    return None

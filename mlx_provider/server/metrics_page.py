@@ -46,15 +46,8 @@ def metrics_page(client: HttpClient, keys: Iterable[Key] | None, hosts: Iterable
 def serve_page(page: Starlette, host: str, port: int, announce: Callable[[str], None]) -> None:
     """Until SIGINT or SIGTERM. `announce` gets the address. Raises `EngineUnavailable`."""
     listener = listen_tcp(host, port)
-    config = uvicorn.Config(
-        page,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
+    config = uvicorn.Config(page, lifespan="off", ws="none", log_config=None, access_log=False)
+    config.server_header, config.timeout_graceful_shutdown = False, 1
     with listener.socket:
         announce(listener.address)
         uvicorn.Server(config).run(sockets=[listener.socket])

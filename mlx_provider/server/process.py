@@ -1,7 +1,5 @@
-"""Runs one engine process from its first request to its last.
-
-On macOS, requests keep the machine from idle sleep, and memory pressure shrinks the prefix
-cache: nothing of this has run on a Mac; the calls follow Apple's documentation."""
+"""Runs one engine process. The calls for macOS follow Apple's documentation: nothing of them has
+run on a Mac."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -30,7 +28,6 @@ from ..protocol.event_queue import Put
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
 from .listen import BACKLOG, Listener, listen_tcp
-from .stats import OpenListener
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 CAFFEINATE = Path("/usr/bin/caffeinate")
 PRESSURE = b"kern.memorystatus_vm_pressure_level"
 NORMAL, CRITICAL = 1, 4
-"""Levels of `PRESSURE`; 2 is a warning."""
 AGAIN_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 KEEP_ALIVE = 75
@@ -46,7 +42,6 @@ KEEP_ALIVE = 75
 CLOSE_LIMIT = 2.0
 """Seconds until the server itself ends requests that the service has not ended."""
 WRITE_LIMIT = 3
-"""Seconds to write open replies at the end."""
 WATCH = 0.5
 DRAIN_POLL = 0.05
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -75,7 +70,6 @@ class MemoryPressure:
         self._next = 0.0
 
     def share_to_keep(self, level: int, now: float) -> float | None:
-        """`None`: keep all."""
         if level <= NORMAL:
             self._next = 0.0
         elif now >= self._next:
@@ -85,7 +79,6 @@ class MemoryPressure:
 
 
 def pressure_level() -> int:
-    """`NORMAL` if the system reports none."""
     if sys.platform != "darwin":
         return NORMAL
     found = ctypes.c_int(NORMAL)
@@ -150,8 +143,9 @@ class EngineServer(uvicorn.Server):
         self.listener.socket.listen(BACKLOG)
         self._ready()
 
-    async def _listen(self, app: ASGIApp) -> OpenListener:
-        """On a free loopback port, within the same limits."""
+    @asynccontextmanager
+    async def _listen(self, app: ASGIApp) -> AsyncIterator[str]:
+        """On a free loopback port, within the same limits. The end closes its connections, too."""
         config, made = _config_of(app), WeakSet[WatchedProtocol]()
         config.load()
 
@@ -162,14 +156,13 @@ class EngineServer(uvicorn.Server):
 
         listener = listen_tcp("127.0.0.1", 0)
         server = await asyncio.get_running_loop().create_server(connection, sock=listener.socket)
-
-        def close() -> None:
+        try:
+            yield listener.address
+        finally:
             server.close()
             for protocol in made:
                 if protocol.transport is not None:
                     protocol.transport.abort()
-
-        return OpenListener(listener.address, close)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, end open ones with a typed error, write replies, close."""
@@ -193,9 +186,7 @@ class EngineServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop the server; uvicorn would raise them again at the end.
-
-        Not `loop.add_signal_handler`: it loses a signal if the pipe that wakes a busy loop is
+        """Not `loop.add_signal_handler`: it loses a signal if the pipe that wakes a busy loop is
         full."""
         before = {number: signal.signal(number, self.stop) for number in STOPPING}
         try:

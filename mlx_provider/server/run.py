@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import __version__
 from ..client.connection import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, prepare
-from ..config import (
-    EngineSettings,
-    engine_settings,
-    home_state,
-    runtime,
-)
+from ..config import EngineSettings, engine_settings, home_state, runtime
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..isolation import log_to_stderr, printable
 from ..protocol.event_queue import Deliver
@@ -53,16 +48,11 @@ class ServeOptions:
     host: str | None = None
     port: int | None = None
     api_key_file: Path | None = None
-    """Keys of clients on TCP. Unset: see `engine_keys`."""
     drain: float = 0.0
     """Seconds for requests in flight after the stop. Only on TCP."""
     lock_fd: int | None = None
     ready_fd: int | None = None
     """Reports that the engine listens, or why not."""
-
-    @property
-    def tcp(self) -> bool:
-        return self.host is not None or self.port is not None
 
 
 def serve(
@@ -79,10 +69,8 @@ def serve(
         raise_file_limit()
         quiet_transformers()
         sys.setswitchinterval(SWITCH)
-        if options.tcp:
-            _serve_tcp(options, settings, build or chat_service)
-        else:
-            _serve_unix(options, settings, build or chat_service)
+        on_tcp = options.host is not None or options.port is not None
+        (_serve_tcp if on_tcp else _serve_unix)(options, settings, build or chat_service)
     except MLXProviderError as error:
         _say(f"mlx-provider: {error.message}")
         _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
@@ -100,7 +88,6 @@ def end_process(code: int) -> NoReturn:
 
 
 def chat_service(settings: EngineSettings, deliver: Deliver) -> ChatService:
-    """Raises `NotInstalled` if MLX is missing."""
     prepare_mlx()
     from ..serving.service import ChatService
 
@@ -126,18 +113,15 @@ def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildSer
     prepare(here)
     if options.ready_fd is not None:  # a client started it, with its output in this file
         limit_log(here.log)
-    if options.lock_fd is not None:
-        lock = EngineLock.inherit(options.lock_fd)
-    elif (free := EngineLock.try_take(here.lock)) is not None:
-        lock = free
-    else:
+    fd = options.lock_fd
+    lock = EngineLock.try_take(here.lock) if fd is None else EngineLock.inherit(fd)
+    if lock is None:
         running = holder(here.lock)
         raise EngineUnavailable(f"an engine already runs in {here.folder} (process {running})")
     try:
         lock.sign()
-        idle_limit = settings.idle_timeout if options.lock_fd is not None else None
-        run = partial(_run, options, settings, build, idle_limit)
-        asyncio.run(run(lambda: listen_unix(here.socket)))
+        limit = None if fd is None else settings.idle_timeout
+        asyncio.run(_run(options, settings, build, lambda: listen_unix(here.socket), limit))
     finally:
         lock.release()
 
@@ -146,19 +130,19 @@ def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildServ
     host, port = options.host or "127.0.0.1", options.port if options.port is not None else 8080
     keys, place = engine_keys(options.api_key_file)
     listener = listen_tcp(host, port)
-    names = own_names(host) | set(settings.allowed_hosts)
-    app = partial(EngineApp, keys=keys, hosts=names)
-    asyncio.run(_run(options, settings, build, None, lambda: listener, app, f" · key: {place}"))
+    access: dict[str, Any] = {"keys": keys, "hosts": own_names(host) | set(settings.allowed_hosts)}
+    note = f" · key: {place}"
+    asyncio.run(_run(options, settings, build, lambda: listener, note=note, **access))
 
 
 async def _run(
     options: ServeOptions,
     settings: EngineSettings,
     build: BuildService,
-    idle_limit: float | None,
     listen: Callable[[], Listener],
-    make_app: Callable[..., EngineApp] = EngineApp,
+    idle_limit: float | None = None,
     note: str = "",
+    **access: Any,
 ) -> None:
     out_of_date = OutOfDate()  # before a plugin is imported
     service = build(settings, LoopDelivery(asyncio.get_running_loop()))
@@ -168,7 +152,9 @@ async def _run(
         service.close()
         raise
     body_bytes = settings.body_bytes
-    app = make_app(service, blas=active(), body_bytes=body_bytes, out_of_date=out_of_date)
+    app = EngineApp(
+        service, blas=active(), body_bytes=body_bytes, out_of_date=out_of_date, **access
+    )
     ready = partial(_ready, options, listener, app, note)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
     await server.run_until_stopped(idle_limit)
@@ -184,16 +170,14 @@ def _ready(options: ServeOptions, listener: Listener, app: EngineApp, note: str)
 
 
 def _say(line: str) -> None:
-    """For a person, at any log level."""
     sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 
 def _report(options: ServeOptions, line: bytes) -> None:
-    if options.ready_fd is None:
-        return
-    try:
-        os.write(options.ready_fd, line)
-        os.close(options.ready_fd)
-    except OSError as error:
-        log.warning("the starting client is gone: %s", error)
+    if options.ready_fd is not None:
+        try:
+            os.write(options.ready_fd, line)
+            os.close(options.ready_fd)
+        except OSError as error:
+            log.warning("the starting client is gone: %s", error)

@@ -1,11 +1,10 @@
-"""Routes that can last as long as their reader. `GET /v1/stats`: live statistics of the engine,
-once or as a stream. `POST /v1/listener` on the owner's socket: a listener on loopback with its own
-key for one agent, which closes with that connection, so with the program that asked for it."""
+"""Routes that can last as long as their reader: statistics as a stream, and a listener on loopback
+with its own key for one agent, which closes with the connection that asked for it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from ..serving.service import ChatService
 
 FASTEST, SLOWEST = 0.2, 60.0
-"""Seconds between two lines."""
 STREAMS = 16
 """Open streams. Each costs a snapshot per line."""
 HEARTBEAT = 10.0
@@ -37,43 +35,32 @@ class StatsRoute:
         self._stopping = stopping
         self.streams = 0
 
-    async def __call__(self, request: Request) -> Response:
-        every = request.query_params.get("stream")
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        every = Request(scope).query_params.get("stream")
         if every is None:
             stats = await anyio.to_thread.run_sync(self._service.stats)
-            return JSONResponse(stats.model_dump())
+            await JSONResponse(stats.model_dump())(scope, receive, send)
+            return
         seconds = _seconds(every)
         if self.streams >= STREAMS:
             raise Overloaded(f"{STREAMS} others watch the engine, the limit; try again later")
-        return _Watched(self, self._lines(seconds))
+        self.streams += 1
+        try:
+            lines = StreamingResponse(self._lines(seconds), media_type=NDJSON)
+            await lines(scope, receive, send)
+        finally:
+            self.streams -= 1
 
     async def _lines(self, every: float) -> AsyncIterator[bytes]:
-        yield await self._line()
-        async for _ in until_stopped(self._stopping, every):
-            yield await self._line()
-
-    async def _line(self) -> bytes:
-        stats = await anyio.to_thread.run_sync(self._service.stats)
-        return stats.model_dump_json().encode() + b"\n"
-
-
-class _Watched(StreamingResponse):
-    """Counted from its head on: a body that is never read would not be counted."""
-
-    def __init__(self, route: StatsRoute, lines: AsyncIterator[bytes]) -> None:
-        super().__init__(lines, media_type=NDJSON)
-        self._route = route
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._route.streams += 1
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._route.streams -= 1
+        while True:
+            stats = await anyio.to_thread.run_sync(self._service.stats)
+            yield stats.model_dump_json().encode() + b"\n"
+            with anyio.move_on_after(every):
+                await self._stopping.wait()
+                return
 
 
 async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[None]:
-    """Yields every `seconds`."""
     while not stopping.is_set():
         with anyio.move_on_after(seconds):
             await stopping.wait()
@@ -82,13 +69,9 @@ async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[
 
 
 def _seconds(given: str) -> float:
-    """Raises `BadRequest` if it is no number or out of bounds."""
-    try:
-        every = float(given)
-    except ValueError:
-        every = -1.0
-    if FASTEST <= every <= SLOWEST:
-        return every
+    with suppress(ValueError):
+        if FASTEST <= (every := float(given)) <= SLOWEST:
+            return every
     raise BadRequest(
         f"stream is the seconds between two lines, {FASTEST:g} .. {SLOWEST:g}", param="stream"
     )
@@ -104,18 +87,10 @@ class ListenerRequest(BaseModel):
     max_tokens: int = Field(ge=1)
 
 
-@dataclass(frozen=True)
-class OpenListener:
-    url: str
-    close: Callable[[], None]
-    """Ends its connections, too."""
-
-
 class ListenerRoute:
     def __init__(self, app: Callable[[ListenerRequest], ASGIApp], stopping: anyio.Event) -> None:
-        """`app`: serves the requests of a listener."""
-        self.listen: Callable[[ASGIApp], Awaitable[OpenListener]]
-        """Set by the server that runs the engine."""
+        self.listen: Callable[[ASGIApp], AbstractAsyncContextManager[str]]
+        """Opens a port and gives its URL. Set by the server that runs the engine."""
         self._app = app
         self._stopping = stopping
 
@@ -128,10 +103,7 @@ class ListenerRoute:
         return StreamingResponse(self._open(body), media_type=NDJSON)
 
     async def _open(self, body: ListenerRequest) -> AsyncIterator[bytes]:
-        opened = await self.listen(self._app(body))
-        try:
-            yield opened.url.encode() + b"\n"
+        async with self.listen(self._app(body)) as url:
+            yield url.encode() + b"\n"
             async for _ in until_stopped(self._stopping, HEARTBEAT):
                 yield b"\n"
-        finally:
-            opened.close()

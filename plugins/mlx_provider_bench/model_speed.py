@@ -1,7 +1,5 @@
-"""`mlx-provider bench MODEL`: time to first token and tokens per second of a model. A separate
-engine process serves the model with normal drafts and limits. Each row is a prompt length and a
-number of streams: one round computes the prompts and one token, the second finds them in the prefix
-cache and decodes."""
+"""`mlx-provider bench MODEL`. Each row is a prompt length and a number of streams: one round
+computes the prompts and one token, the second finds them in the prefix cache and decodes."""
 
 from __future__ import annotations
 
@@ -34,7 +32,6 @@ SAMPLE = 200
 SHORTEST = 0.02
 """Seconds of decoding below which a reply says nothing about its rate."""
 ORDER = "Tell me a long story in which all of these words are."
-"""Last, so that no two questions begin alike."""
 WORDS = (
     "the quick brown fox asks lazy dog what weather in Paris is like today hello there how are "
     "you fine thank and your name an assistant answer question which colour circle image red "
@@ -56,10 +53,8 @@ _TABLE = {
 @dataclass(frozen=True)
 class Plan:
     model: str
-    """A folder, a Hub repository, or a model of the package."""
     streams: Sequence[int] = (1, 4, 8)
     prompts: Sequence[int] = (1_000, 8_000, 32_000)
-    """Approximate prompt tokens."""
     reply: int = 128
 
 
@@ -74,7 +69,6 @@ class Answer:
     prompt: int
     failure: str = ""
     cached: int = 0
-    """Of the prompt's tokens."""
     text: str = ""
 
     @property
@@ -87,9 +81,8 @@ Ask = Callable[[Sequence[Messages], int], list[Answer]]
 
 
 def bench(plan: Plan, report: Callable[[str], None]) -> Result:
-    """JSON-able. `report` gets what is measured; a table goes to stderr. Raises `ModelNotFound`,
-    `BadRequest`, `EngineUnavailable`, or `RequestFailed` if the model cannot be loaded. A row that
-    the engine refuses has the reason in `failed`."""
+    """A table goes to stderr. A row that the engine refuses has the reason in `failed`. Raises the
+    errors of finding and loading the model."""
     folder = folder_of(plan.model)
     result = surroundings("of the checkpoint") | {"model": plan.model, "rows": []}
     total = len(plan.streams) * len(plan.prompts)

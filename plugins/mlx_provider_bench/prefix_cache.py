@@ -1,7 +1,5 @@
-"""`mlx-provider bench prefix`: what a stored prefix saves. Time to first token of a long prompt
-cold, repeated, and with another question at its end; a conversation over a document. A separate
-engine serves the model. Prompts of a new tenant are cold; each greedy reply is compared with a cold
-one."""
+"""`mlx-provider bench prefix`: what a stored prefix saves, in time to first token and over a
+conversation. Prompts of a new tenant are cold; each greedy reply is compared with a cold one."""
 
 from __future__ import annotations
 
@@ -21,7 +19,6 @@ from .model_speed import SAMPLE, Answer, Messages, ask, document, question
 from .report import Result, against, print_rows, surroundings
 
 IMAGE_EDGE = 448
-"""Pixels along an image's sides."""
 REPLY = 6
 TRIALS = 12
 ALL_COLD = 4096
@@ -32,7 +29,6 @@ CONVERSATION_TARGET = 10.76
 QUESTION = "Which colour is the circle?"
 Report = Callable[[str], None]
 Turns = Sequence[tuple[str, str]]
-"""Earlier questions with their replies."""
 _TTFT = {
     "model": "model",
     "tokens": "prompt_tokens",
@@ -54,7 +50,6 @@ class Plan:
     has the conversation."""
     sizes: Sequence[int] = (1024, 4096, SPEEDUP_AT)
     document: int = 17_000
-    """Tokens of the conversation's document."""
     turns: int = 6
     parts: Sequence[str] = ("ttft", "conversation")
 
@@ -121,9 +116,8 @@ def bench(plan: Plan, report: Report) -> Result:
 
 
 def _first_tokens(subject: Subject, size: int) -> Result:
-    """Cold, repeated, the next turn, and other questions about one document. Ratios compare
-    medians: on a busy machine the fastest of a few says less. Of two cold runs the faster
-    counts."""
+    """Ratios compare medians: on a busy machine the fastest of a few says less. Of two cold runs
+    the faster counts."""
     first = subject.ask(subject.messages(size, QUESTION))
     questions = [f"And what is the weather {i} like in Paris today?" for i in range(TRIALS)]
     turns = [subject.messages(size, each, [(QUESTION, first.text)]) for each in questions]

@@ -57,7 +57,6 @@ def _at(row: Any, key: str) -> Any:
 
 
 def cell(value: object) -> str:
-    """A cell: numbers short, a number with its target, nothing as a dash."""
     if isinstance(value, dict) and "target" in value:
         return f"{value['measured']:.3g} ({'ok' if value['reached'] else 'MISSED'})"
     if isinstance(value, float):

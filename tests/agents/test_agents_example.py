@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.proxy import Proxy, free_port
+from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.protocol.health import RequestStats, Stats
+from ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
 MODULES = [path.stem for path in EXAMPLE.glob("*.py") if path.stem != "__main__"]

@@ -24,7 +24,7 @@ import httpx
 from mlx_provider.config import PREFIX
 from mlx_provider.errors import EngineUnavailable, RequestFailed
 from mlx_provider.gateway.foreground import PASSED_ON
-from mlx_provider.gateway.proxy import free_port
+from ports import free_port
 
 Messages = Sequence[dict[str, Any]]
 T = TypeVar("T")

@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import yaml
 
-from mlx_provider.gateway.proxy import FOREIGN, free_port
+from mlx_provider.gateway.proxy import FOREIGN
+from ports import free_port
 
 COMMAND = (sys.executable, "-P", "-m", "litellm.proxy.proxy_cli")
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "several-machines.md"

@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from mlx_provider.gateway.proxy import free_port
+from ports import free_port
 from tiny import build
 
 from .fleet_processes import KEY, LARGER, PAGE, Proxy, wait_for, written

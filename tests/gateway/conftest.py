@@ -22,8 +22,9 @@ from mlx_provider.cli.app import build
 from mlx_provider.client.connection import Connections
 from mlx_provider.gateway.config import START
 from mlx_provider.gateway.engine import end_engine
-from mlx_provider.gateway.proxy import FOREIGN, free_port
+from mlx_provider.gateway.proxy import FOREIGN
 from mlx_provider.registry import PluginRegistry
+from ports import free_port
 
 FAKE = Path(__file__).with_name("fake_client.py")
 IMPOSTOR = Path(__file__).with_name("impostor.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
 from pathlib import Path
@@ -97,36 +96,6 @@ def test_a_folder_is_written_with_its_full_path(
         config = yaml.safe_load((tmp_path / f"sub{number}/config.yaml").read_text())
         for entry in config["model_list"]:
             assert entry["litellm_params"]["model"] == f"mlx/{folder}"
-
-
-@pytest.mark.parametrize(
-    ("own", "memory", "wanted", "reason"),
-    [
-        (65_536, "1G", None, "the model's own limit"),
-        (262_144, "1G", None, "longer ones take long: --context allows it"),
-        (262_144, "120M", None, "the most that fits into this machine's memory"),
-        (262_144, "1G", "20000", "as --context says"),
-    ],
-)
-def test_a_comment_says_why_the_context_is_not_longer(
-    own: int,
-    memory: str,
-    wanted: str | None,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = Path(shutil.copytree(folder_of("demo"), tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["max_position_embeddings"] = own
-    (folder / "config.json").write_text(json.dumps(config))
-    monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", memory)
-    chosen = ("--context", wanted) if wanted else ()
-    code, told = init(str(folder), "--folder", str(tmp_path), *chosen)
-    assert code == 0, told
-    written = (tmp_path / "config.yaml").read_text().splitlines()
-    (line,) = [each for each in written if "max_input_tokens" in each and "#" in each]
-    assert line.endswith(f"# {reason}")
 
 
 def test_what_does_not_fit_is_refused_with_figures(

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
 from mlx_provider.gateway import foreground
+from mlx_provider.gateway.launch import Launch
 from mlx_provider.gateway.models import candidate
-from mlx_provider.gateway.session import Launch
 from mlx_provider.registry import PluginRegistry
 
 Install = Callable[..., str]
@@ -61,7 +61,7 @@ def test_a_client_reaches_its_api_and_leaves_nothing(
 ) -> None:
     client = OURS.clients[name]
     seen = stand_in(client.command)
-    launched = Launch(client, candidate("demo", OURS, 2**33).served(), ["-p", "hi"], os.environ)
+    launched = Launch(client, candidate("demo", OURS, 2**33).served, ["-p", "hi"], os.environ)
     assert launched.run(lambda *told: None) == 7
     told = json.loads(seen.read_text())
     assert launched.run(lambda *told: None) == 7
@@ -89,7 +89,7 @@ def test_a_client_reaches_the_engine_itself(
 ) -> None:
     client = OURS.clients[name]
     seen, phases = stand_in(client.command), []
-    served = candidate("demo", OURS, 2**33).served()
+    served = candidate("demo", OURS, 2**33).served
     launched = Launch(client, served, ["-p", "hi"], os.environ, direct=True)
     assert launched.run(lambda phase, what: phases.append(phase)) == 7
     told = json.loads(seen.read_text())
@@ -164,7 +164,7 @@ def test_a_subagent_of_claude_runs_here_and_its_main_model_elsewhere(
     written, stand_in: Callable[[str], Path]
 ) -> None:
     seen = stand_in("claude")
-    client, served = OURS.clients["claude"], candidate("demo", OURS, 2**33).served()
+    client, served = OURS.clients["claude"], candidate("demo", OURS, 2**33).served
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Vendor) as vendor:
         vendor.seen = []  # type: ignore[attr-defined]
         threading.Thread(target=vendor.serve_forever, daemon=True).start()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.session import first_folder, launch_folder
+from mlx_provider.gateway.launch import first_folder, launch_folder
 
 KILLED = """
 import os, signal, sys
-from mlx_provider.gateway.session import launch_folder
+from mlx_provider.gateway.launch import launch_folder
 with launch_folder("claude", "demo", os.environ) as folder:
     (folder / "key").write_text("secret")
     print(folder, flush=True)

@@ -1,22 +1,20 @@
-"""What a user sees of the engine: a load, an agent's first prompt, its end."""
+"""What a user sees of the engine: a load, an agent's first prompt."""
 
 from __future__ import annotations
 
 import os
 import pty
-import subprocess
 import threading
 import tty
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.engine import THREAD, show_load, show_prefill, watch_engine
-from mlx_provider.protocol.health import Health, LoadingStats, RequestStats, Stats
+from mlx_provider.gateway.engine import THREAD, show_load, show_prefill
+from mlx_provider.protocol.health import LoadingStats, RequestStats, Stats
 
 
 class Engine:
@@ -141,21 +139,3 @@ def test_a_load_that_takes_time_is_told(tmp_path: Path) -> None:
         "qwen: weights, 3.1 of 4.6 GB",
         "qwen: measuring the time of passes, step 2 of 4",
     ]
-
-
-def test_the_end_of_an_engine_is_told_with_its_log(
-    tmp_path: Path, terminal: tuple[int, TextIO]
-) -> None:
-    tty.setraw(terminal[1].fileno())
-    with (tmp_path / "log").open("w") as file:
-        for screen in (file, terminal[1]):
-            told: list[tuple[str, str]] = []
-            tell = lambda *line, told=told: told.append(line)  # noqa: E731
-            engine = subprocess.Popen(["sleep", "600"])
-            find = partial(Health, ok=True, version="", pid=engine.pid, device="", blas="")
-            with watch_engine(find, "see x.log", screen, tell):
-                engine.kill()
-                engine.wait()
-                join()
-                assert told == [] or screen is file
-            assert told == [("engine", f"process {engine.pid} has ended: see x.log")]

@@ -18,7 +18,7 @@ from mlx_provider.gateway.models import (
     alias,
     candidate,
     candidates_here,
-    named_or_best,
+    choose,
     needs,
     recommend,
     require_fit,
@@ -116,26 +116,28 @@ def cached(root: Path, name: str, config: dict[str, object], weights: int) -> No
 def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
     found = candidate("mlx/maker/model", REGISTRY, 16 * GB)
     assert not [path for path in hub if path.endswith(".safetensors")]
-    assert (found.weights, found.here, found.own_context) == (WEIGHTS, False, 262_144)
+    assert (found.weights, found.here, found.served.own_context) == (WEIGHTS, False, 262_144)
     room = int(0.9 * 16 * GB) - WEIGHTS
-    assert found.context == room // KV // 256 * 256
-    assert found.thinks
-    assert found.summary == f"maker/model: 4.0 GB, to be downloaded, context {found.context:,}"
-    assert candidate("maker/model", REGISTRY, 64 * GB).context == MOST_CONTEXT_TOKENS
+    assert found.served.context == room // KV // 256 * 256
+    assert found.served.thinks
+    assert (
+        found.summary == f"maker/model: 4.0 GB, to be downloaded, context {found.served.context:,}"
+    )
+    assert candidate("maker/model", REGISTRY, 64 * GB).served.context == MOST_CONTEXT_TOKENS
     with pytest.raises(ModelNotFound):
         candidate("maker/other", REGISTRY, 16 * GB)
 
 
 def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path: Path) -> None:
-    assert named_or_best(None, REGISTRY_WITH_DEMO, 16 * GB).model == "demo"
+    assert choose(None, REGISTRY_WITH_DEMO, 16 * GB).served.model == "demo"
     cached(tmp_path, "maker/small", CONFIG, GB)
     cached(tmp_path, "maker/large", CONFIG, 4 * GB)
     cached(tmp_path, "maker/huge", CONFIG, 40 * GB)
     cached(tmp_path, "maker/strange", {"model_type": "nobody"}, GB)
     (tmp_path / "hub" / "models--maker--half").mkdir()
     here = candidates_here(REGISTRY, 16 * GB)
-    assert [each.model for each in here] == ["maker/large", "maker/small"]
-    assert named_or_best(None, REGISTRY, 16 * GB, 20_000).context == 20_000
+    assert [each.served.model for each in here] == ["maker/large", "maker/small"]
+    assert choose(None, REGISTRY, 16 * GB, 20_000).served.context == 20_000
     assert hub == []
 
 
@@ -144,7 +146,7 @@ REGISTRY_WITH_DEMO = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"
 
 def test_what_does_not_fit_is_told_with_figures(hub: list[str]) -> None:
     found = candidate("maker/model", REGISTRY, 6 * GB)
-    assert 0 < found.context < LEAST_CONTEXT_TOKENS
+    assert 0 < found.served.context < LEAST_CONTEXT_TOKENS
     with pytest.raises(BadRequest, match=r"4\.0 GB of weights leave room for a context of \d"):
         require_fit(found, 6 * GB)
     wanted = candidate("maker/model", REGISTRY, 16 * GB, 200_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider import commands, families
+from mlx_provider import families
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "mlx_provider"
@@ -85,12 +85,6 @@ def test_the_linter_lets_plugins_import_what_is_public() -> None:
     allowed = {name.split(".")[1] for source, name in EXEMPT if source == "**"}
     assert allowed == PUBLIC
     assert len(EXEMPT) == len(PUBLIC), "for each plugin alike"
-
-
-def test_the_table_of_a_public_module_has_its_names() -> None:
-    table = (commands.__doc__ or "").partition("|---|---|")[2]
-    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
-    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(commands.__all__)
 
 
 def test_the_toolkits_table_names_each_of_its_modules() -> None:

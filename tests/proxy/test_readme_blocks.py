@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
-from mlx_provider.gateway.proxy import free_port
 from mlx_provider.litellm.model_info import operator_options
+from ports import free_port
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.families.tokenizer import long_text as sliced
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
 from mlx_provider.server.handover import Activity
-from mlx_provider.server.incoming import AT_ONCE, Bodies, Incoming, parse_request
+from mlx_provider.server.incoming import AT_ONCE, Bodies, Incoming, own, parse_request
 
 MANY = 100_000
 UNKNOWN = {f"f{i}": 1 for i in range(MANY)}
@@ -88,8 +88,8 @@ async def test_a_large_body_is_parsed_beside_the_event_loop():
     incoming = Incoming(
         Activity(), bodies, marks=lambda scope, tenant: {}, admit=lambda scope: None
     )
-    request, ticket = await incoming.read(scope, receive, Slow)
-    assert len(request.prompt) == AT_ONCE
+    parsed, ticket = await incoming.read(scope, receive, own(Slow))
+    assert len(parsed.requests[0].prompt) == AT_ONCE
     ticket.close()
     assert bodies.small.held == 0
 

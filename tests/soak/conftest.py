@@ -14,7 +14,8 @@ from mlx_provider.client.connection import Connections
 from mlx_provider.client.generation import EngineClient
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
-from mlx_provider.gateway.proxy import Proxy, free_port, master_key, start_proxy
+from mlx_provider.gateway.proxy import Proxy, master_key, start_proxy
+from ports import free_port
 
 StartProxy = Callable[..., Proxy]
 HERE = Path(__file__).parent

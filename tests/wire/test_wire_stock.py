@@ -23,8 +23,9 @@ import pytest
 import yaml
 
 from mlx_provider.gateway.config import START
-from mlx_provider.gateway.proxy import FOREIGN, free_port
+from mlx_provider.gateway.proxy import FOREIGN
 from mlx_provider.testing.scripted import Call, Step, script
+from ports import free_port
 
 pytestmark = pytest.mark.stock
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_provider_bench.group import LongGroup
+from mlx_provider_bench.commands import LongGroup
 
 from . import running
 from .comparing import compare, engine, report

@@ -1,0 +1,211 @@
+"""A client's program with a gateway of its own, from start to end.
+
+Its folder has the same path at the next launch: agents write the path of their settings into system
+prompts, so a new path would miss the prefix cache."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import count
+from pathlib import Path, PurePosixPath
+
+from ..client import runtime_folder
+from ..client.connection import TRANSPORT, local_client
+from ..client.http import HttpClient
+from ..client.runtime_folder import EngineLock
+from ..config import runtime
+from ..errors import BadRequest, EngineUnavailable, NotInstalled, PluginError
+from ..isolation import plugin_call
+from ..records import Client, Gateway, Profile
+from . import foreground
+from .config import ANYTHING, Served, served_config, write_config
+from .engine import Tell, loading, show_prefill
+from .proxy import Proxy, master_key, require_proxy, start_proxy
+
+DIRECT = ("NO_PROXY", "no_proxy")
+LOOPBACK = "127.0.0.1,localhost"
+HIDDEN_KEY = "sk-..."
+LONGEST_NAME = 60
+PROFILE = "profile"
+
+
+def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
+    found = shutil.which(client.command, path=environ.get("PATH"))
+    if found is None:
+        raise NotInstalled(f"{client.command} is not installed: {client.install}")
+    return found
+
+
+def direct(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    command: tuple[str, ...]
+    added: Mapping[str, str]
+    """Variables that differ from the user's environment."""
+    hidden: tuple[str, ...]
+    """Variables of the user that the client does not get."""
+    files: Mapping[str, str]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in environ.items() if name not in self.hidden}
+        return {**kept, **self.added}
+
+    def write(self, folder: Path) -> None:
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(content)
+
+
+def prepare(
+    client: Client,
+    gateway: Gateway,
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    *,
+    as_subagent: bool = False,
+) -> Prepared:
+    """A client's files, variables and command. `as_subagent`: see `Client.subagent`; `BadRequest`
+    if it has none. Raises `PluginError` for a profile that fails, would show the key in `ps`, or
+    has files outside its folder."""
+    profile = _profile(client, gateway, as_subagent=as_subagent)
+    command = (client.command, *profile.arguments, *arguments)
+    if any(gateway.key in word for word in command):
+        raise PluginError(f"client {client.name!r}: the key stands on its command line")
+    for name in profile.files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise PluginError(f"client {client.name!r}: file {name!r} is outside of its folder")
+    hidden = {n for n in environ if any(fnmatchcase(n, p) for p in profile.hidden)}
+    added = {**direct(environ), **profile.environment}
+    return Prepared(command, added, tuple(sorted(hidden - added.keys())), profile.files)
+
+
+def _profile(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
+    make = client.subagent if as_subagent else client.profile
+    if make is None:
+        name = client.serves or client.name
+        raise BadRequest(f"no agent of {name} can have a model of another server than its main one")
+    problem = f"client {client.name!r}: its profile failed: "
+    profile = plugin_call(lambda: make(gateway), lambda fault: PluginError(problem + fault.summary))
+    if not isinstance(profile, Profile):
+        raise PluginError(f"{problem}gave {type(profile).__name__}, not Profile")
+    return profile
+
+
+def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{client}-{model}")
+    return runtime(environ).folder / "launch" / name[: len(client) + 1 + LONGEST_NAME]
+
+
+@contextmanager
+def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    """An empty folder of this user only, removed with the block: the first that no other launch
+    locks. The kernel releases the lock of a killed launch. Raises `EngineUnavailable`."""
+    runtime_folder.prepare(runtime(environ))
+    folder = first = first_folder(client, model, environ)
+    first.parent.mkdir(mode=0o700, exist_ok=True)
+    numbers = count(2)
+    while (lock := EngineLock.try_take(lock_file := Path(f"{folder}.lock"))) is None:
+        folder = Path(f"{first}.{next(numbers)}")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock_file.unlink(missing_ok=True)
+        lock.release()
+
+
+@dataclass(frozen=True)
+class Launch:
+    client: Client
+    served: Served
+    arguments: Sequence[str]
+    environ: Mapping[str, str]
+    direct: bool = False
+    as_subagent: bool = False
+    """The client keeps its main model, and gets a subagent with the served one."""
+
+    def run(self, tell: Tell) -> int:
+        """Returns the client's exit code. Folder and proxy (or listener) are always removed. Raises
+        `NotInstalled`, `EngineUnavailable`, the errors of the load, and `foreground.Ended` for a
+        signal before the client runs."""
+        program, client, environ = executable(self.client, self.environ), self.client, self.environ
+        if not self.direct:
+            require_proxy()
+        with ExitStack() as ending:
+            ending.enter_context(foreground.ending_by_signal())
+            folder = ending.enter_context(launch_folder(client.name, self.served.name, environ))
+            (folder / PROFILE).mkdir(mode=0o700)
+            engine = local_client(environ)
+            ending.callback(engine.close)
+            if self.direct:
+                url, key = self._listen(engine, ending, tell)
+            else:
+                proxy = self._start(engine, folder, ending, tell)
+                url, key = proxy.url, proxy.key
+            prepared = self._prepare(url, key, folder / PROFILE)
+            prepared.write(folder / PROFILE)
+            tell("client", f"{client.serves or client.name}, {client.api} API")
+            command = [program, *prepared.command[1:]]
+            try:
+                with show_prefill(engine.stats, sys.stderr):
+                    return foreground.run(command, prepared.environment(environ))
+            except OSError as error:
+                raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
+
+    def _start(self, engine: HttpClient, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
+        config = (
+            served_config(self.served, (), self.client.forwards)
+            if self.as_subagent
+            else served_config(self.served, ANYTHING)
+        )
+        with loading(self.served, engine, tell):
+            own = {**self.environ, TRANSPORT: "process"}
+            proxy = start_proxy(write_config(config, folder), own)
+            ending.callback(proxy.stop)
+        proxy.wait_ready()
+        tell("proxy", proxy.url)
+        return proxy
+
+    def _listen(self, engine: HttpClient, ending: ExitStack, tell: Tell) -> tuple[str, str]:
+        with loading(self.served, engine, tell):
+            pass
+        key, model = master_key(), self.served
+        fields = {"model": model.model, "max_tokens": model.output, "options": model.options}
+        url, stream = engine.open_listener({"key": key, **fields})
+        ending.callback(stream.close)
+        return url, key
+
+    def preview(self) -> list[str]:
+        """What `run` would run, line by line, with another port. Starts and writes nothing."""
+        folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
+        key = master_key()
+        prepared = self._prepare("http://127.0.0.1:4000", key, folder)
+        lines = [f"{name}={value}" for name, value in prepared.added.items()]
+        lines += [f"unset {name}" for name in prepared.hidden]
+        for name, content in prepared.files.items():
+            lines += [f"# {folder / name}", *content.splitlines()]
+        lines += ["# command", shlex.join(prepared.command)]
+        return [line.replace(key, HIDDEN_KEY) for line in lines]
+
+    def _prepare(self, url: str, key: str, folder: Path) -> Prepared:
+        model, subagent = self.served, self.as_subagent
+        sizes = (model.context, model.output)
+        gateway = Gateway(url, key, model.name, *sizes, model.images, folder, Path.cwd())
+        return prepare(self.client, gateway, self.arguments, self.environ, as_subagent=subagent)
