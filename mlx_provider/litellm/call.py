@@ -21,8 +21,7 @@ from ..wire import api
 from ..wire.anthropic.routes import ending
 from ..wire.api import HEADER, ClientNames, header_text
 from ..wire.openai import request as openai
-from ..wire.openai.parameters import Parameters, parameter_names
-from ..wire.openai.request import AnswerForm, prompt_list
+from ..wire.openai.request import AnswerForm, Parameters, parameter_names, prompt_list
 from ..wire.openai.routes import embed_request
 from .errors import PROVIDER
 from .model_info import Caller, chosen_by, engine_options, operator_options, proxy_server, tenant

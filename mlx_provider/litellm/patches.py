@@ -29,8 +29,7 @@ from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
 from ..wire.anthropic.request import chat_tools, known_members
-from ..wire.openai.parameters import Parameters
-from ..wire.openai.request import split_prefill_mark
+from ..wire.openai.request import Parameters, split_prefill_mark
 from ..wire.openai.tools import as_functions
 from . import model_info
 from .errors import PROVIDER

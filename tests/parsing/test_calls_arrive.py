@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_provider.chat.constraints.readable import written_calls
+from mlx_provider.chat.messages.tools_as_text import written_calls
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.protocol.events import ToolCallDelta
 

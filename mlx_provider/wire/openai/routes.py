@@ -18,8 +18,7 @@ from ...protocol.requests import EmbedRequest
 from .. import api
 from ..api import ParsedRequest, Read
 from .answer import Stream, Whole, usage_of
-from .parameters import Parameters, parameter_names
-from .request import AnswerForm, generate_requests, prompt_list
+from .request import AnswerForm, Parameters, generate_requests, parameter_names, prompt_list
 
 FORMATS = ("float", "base64")
 

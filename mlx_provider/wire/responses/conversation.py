@@ -1,5 +1,5 @@
 """Items and tools of the Responses API as messages and tools of chat. Items of other servers are
-earlier turns and become text (`chat.messages.foreign`)."""
+earlier turns and become text (`chat.messages.parts`)."""
 
 from __future__ import annotations
 
