@@ -110,7 +110,6 @@ def ending_keeper(logging: Any, *, clipped: bool) -> Callable[[Finish], None]:
 
 
 def with_ending(logging: Any, message: Any) -> Any:
-    """`message`: complete, or an event of a stream."""
     fields = _details(logging).get(ENDING)
     if fields and isinstance(message, dict) and message.get("type") == "message":
         return {**message, **fields}
@@ -146,7 +145,6 @@ class Deadline:
         return cls(seconds, time.monotonic() + seconds)
 
     def left(self) -> float | None:
-        """Seconds. Raises `RequestTimedOut` if there are none."""
         if self.ends is None:
             return None
         seconds = self.ends - time.monotonic()
@@ -207,7 +205,6 @@ def encode_model(model: str) -> str:
 
 
 def decode_model(model: str) -> str:
-    """Ids that `encode_model` did not make stay the same."""
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model
 

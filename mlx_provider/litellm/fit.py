@@ -166,7 +166,6 @@ def _item_part(part: Any, kind: str, where: str, warnings: Warnings) -> Any:
 
 
 def _carry_schema(kwargs: dict[str, Any]) -> None:
-    """The schema in a `json_object`, which the bridge drops."""
     match kwargs.get("text"):
         case {"format": {"type": "json_object", "schema": schema}} if schema:
             if isinstance(schema, Mapping):

@@ -118,7 +118,6 @@ def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -
 
 
 def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
-    """Copy log-probabilities, and give the last chunk a text."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
         if choice.text is None:
@@ -241,7 +240,6 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
-    """Tools can have the form of the Responses API."""
     messages, continues = split_prefill_mark(fit_parts(request.messages)[0])
     check_shape({"messages": messages, "tools": request.tools})
     if request.system:

@@ -73,7 +73,6 @@ class Constraint:
         self._moved()
 
     def forced(self) -> list[int]:
-        """Tokens that must come next, as the tokenizer would split the text."""
         self._settle()
         return [] if self._stopped else list(self._matcher.compute_ff_tokens())
 
@@ -124,16 +123,12 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Structure:
-    """The constraint of a request's first choice, and warnings about what it cannot enforce."""
-
     constraint: Constraint | AfterThoughts
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """`wrong`: why it did not compile."""
-
     wrong: str
     matcher: Any = None
     packed: bytes = b""
@@ -252,7 +247,6 @@ class GrammarCompiler:
         return self._special
 
     def _made(self, lark: str, allowance: Allowance) -> _Compiled:
-        """Compiled once. It may be invalid."""
         key = (allowance.namespace, lark)
         with self._lock:
             known = self.compiled.get(key)
@@ -264,16 +258,13 @@ class GrammarCompiler:
         if not made.wrong:
             with self._lock:
                 self.compiled[key] = made
-                while self._keeps_too_much():
-                    self.compiled.popitem(last=False)
+                letters = sum(len(lark) for _, lark in self.compiled)
+                while len(self.compiled) > self._capacity or letters > self._letters:
+                    (_, oldest), _ = self.compiled.popitem(last=False)
+                    letters -= len(oldest)
         return made
 
-    def _keeps_too_much(self) -> bool:
-        letters = sum(len(lark) for _, lark in self.compiled)
-        return len(self.compiled) > self._capacity or letters > self._letters
-
     def _compile(self, lark: str) -> _Compiled:
-        """Also computes the first mask (host work)."""
         from llguidance import LLMatcher, LLParserLimits
 
         grammar, limits = LLMatcher.grammar_from_lark(lark), LLParserLimits(**LIMITS)
@@ -360,11 +351,9 @@ class AfterThoughts:
         return mask
 
     def forced(self) -> list[int]:
-        """Empty where a thought is open or may be opened."""
         return [] if self._thinking or self._start is not None else self._inner.forced()
 
     def advance(self, token: int) -> None:
-        """Raises the errors of `Constraint.advance`."""
         if self._thinking:
             self._think(token)
             return

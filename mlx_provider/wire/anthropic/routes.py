@@ -47,7 +47,6 @@ class _Message:
         self._clipped = wanted is not None and not 0 < wanted <= accepted.max_tokens
         self._ending: Part = {}
         self._open: object = None
-        """Type of the open block, or the number of its call."""
         self._index = -1
         self._signature = sha256()
 

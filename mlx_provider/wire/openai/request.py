@@ -246,12 +246,8 @@ def generate_requests(
     params.flag("timings")
     fields["ignored"] = params.ignored()
     params.refuse_rest()
-    return [_validate({**sender, **fields, **more}) for more in each]
-
-
-def _validate(fields: dict[str, Any]) -> GenerateRequest:
     try:
-        return GenerateRequest.model_validate(fields)
+        return [GenerateRequest.model_validate({**sender, **fields, **more}) for more in each]
     except ValidationError as error:
         raise bad_request(error, flat=True) from None
 
@@ -313,7 +309,6 @@ def _tools(params: Parameters) -> dict[str, Any]:
 def completions(
     params: Parameters, prompts: Sequence[Any], shared: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The fields of each prompt's request, beside those that are `shared`."""
     params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
     fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
     if "max_tokens" not in shared:

@@ -78,7 +78,6 @@ class _Item:
             yield self._event(self.part, "added", part=self._part(""))
 
     def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
-        """A custom tool's text is sent when it is complete."""
         self._texts.append(text)
         self._logprobs += logprobs
         if self.word != CUSTOM:
