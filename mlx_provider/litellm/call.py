@@ -21,8 +21,7 @@ from ..wire import api
 from ..wire.anthropic.routes import ending
 from ..wire.api import HEADER, ClientNames, header_text
 from ..wire.openai import request as openai
-from ..wire.openai.parameters import Parameters, parameter_names
-from ..wire.openai.request import AnswerForm, prompt_list
+from ..wire.openai.request import AnswerForm, Parameters, parameter_names, prompt_list
 from ..wire.openai.routes import embed_request
 from .errors import PROVIDER
 from .model_info import Caller, chosen_by, engine_options, operator_options, proxy_server, tenant
@@ -111,7 +110,6 @@ def ending_keeper(logging: Any, *, clipped: bool) -> Callable[[Finish], None]:
 
 
 def with_ending(logging: Any, message: Any) -> Any:
-    """`message`: complete, or an event of a stream."""
     fields = _details(logging).get(ENDING)
     if fields and isinstance(message, dict) and message.get("type") == "message":
         return {**message, **fields}
@@ -147,7 +145,6 @@ class Deadline:
         return cls(seconds, time.monotonic() + seconds)
 
     def left(self) -> float | None:
-        """Seconds. Raises `RequestTimedOut` if there are none."""
         if self.ends is None:
             return None
         seconds = self.ends - time.monotonic()
@@ -208,7 +205,6 @@ def encode_model(model: str) -> str:
 
 
 def decode_model(model: str) -> str:
-    """Ids that `encode_model` did not make stay the same."""
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model
 

@@ -14,13 +14,13 @@ from typing import Any
 from litellm.types.llms.openai import ValidUserMessageContentTypes
 from pydantic import BaseModel
 
-from ..chat.messages.foreign import foreign_text
 from ..chat.messages.normalise import typed_index
+from ..chat.messages.parts import foreign_text
 from ..errors import BadRequest, wrong_part
 from ..invalid import shown
 from ..wire.anthropic import request as anthropic
 from ..wire.api import ClientNames
-from ..wire.openai.parameters import Parameters
+from ..wire.openai.request import Parameters
 from ..wire.openai.tools import as_functions
 from ..wire.responses import conversation as responses
 from ..wire.responses.routes import LOGPROBS
@@ -166,7 +166,6 @@ def _item_part(part: Any, kind: str, where: str, warnings: Warnings) -> Any:
 
 
 def _carry_schema(kwargs: dict[str, Any]) -> None:
-    """The schema in a `json_object`, which the bridge drops."""
     match kwargs.get("text"):
         case {"format": {"type": "json_object", "schema": schema}} if schema:
             if isinstance(schema, Mapping):

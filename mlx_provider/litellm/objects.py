@@ -55,7 +55,6 @@ class ChunkStream:
         self.ended = False
 
     def feed(self, events: Iterable[Event]) -> Iterator[types.ModelResponseStream]:
-        """Raises the error of a `Failed` event."""
         for event in events:
             for choice in self._choices.of(event):
                 yield from self._chunks(choice)
@@ -142,7 +141,6 @@ def _choice(choice: Mapping[str, Any]) -> types.Choices:
 def _add_headers(
     response: Any, warnings: Sequence[str], headers: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns the mapping of hidden parameters, where LiteLLM takes headers from."""
     warned = {HEADER: header_text(warnings)} if warnings else {}
     hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001
     known = hidden.get("additional_headers") or {}

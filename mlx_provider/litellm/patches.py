@@ -30,8 +30,7 @@ from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
 from ..wire.anthropic.request import chat_tools, known_members
-from ..wire.openai.parameters import Parameters
-from ..wire.openai.request import split_prefill_mark
+from ..wire.openai.request import Parameters, split_prefill_mark
 from ..wire.openai.tools import as_functions
 from . import model_info
 from .errors import PROVIDER
@@ -122,7 +121,6 @@ def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -
 
 
 def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
-    """Copy log-probabilities, and give the last chunk a text."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
         if choice.text is None:
@@ -245,7 +243,6 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
-    """Tools can have the form of the Responses API."""
     messages, continues = split_prefill_mark(fit_parts(request.messages)[0])
     check_shape({"messages": messages, "tools": request.tools})
     if request.system:

@@ -106,7 +106,6 @@ class EventQueue:
         self._reader: _Sleeper | None = None
         self.ended = False
         self.unread = 0
-        """Bytes."""
         self._compact_above = COMPACT_ABOVE
 
     def put(self, events: Iterable[Event]) -> None:

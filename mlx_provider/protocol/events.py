@@ -39,7 +39,7 @@ class TokenLogprob(Wire):
 
 
 class ToolCallDelta(Wire):
-    """`id` and `name` come first, then pieces of `arguments`."""
+    """`id` and `name` come with the first piece of `arguments`."""
 
     index: int
     id: str | None = None
@@ -93,7 +93,6 @@ class Usage(Wire):
     stored_tokens: int = 0
     """Put into the prefix cache, beside `cached_tokens`."""
     skipped_tokens: int = 0
-    """By sparse prefill."""
     completion_tokens: int
     reasoning_tokens: int = 0
     drafted_tokens: int = 0

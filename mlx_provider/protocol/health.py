@@ -41,7 +41,6 @@ class RequestStats(_Stats):
 
 class LoadingStats(_Stats):
     model: str
-    """The folder's name."""
     what: str
     done: int = 0
     total: int = 0
@@ -158,8 +157,6 @@ class MemoryStats(_Stats):
 
 
 class Stats(_Stats):
-    """Parts can differ by one step."""
-
     at: float
     """Unix time."""
     version: str

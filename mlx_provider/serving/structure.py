@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chat.constraints.compiler import Thoughts
 from ..chat.constraints.forecast import CallForecast, CallMatchers
-from ..chat.constraints.readable import check_readable
-from ..chat.constraints.thoughts import Thoughts
+from ..chat.messages.tools_as_text import check_readable
 from ..chat.output.reply import Reply
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.detokenizer import Detokenizer, marker_tokens

@@ -34,7 +34,6 @@ class TokenOutput:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     fails_at: int | None = None
-    """Raise at this token, as a broken detokenizer would."""
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
         if self.fails_at == len(self.tokens):
@@ -75,8 +74,6 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
 
 
 class Alternating(Scheduler):
-    """Rows decode in every step, so that new rows join at every stage."""
-
     def _precedes(self, job: PrefillJob) -> bool:
         return False
 
@@ -215,7 +212,6 @@ def prefill(
 
 
 def picture(seed: int, edge: int = 96) -> MediaItem:
-    """Six by six random patches."""
     patches = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     at = np.arange(edge) * 6 // edge
     pixels = np.ascontiguousarray(patches[at][:, at])

@@ -42,7 +42,6 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With the option, run the checks, and tests that are named beside it."""
     names = config.getoption(OPTION)
     if not names:
         return

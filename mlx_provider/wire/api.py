@@ -137,7 +137,6 @@ class Turns:
         self.place(".content", content or f"{where}.content")
 
     def place(self, part: str, where: str) -> None:
-        """Of a part of the last message."""
         self.places[f"messages[{len(self.messages) - 1}]{part}"] = where
 
 
@@ -227,7 +226,6 @@ def _without_broken(events: Sequence[Event]) -> list[Event]:
     """Without calls that turned out to be malformed after their beginning was sent: text or another
     call follows, and the content has all of their text."""
     begun: dict[int, tuple[int, str]] = {}
-    """The last call of each choice, and its arguments so far."""
     broken: set[tuple[int, int]] = set()
     for delta in (event for event in events if isinstance(event, Delta)):
         text = [(-1, "{}")] if delta.content or delta.reasoning else []

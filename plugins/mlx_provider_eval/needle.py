@@ -83,20 +83,16 @@ def as_long_as(
 
 
 def lengths(least: int, limit: int) -> list[int]:
-    """Lengths from `least` to `limit`; each is double the one before."""
     doubled = takewhile(lambda length: length < limit, (least << power for power in range(64)))
     return [*doubled, limit]
 
 
 @dataclass(frozen=True)
 class Needles:
-    """Several requests for each cell of length and depth, each for another fact."""
-
     least: int = 1024
     limit: int | None = None
     """Tokens of the longest prompt; `None`: the limit of model and memory."""
     needles: int = 3
-    """Requests per cell."""
     max_tokens: int = 64
     body: Mapping[str, Any] = field(default_factory=dict)
     name: ClassVar[str] = "needle"
@@ -114,7 +110,6 @@ class Needles:
         return {**staged.encoded(), "limit": limit, "limited_by": why, "cells": cells}
 
     def bound(self, staged: Staged) -> tuple[int, str]:
-        """Tokens of the longest prompt, and the reason for that limit."""
         context, own = staged.status.context_length, self.max_tokens + 1
         memory = context_in_memory(staged.subject.model, context)
         bounds = [(context - own, "the model's context"), (memory - own, "this machine's memory")]
@@ -143,7 +138,6 @@ class Needles:
                 yield {"length": length, "depth": depth, **_cell(asked)}
 
     def report(self, found: Sequence[Result]) -> Table:
-        """A row for each subject and length, a column for each depth."""
         caption = Text("\n".join(map(_reach, found)))
         table = Table(title="found, by depth of the fact", title_justify="left", caption=caption)
         table.caption_justify = "left"
@@ -160,7 +154,6 @@ class Needles:
 
 
 def _cell(asked: Sequence[tuple[int, str, Reply]]) -> Result:
-    """The counts of a cell: (tokens of the prompt, answer, reply) of each request."""
     wrong = [(answer, reply) for _, answer, reply in asked if answer not in reply.text]
     return {
         "tokens": max(tokens for tokens, _, _ in asked),

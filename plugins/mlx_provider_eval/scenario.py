@@ -118,13 +118,11 @@ def shipped() -> list[Path]:
 
 
 def read(paths: Sequence[Path]) -> list[Scenario]:
-    """Scenarios of these files. Raises `BadRequest` that names file, scenario and fault."""
     known = _mapping(SHIPPED / TOOLS)
     return [scenario for path in paths for scenario in _of_file(path, known)]
 
 
 def digest(scenarios: Sequence[Scenario]) -> str:
-    """Scores are comparable if it is equal."""
     text = "\n".join(each.model_dump_json() for each in scenarios)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -213,13 +211,11 @@ def brief(value: Any) -> str:
 
 
 def _sign(wanted: Any) -> str:
-    """The matcher's name; empty: a plain value."""
     names = [*wanted] if isinstance(wanted, Mapping) else []
     return names[0] if len(names) == 1 and names[0].startswith("$") else ""
 
 
 def orders(wanted: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """Every order of up to six parts."""
     return permutations(wanted) if len(wanted) <= 6 else [wanted]
 
 

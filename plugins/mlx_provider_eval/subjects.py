@@ -50,7 +50,6 @@ PACKAGES = ("mlx-provider", "mlx", "mlx-lm", "mlx-vlm", "transformers", "litellm
 @dataclass(frozen=True)
 class Subject:
     model: str
-    """The name after `mlx/`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """As in `model_info.mlx` of a config entry."""
     label: str = ""
@@ -59,15 +58,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Staged:
-    """A loaded subject."""
-
     subject: Subject
     name: str
     status: ModelStatus
     apart: SeparateGateway
 
     def count(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> int:
-        """Tokens of the prompt, by the model's own template and tokenizer."""
         return self.apart.engine.count(_request(self.subject, messages, **more))
 
     def encoded(self) -> Result:
@@ -76,7 +72,6 @@ class Staged:
 
 
 def conditions() -> Result:
-    """What a reader needs to repeat a run."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["mlx-provider", *sys.argv[1:]]),
@@ -193,7 +188,6 @@ def _models(apart: SeparateGateway) -> list[ModelStatus]:
 def _request(
     subject: Subject, messages: Sequence[Mapping[str, Any]], **more: Any
 ) -> GenerateRequest:
-    """A request as the gateway would send it to the engine."""
     options = ModelOptions.model_validate(dict(subject.options))
     said = [dict(each) for each in messages]
     return GenerateRequest(model=subject.model, messages=said, options=options, **more)
@@ -201,8 +195,6 @@ def _request(
 
 @dataclass(frozen=True)
 class Made:
-    """A call."""
-
     id: str
     name: str
     arguments: str
@@ -213,20 +205,16 @@ class Made:
 
 @dataclass(frozen=True)
 class Reply:
-    """A complete reply, or the failure."""
-
     text: str = ""
     thought: str = ""
     calls: tuple[Made, ...] = ()
     finish: str = ""
     prompt_tokens: int = 0
     skipped: int = 0
-    """Prompt tokens that sparse prefill has left out."""
     tokens: int = 0
     failure: str = ""
 
     def message(self) -> dict[str, Any]:
-        """The reply as a message of the next request."""
         calls = [
             {"id": each.id, "type": "function", "function": each.encoded()} for each in self.calls
         ]
@@ -234,7 +222,6 @@ class Reply:
         return {**message, "tool_calls": calls} if calls else message
 
     def encoded(self) -> dict[str, Any]:
-        """The reply for a transcript, without ids and counts."""
         calls = [each.encoded() for each in self.calls]
         optional = {"thought": self.thought, "calls": calls, "failure": self.failure}
         present = {name: value for name, value in optional.items() if value}
@@ -242,8 +229,6 @@ class Reply:
 
 
 class Client:
-    """Sends requests for one subject through its gateway, with greedy decoding."""
-
     def __init__(self, staged: Staged, max_tokens: int, body: Mapping[str, Any]) -> None:
         """`body`: further fields of every request."""
         import openai

@@ -24,20 +24,16 @@ FAULTS = (
 LEAST_WRONG = ("invented argument", "wrong argument", "wrong tool")
 """Of several orders of calls, the report is about the one that comes closest."""
 NO_RESULT = "error: this tool gives nothing here"
-"""To a call for which the scenario has no result."""
 
 
 @dataclass(frozen=True)
 class Fault:
     name: str
-    """One of `FAULTS`."""
     reason: str
 
 
 @dataclass(frozen=True)
 class Played:
-    """One run of a scenario, up to its end or its first fault."""
-
     fault: Fault | None
     transcript: Sequence[Mapping[str, Any]]
     replies: Sequence[Mapping[str, Any]]
@@ -45,12 +41,9 @@ class Played:
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """Scores tool calls by kind of scenario."""
-
     scenarios: Sequence[Scenario]
     max_tokens: int = 2048
     body: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of each request, such as `chat_template_kwargs`."""
     name: ClassVar[str] = "tools"
 
     def encoded(self) -> Result:
@@ -78,7 +71,6 @@ class ToolCalls:
         }
 
     def report(self, found: Sequence[Result]) -> Table:
-        """A column for each subject; rows of passes by kind, then of faults."""
         table = Table("passed, by kind", title="tool calls", title_justify="left")
         for each in found:
             table.add_column(Plain(each["label"]), overflow="fold")
@@ -102,7 +94,6 @@ def _case(scenario: Scenario, run: Played) -> Result:
 
 
 def knows_tools(staged: Staged) -> bool:
-    """Whether the chat template shows tools to the model."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     return staged.count(HELLO, tools=tools) > staged.count(HELLO)
 
@@ -140,7 +131,6 @@ def _played(client: Client, scenario: Scenario, *, stream: bool) -> Played:
 
 
 def _messages(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
-    """Results of the calls in the reply before, then the user's text."""
     for call in before.calls:
         content = step.results.get(call.name, NO_RESULT)
         if not isinstance(content, str):
@@ -152,7 +142,6 @@ def _messages(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
 
 
 def judged(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault | None:
-    """The first fault of a reply; `None`: it is right."""
     if reply.failure:
         return Fault("request failed", reply.failure)
     if reply.finish == "length":
@@ -201,7 +190,6 @@ def _calls_fault(
 
 
 def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
-    """A fault of name or schema, whatever was expected."""
     if call.name not in tools:
         return Fault("unknown tool", f"{call.name!r}; there are {', '.join(tools)}")
     arguments = _arguments(call)

@@ -55,7 +55,6 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _tool_call(reader: TextReader, tools: Tools, opener: str) -> Reading[None]:
-    """JSON, tags or keys: all three have the same markers."""
     following = yield from behind(reader, opener, "{", "[", "<")
     if following in ("{", "[") or opener != "<tool_call>":
         yield from _JSON.scan(reader, tools)

@@ -91,7 +91,6 @@ def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _named_call(reader: TextReader) -> Reading[None]:
-    """`{"NAME": {...}}`."""
     yield from reader.expect("{")
     yield from reader.space()
     if (yield from reader.at('"')) != '"':

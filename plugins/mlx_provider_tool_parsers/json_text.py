@@ -61,10 +61,12 @@ def ignore(text: str) -> None:
 
 
 @dataclass
-class _Brackets:
-    strict: bool
+class Brackets:
+    strict: bool = False
+    quotes: str = '"'
+    brackets: str = "[]{}"
     depth: int = 0
-    quoted: bool = False
+    quote: str = ""
     escaped: bool = False
     ended: bool = False
 
@@ -76,15 +78,13 @@ class _Brackets:
         return len(text)
 
     def follow(self, character: str) -> None:
-        if self.quoted:
-            self.quoted = self.escaped or character != '"'
+        if self.quote:
+            self.quote = "" if character == self.quote and not self.escaped else self.quote
             self.escaped = character == "\\" and not self.escaped
-        elif character == '"':
-            self.quoted = True
-        elif character in "[{":
-            self.depth += 1
-        elif character in "]}":
-            self.depth -= 1
+        elif character in self.quotes:
+            self.quote = character
+        elif character in self.brackets:
+            self.depth += 1 if character in "([{" else -1
             self.ended = self.depth <= 0
         elif self.strict and character not in _UNQUOTED:
             self.ended = True
@@ -99,7 +99,7 @@ def balanced(start: int, *, strict: bool = False) -> Rest:
     ends earlier if the text cannot be JSON."""
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
-        brackets = _Brackets(strict)
+        brackets = Brackets(strict)
         brackets.take(reader.between(start, reader.position))
         while not brackets.ended:
             emit(reader.skip(brackets.take(reader.ahead())))
@@ -176,7 +176,6 @@ class CallObject(JsonReader):
 
     emit: Emit = ignore
     arguments_needed: bool = False
-    """An object without arguments is not a call."""
     known: Callable[[str], bool] = lambda name: True
     ids: bool = False
     """Whether calls have ids. An id can follow the arguments, which are held back until then."""
@@ -273,7 +272,6 @@ class JsonBlock:
     known: Callable[[str], bool] | None = None
     """Whether a call between markers can have this name; `None`: all names."""
     fence: str = ""
-    """Text that closes a block which the model began with a code fence."""
     ids: bool = False
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
@@ -290,7 +288,8 @@ class JsonBlock:
         """Read the text after the marker. `bare`: there was no marker, so the tools must be
         known."""
         before = reader.calls
-        yield from self.values(reader, bare or self.known or _any, bare is not None)
+        known = bare or self.known or (lambda name: True)
+        yield from self.values(reader, known, bare is not None)
         if reader.calls == before:
             raise NotACall("an empty list")
         yield from self.close(reader)
@@ -358,10 +357,6 @@ class JsonBlock:
             reader.release()
         else:
             reader.rewind(mark)
-
-
-def _any(name: str) -> bool:
-    return True
 
 
 def json_block(

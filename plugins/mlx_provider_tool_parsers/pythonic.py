@@ -7,12 +7,14 @@ import json
 import math
 import re
 import sys
+from functools import partial
 from typing import Any
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolCall, ToolParser
 from mlx_provider.records import (
     NotACall,
     Reading,
+    TextEnded,
     TextReader,
     Tools,
     claimed,
@@ -22,7 +24,7 @@ from mlx_provider.records import (
 
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import JsonBlock
+from .json_text import Brackets, JsonBlock
 
 _HEAD = re.compile(r"[\w.]*")
 _STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*(?:\1|(\\?\Z))", re.DOTALL)
@@ -65,22 +67,20 @@ def _call(node: ast.expr) -> ToolCall:
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
+class _JsonConstants(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        # such as 1e999, which is JSON
+        return ast.Constant(sys.float_info.max) if node.value == math.inf else node
+
+
 def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
-        return _CONSTANTS[node.id]
-    if isinstance(node, ast.Dict):
-        if None in node.keys:
-            raise ValueError("a double-starred item has no key")
-        keys = [_value(key) for key in node.keys if key is not None]
-        return dict(zip(keys, map(_value, node.values), strict=True))
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(item) for item in node.elts]
     try:
-        value = ast.literal_eval(node)
-        if isinstance(value, float) and math.isinf(value):  # such as 1e999, which is JSON
-            value = math.copysign(sys.float_info.max, value)
+        value = ast.literal_eval(_JsonConstants().visit(node))
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError("not a literal") from error
     return value
 
@@ -121,22 +121,12 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
 
 
 def _balanced(reader: TextReader) -> Reading[str]:
-    """Up to the bracket that closes the first one. Brackets in quotes do not count."""
-    text, quote, depth = "", "", 0
-    while True:
-        character = yield from reader.char()
-        text += character
-        if quote:
-            if character == "\\":
-                text += yield from reader.char()
-            elif character == quote:
-                quote = ""
-        elif character in "'\"":
-            quote = character
-        else:
-            depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0)
-            if depth <= 0:
-                return text
+    brackets, parts = Brackets(quotes="'\"", brackets="()[]{}"), list[str]()
+    while not brackets.ended:
+        parts.append(reader.skip(brackets.take(reader.ahead())))
+        if not brackets.ended and not (yield from reader.more()):
+            raise TextEnded
+    return "".join(parts)
 
 
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -160,14 +150,10 @@ def scan_lfm2(reader: TextReader, tools: Tools) -> Reading[None]:
     elif found == "[":
         yield from scan_list(reader, tools)
     else:
-        yield from _between(reader, "<|tool_call_start|>", "<|tool_call_end|>", tools)
+        yield from _between(reader, tools, "<|tool_call_start|>", "<|tool_call_end|>")
 
 
-def scan_olmo3(reader: TextReader, tools: Tools) -> Reading[None]:
-    yield from _between(reader, "<function_calls>", "</function_calls>", tools)
-
-
-def _between(reader: TextReader, start: str, end: str, tools: Tools) -> Reading[None]:
+def _between(reader: TextReader, tools: Tools, start: str, end: str) -> Reading[None]:
     """Python calls, or JSON calls, between two markers. Markers inside strings are text."""
     mark = reader.mark()
     yield from reader.expect(start)
@@ -222,7 +208,7 @@ PARSERS = (
         name="olmo3",
         start="<function_calls>",
         end="</function_calls>",
-        scan=scan_olmo3,
+        scan=partial(_between, start="<function_calls>", end="</function_calls>"),
         detect=lambda template: "<function_calls>" in template,
         rank=2,
         grammar=_written("<function_calls>", "</function_calls>", between="\n"),

@@ -18,7 +18,6 @@ _NAME_CHARACTERS = re.compile(r"[\w.:/-]*")
 
 
 def plain_name(text: str, tools: Tools) -> str:
-    """Raises `NotACall`."""
     name = text.strip()
     if not _NAME.fullmatch(name):
         raise NotACall("not a name")

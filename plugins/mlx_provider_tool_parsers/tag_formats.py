@@ -210,7 +210,6 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _hy_v3(name: str, form: TagFormat, detect: Callable[[str], bool], rank: int) -> ToolParser:
-    """Reads both spellings of the tags, and writes that of `form`."""
     own, other = (
         tag_parser(name, each) for each in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
     )

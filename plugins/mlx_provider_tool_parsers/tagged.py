@@ -49,7 +49,6 @@ class TagFormat:
     bare: bool = True
     """Calls can occur without a block around them; with names in tags, these need a parameter."""
     undeclared: Literal["call", "text", "nothing"] = "call"
-    """What a call becomes whose name is not among the request's tools."""
     forgiving: bool = True
     """The closing tag of a parameter can be missing before the next declared one."""
 
@@ -168,7 +167,6 @@ class _TagReader:
         return header
 
     def json_body(self, arguments: Arguments) -> Reading[None]:
-        """`<function=name>{...}</function>`."""
         arguments.begin()
         yield from read_json(self.reader, arguments.report.arguments)
         arguments.report.end_call()
@@ -330,7 +328,6 @@ class _TagReader:
             yield from reader.pass_until((form.call_end,), arguments.piece)
 
     def short_header(self) -> Reading[str]:
-        """The inside of a tag up to its end, or the beginning of text that is not a tag."""
         reader, header = self.reader, ""
         while (
             not header.endswith(">") and len(header) < _LONGEST_TAG and (yield from reader.peek())

@@ -81,7 +81,6 @@ def properties(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def types(tools: Tools, name: str, key: str) -> frozenset[str]:
-    """JSON types of a parameter; empty: unknown."""
     return value_types(*_parameter(tools, name, key))
 
 
@@ -148,7 +147,6 @@ def _container(text: str) -> str:
 
 
 def _literal(text: str) -> str | None:
-    """JSON text of a JSON or Python literal; `None`: not a literal."""
     try:
         json.loads(text, parse_constant=_refuse)
     except RecursionError:
@@ -180,31 +178,10 @@ def _fits(literal: str, wanted: frozenset[str]) -> bool:
 
 
 @dataclass
-class TextValue:
-    """JSON string text of a value that arrives in pieces. `lines`: one line end after the opening
-    tag and one before the closing tag belong to the tags."""
-
-    report: TextReader
-    lines: bool
-    begun: bool = False
-    held: str = ""
-
-    def piece(self, text: str) -> None:
-        if not text:
-            return
-        if not self.begun and self.lines:
-            self.begun = True
-            text = text.removeprefix("\n")
-        text = self.held + text
-        self.held = "\n" if self.lines and text.endswith("\n") else ""
-        self.show(text[: len(text) - len(self.held)])
-
-    def show(self, text: str) -> None:
-        self.report.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
-
-
-@dataclass
 class Arguments:
+    """`lines`: one line end after the opening tag of a value and one before its closing tag belong
+    to the tags."""
+
     report: TextReader
     tools: Tools
     name: str
@@ -212,10 +189,12 @@ class Arguments:
     lines: bool = True
     begun: bool = False
     keys: list[str] = field(default_factory=list)
-    _text: TextValue | None = None
+    is_text: bool = False
     _parts: list[str] = field(default_factory=list)
+    """Of a value that is no text."""
     _first: str = ""
     _last: str = ""
+    _line_end: str = ""
 
     def begin(self) -> None:
         """Report the call's name. From then on, it is a call."""
@@ -231,15 +210,10 @@ class Arguments:
         self.keys.append(key)
         wanted = types(self.tools, self.name, key)
         text = is_text(wanted, self.unknown) and (bool(wanted) or not bracket)
-        text = text if force_text is None else force_text
-        self._parts, self._first, self._last = [], "", ""
-        self._text = TextValue(self.report, self.lines) if text else None
-        if text:
+        self.is_text = text if force_text is None else force_text
+        self._parts, self._first, self._last, self._line_end = [], "", "", ""
+        if self.is_text:
             self.report.arguments('"')
-
-    @property
-    def is_text(self) -> bool:
-        return self._text is not None
 
     @property
     def repeats(self) -> Repeats:
@@ -250,14 +224,20 @@ class Arguments:
         return "mistake" if self._last == "\n" else "text"
 
     def piece(self, text: str) -> None:
-        self._first, self._last = self._first or text[:1], text[-1:] or self._last
-        if self._text is not None:
-            self._text.piece(text)
-        else:
+        begins, self._first = not self._first, self._first or text[:1]
+        self._last = text[-1:] or self._last
+        if not self.is_text:
             self._parts.append(text)
+        elif text:
+            if begins and self.lines:
+                text = text.removeprefix("\n")
+            text = self._line_end + text
+            self._line_end = "\n" if self.lines and text.endswith("\n") else ""
+            shown = text.removesuffix(self._line_end)
+            self.report.arguments(json.dumps(shown, ensure_ascii=False)[1:-1])
 
     def close(self, force_json: bool = False) -> None:
-        if self._text is not None:
+        if self.is_text:
             self.report.arguments('"')
             return
         text = "".join(self._parts)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from byte_model import read
-from mlx_provider.chat.constraints.readable import check_readable, written_call
+from mlx_provider.chat.messages.tools_as_text import check_readable, written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.testing.conformance.calls import (
     ODD_NAME,

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mlx_provider.chat.constraints.compiler import GrammarCompiler, Structure
+from mlx_provider.chat.constraints.compiler import (
+    AfterThoughts,
+    GrammarCompiler,
+    Structure,
+    Thoughts,
+)
 from mlx_provider.chat.constraints.request import Form
 from mlx_provider.chat.constraints.schema import ONE_LINE, spaces_of
-from mlx_provider.chat.constraints.thoughts import AfterThoughts, Thoughts
 from mlx_provider.errors import BadRequest, RequestFailed
 from mlx_provider.records import CallGrammar, MessageGrammar
 

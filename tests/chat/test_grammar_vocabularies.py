@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from byte_model import MARKERS, byte_model, byte_tokenizer
 from mlx_provider.chat.constraints import compiler as compiling
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.readable import written_call
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
+from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.testing.conformance.calls import ByteModel

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from byte_model import read
-from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import ToolParser
 from mlx_provider_tool_parsers import mlx_tool_parsers

@@ -22,9 +22,8 @@ from tokenizers import Tokenizer
 import mlx_provider.demo
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
-from mlx_provider.chat.constraints.readable import written_calls
 from mlx_provider.chat.messages.normalise import normalise
-from mlx_provider.chat.messages.tools_as_text import fold_tools
+from mlx_provider.chat.messages.tools_as_text import fold_tools, written_calls
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.chat.output.turn_layout import TurnLayout, layout_of
 from mlx_provider.protocol.events import Delta

@@ -9,7 +9,7 @@ import pytest
 
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
-from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.chat.output.whole_reply import WholeReply, put_together, read_chunks
 from mlx_provider.records import ReasoningParser, ToolParser, type_of
 

@@ -7,7 +7,7 @@ import pytest
 from byte_model import ENDS, byte_tokenizer
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers, call_marker
-from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.protocol.requests import GenerateRequest
 
 from .conftest import TOOL_PARSERS

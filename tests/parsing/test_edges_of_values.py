@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.messages.tools_as_text import written_call
 
 from .conftest import TOOL_PARSERS, read_chunks, tool, written
 

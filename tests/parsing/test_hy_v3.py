@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from byte_model import byte_model
-from mlx_provider.chat.constraints.thoughts import Thoughts
+from mlx_provider.chat.constraints.compiler import Thoughts
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, read_chunks, tool, written
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.constraints.readable import check_readable, written_call
+from mlx_provider.chat.messages.tools_as_text import check_readable, written_call
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.cli.parse import answers
 from mlx_provider.errors import BadRequest

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mlx_provider import LoadOptions
-from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.chat.output.whole_reply import WholeReply, read_chunks
 from mlx_provider.engine.detokenizer import token_bytes
 from mlx_provider.families.tokenizer.hf_tokenizer import load_tokenizer

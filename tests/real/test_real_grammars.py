@@ -14,11 +14,10 @@ from llguidance import LLTokenizer
 
 from byte_model import read
 from mlx_provider import LoadOptions
-from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.readable import written_call
+from mlx_provider.chat.constraints.compiler import GrammarCompiler, Thoughts
 from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Spaces
-from mlx_provider.chat.constraints.thoughts import Thoughts
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
+from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer, load_tokenizer
 from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA, TOOL, ByteModel, Holds
 from mlx_provider_tool_parsers import mlx_reasoning_parsers, mlx_tool_parsers

@@ -21,7 +21,7 @@ from mlx_provider.litellm.fit import check_shape
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.incoming import parse_request
 from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request
-from mlx_provider.wire.openai.parameters import Parameters, constraint
+from mlx_provider.wire.openai.request import Parameters, constraint
 from mlx_provider.wire.responses.routes import response_request
 
 HI = {"role": "user", "content": "x"}

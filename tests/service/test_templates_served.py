@@ -10,9 +10,8 @@ import pytest
 
 from mlx_provider import BadRequest, ContextTooLong, ToolParser, UnsupportedModel
 from mlx_provider.chat.constraints import compiler
-from mlx_provider.chat.constraints.readable import written_call
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
-from mlx_provider.chat.messages.tools_as_text import described_tools
+from mlx_provider.chat.messages.tools_as_text import described_tools, written_call
 from mlx_provider.families.tokenizer import template_renderer
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_CALLS as NOTE_CALLS
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, REFUSES

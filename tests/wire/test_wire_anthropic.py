@@ -25,9 +25,9 @@ from mlx_provider.wire.anthropic.request import chat_messages, message_request
 from mlx_provider.wire.anthropic.routes import Whole
 from mlx_provider.wire.openai import answer as openai
 from mlx_provider.wire.openai.request import AnswerForm
-from mlx_provider.wire.responses import reply as responses
+from mlx_provider.wire.responses import routes as responses
 from mlx_provider.wire.responses.conversation import ChatTools
-from mlx_provider.wire.responses.reply import echo_of
+from mlx_provider.wire.responses.routes import echo_of
 
 TOOL: dict[str, Any] = {
     "name": "look",

@@ -16,7 +16,7 @@ from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish
 from mlx_provider.testing.scripted import Call, Step, script
 from mlx_provider.wire.responses.conversation import ChatTools
-from mlx_provider.wire.responses.reply import Stream, echo_of
+from mlx_provider.wire.responses.routes import Stream, echo_of
 
 CODEX = Path(__file__).parents[1] / "data" / "requests" / "02_responses_codex_developer.json"
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)

@@ -164,14 +164,11 @@ class CallRules:
 
 
 def shown_name(grammar: CallGrammar, name: str) -> str:
-    """In quotes it is a JSON string."""
     quoted = '"{name}"' in grammar.before
     return json.dumps(name, ensure_ascii=False)[1:-1] if quoted else name
 
 
 def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
-    """Whether calls with these parameters are written as one JSON object although the format has
-    tags."""
     return tags.keywords and not all(
         name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
         for name in parameters
@@ -203,7 +200,6 @@ class TaggedArgument:
     warnings: list[str] = field(default_factory=list)
 
     def rules(self, split: Split) -> list[str]:
-        """Key and value with their tags, one rule per line."""
         value = resolved(self.schema, self.function.schema)
         if self.tags.text is not None:
             listed = listed_values(value, self.function.schema) or []
@@ -264,7 +260,6 @@ class TaggedArgument:
         ]
 
     def without(self, closing: str) -> str:
-        """Exclude texts that the format's parser would not read as text."""
         barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
         return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
 

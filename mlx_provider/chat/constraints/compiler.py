@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from ...protocol.requests import GenerateRequest
 from ...records.parsing import CallGrammar, MessageGrammar
 from .request import Form, after_message, request_form
 from .schema import ONE_LINE, Spaces
-from .thoughts import AfterThoughts, Thoughts
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
 from .vocabulary import grammar_tokenizer, is_marker
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
 
 Mask = NDArray[np.uint32]
 """Bit `i % 32` of word `i // 32`: whether token `i` is allowed. Shape (ceil(vocab / 32),)."""
@@ -73,7 +73,6 @@ class Constraint:
         self._moved()
 
     def forced(self) -> list[int]:
-        """Tokens that must come next, as the tokenizer would split the text."""
         self._settle()
         return [] if self._stopped else list(self._matcher.compute_ff_tokens())
 
@@ -124,16 +123,12 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Structure:
-    """The constraint of a request's first choice, and warnings about what it cannot enforce."""
-
     constraint: Constraint | AfterThoughts
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """`wrong`: why it did not compile."""
-
     wrong: str
     matcher: Any = None
     packed: bytes = b""
@@ -252,7 +247,6 @@ class GrammarCompiler:
         return self._special
 
     def _made(self, lark: str, allowance: Allowance) -> _Compiled:
-        """Compiled once. It may be invalid."""
         key = (allowance.namespace, lark)
         with self._lock:
             known = self.compiled.get(key)
@@ -264,16 +258,13 @@ class GrammarCompiler:
         if not made.wrong:
             with self._lock:
                 self.compiled[key] = made
-                while self._keeps_too_much():
-                    self.compiled.popitem(last=False)
+                letters = sum(len(lark) for _, lark in self.compiled)
+                while len(self.compiled) > self._capacity or letters > self._letters:
+                    (_, oldest), _ = self.compiled.popitem(last=False)
+                    letters -= len(oldest)
         return made
 
-    def _keeps_too_much(self) -> bool:
-        letters = sum(len(lark) for _, lark in self.compiled)
-        return len(self.compiled) > self._capacity or letters > self._letters
-
     def _compile(self, lark: str) -> _Compiled:
-        """Also computes the first mask (host work)."""
         from llguidance import LLMatcher, LLParserLimits
 
         grammar, limits = LLMatcher.grammar_from_lark(lark), LLParserLimits(**LIMITS)
@@ -310,3 +301,89 @@ def first_line(text: str) -> str:
     shown = next((line for line in reversed(lines) if line.startswith("error:")), "")
     gist = shown or (lines[0] if lines else "unknown error")
     return "no text at all fits it" if gist in _EMPTY else gist[:300]
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """`opened`: the prompt ends inside a thought. Otherwise the model may open one with `start`, if
+    that is one token."""
+
+    start: str
+    ends: tuple[str, ...]
+    opened: bool
+    barred: tuple[str, ...] = ()
+    """Single tokens that are forbidden inside thoughts, because they would end one, such as the
+    opener of a call."""
+
+
+@dataclass(eq=False)
+class AfterThoughts:
+    """Allows any thought up to its end marker, but not the end of the reply."""
+
+    _inner: Constraint
+    _ends: tuple[str, ...]
+    _fast: Any
+    _free: NDArray[np.uint32]
+    _start: int | None
+    """`None`: no thought can be opened any more."""
+    _thinking: bool
+    _tail: list[int] = field(default_factory=list)
+
+    @classmethod
+    def over(
+        cls, inner: Constraint, thoughts: Thoughts, fast: Any, eos: Iterable[int], vocab_size: int
+    ) -> AfterThoughts:
+        allowed = np.ones((vocab_size + 31) // 32 * 32, dtype=bool)
+        allowed[vocab_size:] = False
+        barred = [fast.token_to_id(text) for text in thoughts.barred]
+        barred += eos
+        allowed[[token for token in barred if token is not None and token < vocab_size]] = False
+        start = fast.token_to_id(thoughts.start) if thoughts.start else None
+        free = np.packbits(allowed, bitorder="little").view(np.uint32)
+        return cls(inner, thoughts.ends, fast, free, start, thoughts.opened)
+
+    def mask(self) -> NDArray[np.uint32]:
+        if self._thinking:
+            return self._free
+        mask = self._inner.mask()
+        if self._start is not None:
+            mask[self._start // 32] |= np.uint32(1 << self._start % 32)
+        return mask
+
+    def forced(self) -> list[int]:
+        return [] if self._thinking or self._start is not None else self._inner.forced()
+
+    def advance(self, token: int) -> None:
+        if self._thinking:
+            self._think(token)
+            return
+        starts, self._start = token == self._start, None
+        if starts:
+            self._thinking = True
+        else:
+            self._inner.advance(token)
+
+    def _think(self, token: int) -> None:
+        # The marker may extend over several tokens, and the last of them may extend beyond it.
+        longest = max(map(len, self._ends), default=0)
+        self._tail = [*self._tail, token][-longest - 1 :]
+        text = self._fast.decode(self._tail, skip_special_tokens=False)
+        closed = [text.rpartition(end)[2] for end in self._ends if end in text]
+        if not closed:
+            return
+        rest = min(closed, key=len)
+        self._thinking, self._start, self._tail = False, None, []
+        if rest.strip():
+            ids = self._fast.encode(rest.strip(), add_special_tokens=False).ids
+            self._inner.take_text(rest, ids)
+
+    @property
+    def finished(self) -> bool:
+        return not self._thinking and self._inner.finished
+
+    @property
+    def complete(self) -> bool:
+        return not self._thinking and self._inner.complete
+
+    def fork(self) -> AfterThoughts:
+        return replace(self, _inner=self._inner.fork(), _tail=list(self._tail))

@@ -105,7 +105,6 @@ class CallForecast:
         self._matchers = matchers
         self._marker = matchers.marker
         self._reach = len(self._marker.encode()) + 1
-        """Tokens that can contain the marker: each has a byte at least."""
         self._tail: list[int] = []
         self._call: list[int] | None = None
         """Tokens from the marker on. `None`: outside a call."""
@@ -172,7 +171,6 @@ class CallForecast:
         self._restart()
 
     def _started(self) -> bool:
-        """Whether the grammar of the spelling is compiled. If that failed, `_matcher` is `None`."""
         made = self._matchers.made(self._spelling)
         if not made.done():
             return False

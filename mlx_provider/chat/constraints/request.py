@@ -106,7 +106,6 @@ def _may_enforce(request: GenerateRequest, calls: CallGrammar | None, split: Spl
 
 
 def _with_text(function: Function, request: GenerateRequest, compiles: Compiles) -> Function:
-    """A tool whose first parameter has a grammar. Raises `BadRequest` that names the tool."""
     grammar = request.tool_grammars.get(function.name)
     if not isinstance(grammar, Mapping):
         return function

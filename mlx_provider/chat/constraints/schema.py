@@ -22,9 +22,7 @@ ONE_LINE: Spaces = {
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""At most one space after a comma or a colon."""
 INDENTED: Spaces = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
-"""One space, or one line end with its indentation."""
 _SHOWS_LINES = re.compile(r"\b(?:arguments|tool_calls?)\b[^{}%]{0,80}\btojson\s*\(\s*indent")
 
 
@@ -52,7 +50,6 @@ def literal(text: str, split: Split) -> str:
 class Function:
     name: str
     schema: dict[str, Any]
-    """JSON schema of an object, in supported keywords."""
     strict: bool = False
     text: str = ""
     """Regular expression of its only parameter's text, if that has a grammar."""
@@ -216,7 +213,7 @@ class SchemaReader:
             elif key in _REFUSED and not _no_effect(key, value, schema):
                 self._rewrite(out, key, value, schema, at)
         self._names(out, at)
-        return _without_boolean_bounds(out)
+        return out
 
     def _names(self, out: dict[str, Any], at: str) -> None:
         parts = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
@@ -230,7 +227,8 @@ class SchemaReader:
     def _named(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise self._error(f"{at} must be an object of schemas")
-        return {k: self._read(v, f"{at}/{_pointer(k)}") for k, v in value.items()}
+        places = {k: k.replace("~", "~0").replace("/", "~1") for k in value}
+        return {k: self._read(v, f"{at}/{places[k]}") for k, v in value.items()}
 
     def _listed(self, value: Any, at: str) -> list[Any]:
         if not isinstance(value, list):
@@ -276,10 +274,6 @@ class SchemaReader:
         return BadRequest(f"{self.where}: {message}", param=self.where)
 
 
-def _pointer(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
     if key == "uniqueItems":
         return value is False or schema.get("maxItems") in (0, 1)
@@ -293,7 +287,6 @@ def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _allowed_names(value: Any) -> dict[str, Any] | None:
-    """As a pattern or a list of names. `None`: it is neither."""
     if not isinstance(value, Mapping):
         return None
     rules = {k: v for k, v in value.items() if (k, v) != ("type", "string")}
@@ -340,14 +333,3 @@ def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:
     kinds = schema.get("type", "object")
     is_open = schema.get("additionalProperties") is not False or schema.get("patternProperties")
     return bool(is_open) and ("object" in kinds if isinstance(kinds, str | list) else True)
-
-
-def _without_boolean_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Convert draft 4's `exclusiveMinimum: true` beside `minimum`."""
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        flag = schema.get(exclusive)
-        if isinstance(flag, bool):
-            del schema[exclusive]
-        if flag is True and bound in schema:
-            schema[exclusive] = schema.pop(bound)
-    return schema

@@ -61,7 +61,6 @@ class GrammarTrial:
         self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
     def wrong(self, lark: str, allowance: Allowance) -> str:
-        """The error in a grammar, or an empty string. Raises the errors of `Allowance.spend`."""
         if len(lark) > MAX_GRAMMAR:
             return f"it is longer than {MAX_GRAMMAR} characters"
         message = json.dumps({"lark": lark, "seconds": SECONDS}).encode()

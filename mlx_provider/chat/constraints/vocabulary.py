@@ -93,7 +93,6 @@ def _fallback(piece: str) -> bytes:
 
 
 def _characters() -> dict[str, int]:
-    """The byte of each character in GPT-2's byte-level table."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = sorted(set(range(256)) - set(printable))
     return {chr(x): x for x in printable} | {chr(256 + n): x for n, x in enumerate(hidden)}
@@ -103,7 +102,6 @@ _BYTES = _characters()
 
 
 def _as_json(fast: Any) -> str:
-    """Without truncation and padding, which must not apply to a grammar."""
     text: str = fast.to_str()
     if fast.truncation is None and fast.padding is None:
         return text

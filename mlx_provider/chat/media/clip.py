@@ -91,7 +91,6 @@ def container(data: bytes) -> str:
 
 
 REFUSED = 3
-"""Exit status of the decoding process; its output is the reason."""
 
 
 LOOK = 0.5

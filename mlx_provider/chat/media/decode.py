@@ -46,11 +46,9 @@ GAP = 2
 target; the result then looks the same."""
 STRIP = 2**20
 TILE = 2**20
-"""Pixels of the largest TIFF tile, if the image is smaller."""
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
 """By Pillow's mode; 4 for the others."""
 CODEC_BYTES = {"WEBP": 12, "AVIF": 12}
-"""Bytes per pixel that a codec uses besides the decoded pixel."""
 PROGRESSIVE_BYTES = 6
 
 # What Pillow's decoders raise over malformed bytes; these errors have no common base class.
@@ -176,7 +174,6 @@ def _check_tile(image: Any, path: str) -> None:
 
 
 def _without_metadata_if_broken(data: bytes, read: Callable[[Separated], T]) -> T:
-    """`read(data)`; if that fails, the same without the file's metadata. Raises the first error."""
     try:
         return read(Separated(data))
     except _BROKEN as broken:

@@ -25,7 +25,6 @@ class MediaPolicy:
     """Limits on the media of one request. Pixels are width × height × frames."""
 
     allow_private: bool = False
-    """Allow addresses that are not public."""
     allow_file: bool = False
     max_bytes: int = 20 * 2**20
     max_total_bytes: int = 128 * 2**20
@@ -33,7 +32,6 @@ class MediaPolicy:
     max_total_pixels: int = 256_000_000
     max_frames: int = 256
     max_clip_pixels: int = 32_000_000
-    """Frames are scaled down to it."""
     clip_timeout: float = 20.0
     timeout: float = 20.0
     max_redirects: int = 3
@@ -46,7 +44,7 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 class HostRefused(httpx.TransportError):
-    """The operator does not allow connections to this host."""
+    pass
 
 
 def system_addresses(host: str, port: int) -> list[str]:

@@ -9,8 +9,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
+from ...protocol.event_queue import compacted
 from ...protocol.events import Delta, FinishReason, TokenLogprob, ToolCallDelta
 from ...records.parsing import ReasoningParser, ToolParser, Tools
 from ...records.reading import TextEvent, TextReader
@@ -60,7 +61,6 @@ class _Stop:
     def __init__(self, text: str) -> None:
         self.text = text
         self.begun = 0
-        """Length of the prefix that is a suffix of the text."""
         self._borders = array("L", (0, 0))
         """Per prefix length: the longest proper prefix that is also a suffix."""
 
@@ -107,22 +107,6 @@ _OWN_ID = re.compile(r"[A-Za-z0-9_-]{9,40}")
 (LiteLLM's Responses API bridge looks up calls of all clients by id)."""
 
 
-class _Part:
-    def __init__(self) -> None:
-        self.content = ""
-        self.reasoning = ""
-        self.calls: list[ToolCallDelta] = []
-
-    def takes(self, kind: str) -> bool:
-        """Whether `kind` keeps the order reasoning, content, calls."""
-        if kind == "reasoning":
-            return not self.content and not self.calls
-        return kind != "content" or not self.calls
-
-    def empty(self) -> bool:
-        return not (self.content or self.reasoning or self.calls)
-
-
 class Reply:
     """The output does not depend on token borders: text that may belong to a marker or a stop
     string is held back until `finish`. Stop strings apply to the content alone, without the white
@@ -155,14 +139,13 @@ class Reply:
         self._reading = read_reply(self._reader, spec, self._note)
         self.faults: list[str] = []
         """Failures of the parsers; the text concerned is sent as text."""
-        self._parts: list[_Part] = [_Part()]
+        self._found: list[Delta] = []
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self._fed = self._cut = self._begun = 0
         self.calls = 0
         """Complete ones."""
         self._ended = False
         self.stopped = ""
-        """The stop string that matched; nothing is emitted after it."""
         self.in_reasoning = False
         """Whether the next token belongs to a thought, as far as is known."""
         self.reasoning_tokens = 0
@@ -236,7 +219,7 @@ class Reply:
             case "reasoning":
                 self._flush()
                 if event.text:
-                    self._part("reasoning").reasoning += event.text
+                    self._found.append(Delta(index=self._index, reasoning=event.text))
             case "reason" | "answer":
                 self.in_reasoning = event.kind == "reason"
             case _:
@@ -256,17 +239,12 @@ class Reply:
         if event.kind == "close":
             self.calls += 1
             return
-        part = self._part("call")
         if event.kind == "call":
             own = self._call_id(number, event.id)
-            part.calls.append(ToolCallDelta(index=number, id=own, name=event.text))
-            return
-        last = part.calls[-1] if part.calls else None
-        if last is not None and last.index == number and last.id is None:
-            joined = last.arguments + event.text
-            part.calls[-1] = ToolCallDelta(index=number, arguments=joined)
+            piece = ToolCallDelta(index=number, id=own, name=event.text)
         else:
-            part.calls.append(ToolCallDelta(index=number, arguments=event.text))
+            piece = ToolCallDelta(index=number, arguments=event.text)
+        self._found.append(Delta(index=self._index, tool_calls=[piece]))
 
     def _call_id(self, number: int, written: str) -> str:
         """The model's own id, unless it is taken: the next prompt then repeats what the model
@@ -293,35 +271,22 @@ class Reply:
 
     def _add_content(self, text: str) -> None:
         if text:
-            self._part("content").content += text
-
-    def _part(self, kind: str) -> _Part:
-        if not self._parts[-1].takes(kind):
-            self._parts.append(_Part())
-        return self._parts[-1]
-
-    def _known_length(self) -> int:
-        edge = self._edge.held if self._edge is not None else 0
-        return self._reader.position - self._stops.held - edge - self._cut
+            self._found.append(Delta(index=self._index, content=text))
 
     def _deltas(self, last: bool = False) -> list[Delta]:
-        found = [part for part in self._parts if not part.empty()]
-        if not found and not (last and self._logprobs):
-            return []
-        self._parts = [_Part()]
-        deltas = [self._delta(part) for part in found or self._parts]
-        if self._logprobs:
-            logprobs = self._known_logprobs(last)
-            deltas[-1] = deltas[-1].model_copy(update={"logprobs": logprobs})
-        return deltas if found or deltas[-1].logprobs else []
-
-    def _delta(self, part: _Part) -> Delta:
-        return Delta(
-            index=self._index, content=part.content, reasoning=part.reasoning, tool_calls=part.calls
-        )
+        found: list[Any] = compacted(self._found) if len(self._found) > 1 else self._found
+        self._found = []
+        logprobs = self._known_logprobs(last) if found or last else []
+        if not logprobs:
+            return found
+        *before, end = found or [Delta(index=self._index)]
+        return [*before, end.model_copy(update={"logprobs": logprobs})]
 
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:
-        limit = self._fed + 1 if last and not self.stopped else self._known_length()
+        limit = self._fed + 1
+        if self.stopped or not last:
+            edge = self._edge.held if self._edge is not None else 0
+            limit = self._reader.position - self._stops.held - edge - self._cut
         found: list[TokenLogprob] = []
         while self._logprobs and self._logprobs[0][0] <= limit:
             found.append(self._logprobs.popleft()[1])

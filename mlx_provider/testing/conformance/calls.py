@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from ...chat.constraints.compiler import Constraint, GrammarCompiler
-from ...chat.constraints.readable import framed
-from ...chat.constraints.thoughts import AfterThoughts
+from ...chat.constraints.compiler import AfterThoughts, Constraint, GrammarCompiler
+from ...chat.messages.tools_as_text import framed
 from ...protocol.requests import GenerateRequest
 from ...records import CallGrammar, ToolParser, value_types
 from .. import DEMO

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 from hypothesis import strategies as st
 
-from ...chat.constraints.readable import check_readable, written_call
+from ...chat.messages.tools_as_text import check_readable, written_call
 from ...chat.output.whole_reply import WholeReply, read_chunks
 from ...errors import BadRequest
 from ...records import ReasoningParser, ToolParser

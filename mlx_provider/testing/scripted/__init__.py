@@ -73,7 +73,6 @@ class Step:
     calls: tuple[Call, ...] = ()
     """All at once."""
     think: str = ""
-    """A thought before the rest."""
     count: int = 0
     """The numbers from 1 up to this one, after the text."""
     slow: float = 0.0
@@ -86,12 +85,10 @@ class Step:
 
     @property
     def text(self) -> str:
-        """Without reasoning and calls."""
         return self.say + " ".join(map(str, range(1, self.count + 1)))
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Step:
-        """From JSON. Raises `BadScript`."""
         try:
             calls = tuple(Call(**call) for call in fields.get("calls", ()))
             return cls(**{**fields, "calls": calls})
@@ -191,7 +188,6 @@ def environment(folder: Path, environ: Mapping[str, str] = os.environ) -> dict[s
 
 
 def load(folder: Path, options: LoadOptions) -> LoadedModel:
-    """A folder that `build` has written. Raises `UnsupportedModel` and `BadRequest`."""
     from ...families.checkpoint import context_length, fingerprint, read_json
     from ...families.tokenizer import load_tokenizer
     from .model import ScriptedModel

@@ -57,11 +57,9 @@ class Reply:
     bare: tuple[str, ...] = ()
     """Fallbacks where a grammar bars part of the reply: the thought and the calls; the calls."""
     step: Step = field(default_factory=Step)
-    """With the time that it takes."""
 
 
 def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
-    """For an unreadable script, the error."""
     try:
         steps, done = _find_script(turns)
     except BadScript as error:
@@ -193,7 +191,6 @@ class ScriptedModel:
         return logits
 
     def _next(self, history: Tokens) -> list[tuple[int, float]]:
-        """Candidates with their logits, the best one last."""
         at = self._last_turn(history)
         begun = tuple(history[at:].tolist())
         head = self._encoded(f"{TURN}assistant\n")

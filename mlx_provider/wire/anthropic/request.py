@@ -11,8 +11,7 @@ from ...errors import wrong_part
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
 from ..api import ClientNames, Turns, check_kind, expect, expect_object, objects, parts_of
-from ..openai.parameters import SCHEMA, Parameters, parameter_names
-from ..openai.request import AnswerForm, generate_requests
+from ..openai.request import SCHEMA, AnswerForm, Parameters, generate_requests, parameter_names
 from ..openai.tools import without
 
 ROLES = ("user", "assistant", "system")

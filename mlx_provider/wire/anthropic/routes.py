@@ -15,7 +15,7 @@ from .. import api
 from ..api import ParsedRequest, Read, check_kind, event_frame
 from ..openai import answer
 from ..openai.answer import call_pieces, finish_reason, usage_of
-from ..openai.parameters import Parameters
+from ..openai.request import Parameters
 from .request import cache_marks, message_request
 
 TYPES = {**answer.TYPES, 404: "not_found_error", 413: "request_too_large"}
@@ -47,7 +47,6 @@ class _Message:
         self._clipped = wanted is not None and not 0 < wanted <= accepted.max_tokens
         self._ending: Part = {}
         self._open: object = None
-        """Type of the open block, or the number of its call."""
         self._index = -1
         self._signature = sha256()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from ...errors import ContextTooLong, EngineUnavailable, MLXProviderError
@@ -93,9 +94,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
     characters of the choice before these tokens, for `text_offset`."""
     if not tokens:
         return None
-    offsets = [begins]
-    for token in tokens:
-        offsets.append(offsets[-1] + len(token.token))
+    offsets = [*accumulate((len(token.token) for token in tokens), initial=begins)]
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
@@ -110,7 +109,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
 def call_pieces(
     deltas: Sequence[ToolCallDelta], custom: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """A head with id and name, then joined arguments: LiteLLM's Anthropic bridge would lose
+    """A head with id and name, then arguments: LiteLLM's Anthropic bridge would lose
     arguments in the head. `custom`: names of custom tools, whose calls must be whole."""
     pieces: list[dict[str, Any]] = []
     for delta in deltas:
@@ -119,12 +118,7 @@ def call_pieces(
             continue
         if delta.name is not None:
             pieces.append(_piece(delta.index, delta.id, delta.name, ""))
-        if not delta.arguments:
-            continue
-        last = pieces[-1] if pieces else None
-        if last and last["index"] == delta.index and last["function"]["name"] is None:
-            last["function"]["arguments"] += delta.arguments
-        else:
+        if delta.arguments:
             pieces.append(_piece(delta.index, None, None, delta.arguments))
     return pieces
 
@@ -141,14 +135,11 @@ def _piece(index: int, call_id: str | None, name: str | None, arguments: str) ->
 
 
 class ChunkChoices:
-    """The choices of a stream, one per chunk."""
-
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._calls = WholeCalls(form.custom)
         self._begun: set[int] = set()
         self._written: Counter[int] = Counter()
-        """Characters per choice with log-probabilities sent."""
 
     def of(self, event: Event) -> Iterator[dict[str, Any]]:
         """One choice per kind of output, because accumulators of clients take one kind at a time.

@@ -18,8 +18,7 @@ from ...protocol.requests import EmbedRequest
 from .. import api
 from ..api import ParsedRequest, Read
 from .answer import Stream, Whole, usage_of
-from .parameters import Parameters, parameter_names
-from .request import AnswerForm, generate_requests, prompt_list
+from .request import AnswerForm, Parameters, generate_requests, parameter_names, prompt_list
 
 FORMATS = ("float", "base64")
 
@@ -65,7 +64,6 @@ class Embeddings(api.Whole):
 
 
 def numbers(vector: str) -> list[float]:
-    """The float32 values of a vector in base64."""
     found = array("f", b64decode(vector))
     if sys.byteorder == "big":
         found.byteswap()
@@ -81,8 +79,9 @@ def _completion(
     given = body.pop(content, None)
     if text:
         given = prompt_list(given, content)
-    form = AnswerForm.of(body, text=text)
-    streamed, usage = _stream_options(body)
+    form, params = AnswerForm.of(body, text=text), Parameters(body)
+    streamed = params.flag("stream")
+    usage = params.mapping("stream_options").get("include_usage") is True
     names = parameter_names(body, content)
     with names.naming():
         requests = generate_requests(Parameters(body), _with_model(body, sender), given, form)
@@ -111,12 +110,6 @@ def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReques
 
 def _with_model(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
     return {**sender, "model": body.get("model")}
-
-
-def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    params = Parameters(body)
-    streamed = params.flag("stream") or False
-    return streamed, params.mapping("stream_options").get("include_usage") is True
 
 
 GENERATE: Mapping[str, Read] = {

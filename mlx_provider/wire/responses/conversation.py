@@ -1,5 +1,5 @@
 """Items and tools of the Responses API as messages and tools of chat. Items of other servers are
-earlier turns and become text (`chat.messages.foreign`)."""
+earlier turns and become text (`chat.messages.parts`)."""
 
 from __future__ import annotations
 
@@ -152,7 +152,6 @@ def known_item(item: Mapping[str, Any], known: Collection[str]) -> Mapping[str, 
 
 
 def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a user has just typed the last item: it follows no result."""
     kinds = [str(item.get("type") or "message") for item in last]
     users = kinds[-1:] == ["message"] and (last[-1].get("role") or "user") == "user"
     return users and not kinds[0].endswith(RESULTS)
@@ -169,7 +168,6 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
 def messages_of(
     given: Any, instructions: Any = None
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Messages for an input, and the places of their parts in it."""
     turns = _Turns({"messages": "input"})
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
@@ -185,7 +183,6 @@ def messages_of(
 
 class _Turns(Turns):
     _open: dict[str, Any] | None = None
-    """The assistant's message that the next item may belong to."""
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
         self._open = None

@@ -1,18 +1,310 @@
-"""The routes of the Responses API: its parameters as those of chat."""
+"""The routes of the Responses API: its parameters as those of chat, and the engine's events as the
+items of a response, whole or streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ...errors import ContextTooLong, MLXProviderError, wrong_part
+from ...protocol.events import Accepted, Delta, Done, Event, Finish, ToolCallDelta
 from ...protocol.requests import GenerateRequest
-from ..api import ClientNames, ParsedRequest, Read
-from ..openai.parameters import SCHEMA, Parameters, WithoutEffect, parameter_names
-from ..openai.request import AnswerForm, generate_requests
-from .conversation import ABSENT, ChatTools, check_parameters, messages_of
-from .reply import Stream, Whole, echo_of, failed_stream
+from .. import api
+from ..api import ClientNames, ParsedRequest, Read, event_frame
+from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
+from ..openai.request import (
+    SCHEMA,
+    AnswerForm,
+    Parameters,
+    WithoutEffect,
+    generate_requests,
+    parameter_names,
+)
+from ..openai.tools import unwrap_text
+from .conversation import ABSENT, Called, ChatTools, check_parameters, messages_of
+
+Fields = dict[str, Any]
+THOUGHT, TEXT = "reasoning_summary_text", "output_text"
+CUSTOM = "custom_tool_call_input"
+ECHOED: Mapping[str, Any] = {
+    "background": False,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Parameters that a response repeats, with their defaults."""
+OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
+
+
+@dataclass
+class _Item:
+    """A thought, a message, or a call. Methods yield the events of a stream, without their
+    place."""
+
+    fields: Fields
+    key: str
+    """The field with its text, or with the list of its one part."""
+    word: str
+    """Of the events of its text."""
+    part: str = ""
+    """Of the events of its part, which calls do not have."""
+    call: int | None = None
+    _texts: list[str] = field(default_factory=list)
+    _logprobs: list[Fields] = field(default_factory=list)
+
+    def begin(self) -> Iterator[Fields]:
+        if self.part:
+            yield self._event(self.part, "added", part=self._part(""))
+
+    def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        if self.word != CUSTOM:
+            yield self._event(self.word, "delta", delta=text, **self._more(logprobs))
+
+    def end(self, status: str) -> Iterator[Fields]:
+        text = "".join(self._texts)
+        if self.word == CUSTOM:
+            text = unwrap_text(text)
+            yield self._event(CUSTOM, "delta", delta=text)
+        part = self._part(text)
+        self.fields |= {self.key: [part] if self.part else text, "status": status}
+        if self.part:
+            yield self._event(self.word, "done", text=text, **self._more(self._logprobs))
+            yield self._event(self.part, "done", part=part)
+        else:
+            name = {} if self.word == CUSTOM else {"name": self.fields["name"]}
+            yield self._event(self.word, "done", **{self.key: text}, **name)
+
+    def _event(self, word: str, what: str, **more: Any) -> Fields:
+        index = {f"{self.key}_index": 0} if self.part else {}
+        return {"type": f"response.{word}.{what}", **index, **more}
+
+    def _part(self, text: str) -> Fields:
+        if self.word == THOUGHT:
+            return {"type": "summary_text", "text": text}
+        more = self._more(list(self._logprobs))
+        return {"type": "output_text", "text": text, "annotations": [], **more}
+
+    def _more(self, logprobs: list[Fields]) -> Fields:
+        return {"logprobs": logprobs} if self.word == TEXT else {}
+
+
+def _thought(item_id: str) -> _Item:
+    fields = {"id": item_id, "type": "reasoning", "summary": []}
+    return _Item(fields, "summary", THOUGHT, "reasoning_summary_part")
+
+
+def _message(item_id: str) -> _Item:
+    head = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress"}
+    return _Item({**head, "content": []}, "content", TEXT, "content_part")
+
+
+def _call(item_id: str, piece: ToolCallDelta, called: Called) -> _Item:
+    key = "input" if called.custom else "arguments"
+    fields = {
+        "id": item_id,
+        "type": "custom_tool_call" if called.custom else "function_call",
+        "call_id": piece.id or item_id,
+        "name": called.name,
+        key: "",
+        "status": "in_progress",
+    }
+    if called.namespace is not None:
+        fields["namespace"] = called.namespace
+    word = CUSTOM if called.custom else "function_call_arguments"
+    return _Item(fields, key, word, call=piece.index)
+
+
+def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    tools = [
+        {**OF_FUNCTIONS, **tool} if tool.get("type") == "function" else tool
+        for tool in given.get("tools", [])
+    ]
+    return {**ECHOED, **given, "tools": tools, "store": False}
+
+
+def response_usage(done: Done) -> dict[str, Any]:
+    usage = usage_of(done)
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    details = {"cached_tokens": cached, "cache_write_tokens": done.usage.stored_tokens}
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": details,
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{name}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "model": model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        **echo,
+    }
+
+
+class _Response:
+    def __init__(self, accepted: Accepted, tools: ChatTools, echo: Mapping[str, Any]) -> None:
+        self._id = accepted.id
+        self._tools = tools
+        self._items: list[Fields] = []
+        self._open: _Item | None = None
+        self.fields = _head(accepted.id, accepted.model, echo) | {"output": self._items}
+        for name in ("temperature", "top_p"):
+            if self.fields[name] is None:
+                self.fields[name] = getattr(accepted, name)
+
+    def _write(self, event: Event) -> Iterator[Fields]:
+        if isinstance(event, Accepted):
+            yield self._event("created")
+            yield self._event("in_progress")
+        elif isinstance(event, Delta):
+            yield from self._add(event)
+        elif isinstance(event, Finish):
+            cut = finish_reason(event) == "length"
+            self.fields["status"] = "incomplete" if cut else "completed"
+            if cut:
+                self.fields["incomplete_details"] = {"reason": "max_output_tokens"}
+            else:
+                self.fields["completed_at"] = int(time.time())
+            yield from self._end(self.fields["status"])
+        elif isinstance(event, Done):
+            self.fields["usage"] = response_usage(event)
+            yield self._event(self.fields["status"])
+
+    def _event(self, what: str) -> Fields:
+        return {"type": f"response.{what}", "response": self.fields}
+
+    def _add(self, delta: Delta) -> Iterator[Fields]:
+        texts = (THOUGHT, "rs", _thought, delta.reasoning), (TEXT, "msg", _message, delta.content)
+        for word, kind, make, text in texts:
+            if text:
+                if self._open is None or self._open.word != word:
+                    yield from self._begin(make(self._next_id(kind)))
+                logprobs = None if word == THOUGHT else logprobs_of(delta.logprobs)
+                yield from self._grow(text, logprobs)
+        for piece in delta.tool_calls:
+            if self._open is None or self._open.call != piece.index:
+                name = piece.name or ""
+                called = self._tools.called.get(name, Called(name))
+                item_id = self._next_id("ctc" if called.custom else "fc")
+                yield from self._begin(_call(item_id, piece, called))
+            if piece.arguments:
+                yield from self._grow(piece.arguments)
+
+    def _begin(self, item: _Item) -> Iterator[Fields]:
+        yield from self._end("completed")
+        self._open = item
+        self._items.append(item.fields)
+        yield self._item("added")
+        yield from map(self._with_place, item.begin())
+
+    def _grow(self, text: str, logprobs: Fields | None = None) -> Iterator[Fields]:
+        assert self._open is not None  # noqa: S101  (a caller's mistake, not an input's)
+        tokens = logprobs["content"] if logprobs else []
+        yield from map(self._with_place, self._open.add(text, tokens))
+
+    def _end(self, status: str) -> Iterator[Fields]:
+        if self._open is not None:
+            yield from map(self._with_place, self._open.end(status))
+            yield self._item("done")
+            self._open = None
+
+    def _item(self, what: str) -> Fields:
+        """With a copy, because the item still changes."""
+        at = len(self._items) - 1
+        item = dict(self._items[at])
+        return {"type": f"response.output_item.{what}", "output_index": at, "item": item}
+
+    def _with_place(self, event: Fields) -> Fields:
+        at = len(self._items) - 1
+        return {**event, "output_index": at, "item_id": self._items[at]["id"]}
+
+    def _next_id(self, kind: str) -> str:
+        return f"{kind}_{self._id}_{len(self._items)}"
+
+
+class Whole(_Response, api.Whole):
+    def _body(self, events: Sequence[Event], done: Done) -> Fields:
+        for event in events:
+            deque(self._write(event), maxlen=0)
+        return self.fields
+
+
+class Stream(_Response, api.Stream):
+    _sent = 0
+
+    def _frames(self, event: Event) -> Iterator[bytes]:
+        yield from map(self._frame, self._write(event))
+        if isinstance(event, Done):
+            yield DONE
+
+    def _frame(self, event: Fields) -> bytes:
+        self._sent += 1
+        return event_frame({**event, "sequence_number": self._sent - 1})
+
+    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
+        # A failed response has no place for our own code and the parameter.
+        reported = {**error_body(error)["error"], "type": "error"}
+        yield from map(self._frame, (reported, _failure_of(self.fields, error)))
+        yield DONE
+
+
+def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
+    fields = _head(name, model, echo)
+    events = ({"type": "response.created", "response": fields}, _failure_of(fields, error))
+    frames = (event_frame({**e, "sequence_number": at}) for at, e in enumerate(events))
+    return b"".join(frames) + DONE
+
+
+def _failure_of(fields: Fields, error: MLXProviderError) -> Fields:
+    reported = {"code": _code(error), "message": error_body(error)["error"]["message"]}
+    response = {**fields, "status": "failed", "error": reported}
+    return {"type": "response.failed", "response": response}
+
+
+def _code(error: MLXProviderError) -> str:
+    """One of OpenAI's words (openai 2.54, `ResponseError`), or the one by which Codex knows that a
+    conversation is too long."""
+    if isinstance(error, ContextTooLong):
+        return error.code
+    if error.status >= 500 or error.status == 408:
+        return "server_error"
+    return "rate_limit_exceeded" if error.status == 429 else "invalid_prompt"
+
 
 STORED = {
     **ABSENT,
