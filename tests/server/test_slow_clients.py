@@ -22,8 +22,8 @@ from mlx_provider.server.app import EngineApp
 from mlx_provider.server.connections import ConnectionLimits
 from mlx_provider.server.listen import listen_tcp, listen_unix
 from mlx_provider.server.process import CLOSE_LIMIT, WRITE_LIMIT, EngineServer, LoopDelivery
+from waiting import PATIENCE
 
-PATIENCE = 120.0
 HEAD = b"POST /v1/generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 ATTACH = b"GET /v1/attach HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
