@@ -245,7 +245,7 @@ async def test_no_named_key_takes_all_connections(
             return (await asyncio.wait_for(reader.readline(), PATIENCE))[9:12]
 
         state = served.server.server_state
-        for _ in range(20):
+        for _ in range(8):
             _, writer = await served.connect(with_key(request_of_mallory, "mallory"))
             writer.transport.pause_reading()  # type: ignore[attr-defined]
         while state.admits("mallory"):
