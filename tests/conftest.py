@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 import waiting
 
@@ -34,8 +35,9 @@ for profile, examples in (("suite", 12), ("sweep", 200)):
 settings.load_profile("suite")
 
 InstallPlugin = Callable[..., str]
-SPREAD = ("tests/engine/", "tests/security/")
-"""Folders whose files share nothing: each may run in another process."""
+SHARING = "drafters families gateway mtp parity proxy reproducible service wire"
+WHOLE = {f"tests/{name}" for name in SHARING.split()}
+"""Folders whose files share a proxy, an engine or loaded models."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,16 +52,24 @@ def pytest_mlx_conformance_models(name: str) -> Mapping[str, Callable[[Path], ob
 
 
 class FolderScheduling(LoadFileScheduling):
-    """A folder's tests stay in one process: they share a proxy, an engine, loaded models."""
+    """The tests of a folder that shares something stay in one process. Such folders run first, so
+    that single files keep all processes busy until the end."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return file if file.startswith(SPREAD) else "/".join(file.split("/")[:2])
+        folder = "/".join(file.split("/")[:2])
+        return folder if folder in WHOLE else file
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        folder = next((unit for unit in self.workqueue if unit in WHOLE), None)
+        if folder is not None:
+            self.workqueue.move_to_end(folder, last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling | None:
-    """`--dist loadfile` keeps folders whole, too."""
+    """`--dist loadfile` keeps some folders whole, too."""
     return FolderScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 

@@ -480,7 +480,7 @@ def test_the_result_shares_no_mapping_with_the_input() -> None:
 def test_images_without_number_that_a_model_cannot_take_cost_linear_time() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     given = [{"role": "user", "content": [image] * 20_000}]
-    began = time.process_time()
+    began = time.thread_time()
     made = normalise(given, hoist_system=False, taken=MediaSupport(frozenset()))
-    assert time.process_time() - began < 10, "each is looked up among all others"
+    assert time.thread_time() - began < 10, "each is looked up among all others"
     assert len(made.warnings) == 20_000

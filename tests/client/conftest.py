@@ -24,9 +24,9 @@ from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.config import EngineSettings, Runtime
 from mlx_provider.protocol.events import Delta, Done, Event, Failed
 from mlx_provider.protocol.requests import GenerateRequest
+from waiting import PATIENCE
 
 SCRIPT = Path(__file__).parent.parent / "server" / "fake_engine.py"
-PATIENCE = 120.0
 
 
 @dataclass

@@ -24,8 +24,7 @@ from mlx_provider.errors import (
     Overloaded,
 )
 from mlx_provider.protocol.events import Accepted, Done, Failed
-
-PATIENCE = 120.0
+from waiting import PATIENCE
 
 
 def test_a_thread_reads_the_events(client: Any, request_of: Any, read: Any, text: Any) -> None:

@@ -15,11 +15,8 @@ from mlx_provider.protocol.events import ToolCallDelta as Call
 
 UNREAD = "flood 20000"
 """20 MB."""
-A_LINE = TAKEN + JOINED
-"""Bytes: the longest line of events."""
-AHEAD = 2**18 + 2 * A_LINE
-"""Bytes between the engine and its reader at most: what the client may read ahead, the line that
-takes it past that, and the line that the engine is writing."""
+STAYS = 10_000_000
+"""Bytes of it, at least: the rest may lie in buffers on the way, as large as kernels have them."""
 
 
 def left_at_the_engine(client: Any, request_of: Any, read: Any, name: str) -> int:
@@ -34,7 +31,7 @@ def test_what_is_not_read_stays_with_the_engine(
     client: Any, request_of: Any, read: Any, text: Any
 ) -> None:
     generation = client.submit(request_of(UNREAD, id="unread"))
-    assert left_at_the_engine(client, request_of, read, "unread") > 20_000_000 - AHEAD
+    assert left_at_the_engine(client, request_of, read, "unread") > STAYS
     events = read(generation)
     assert text(events) == "x" * 20_000_000
     assert isinstance(events[-1], Done)
@@ -44,9 +41,8 @@ async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
     client: Any, request_of: Any, read: Any, text: Any
 ) -> None:
     generation = await asyncio.to_thread(client.submit, request_of(UNREAD, id="left"))
-    events = await generation.aget(300)  # what came with the acceptance
-    left = await asyncio.to_thread(left_at_the_engine, client, request_of, read, "left")
-    assert left > 20_000_000 - len(text(events)) - AHEAD - A_LINE  # one more was taken since
+    events = await generation.aget(300)
+    assert await asyncio.to_thread(left_at_the_engine, client, request_of, read, "left") > STAYS
     while batch := await generation.aget(300):
         events += batch
     assert text(events) == "x" * 20_000_000
@@ -171,11 +167,11 @@ def test_pieces_of_a_call_are_joined() -> None:
 def test_a_long_line_costs_its_length_once() -> None:
     line = EVENT_BATCH.dump_json([Delta(content="x" * 2**24)]) + b"\n"
     lines = LineBuffer()
-    began = time.process_time()
+    began = time.thread_time()
     events = [
         each for at in range(0, len(line), 1024) for each in lines.events(line[at : at + 1024])
     ]
-    assert time.process_time() - began < 20
+    assert time.thread_time() - began < 20
     [event] = events
     assert isinstance(event, Delta)
     assert len(event.content) == 2**24

@@ -47,8 +47,8 @@ USAGE = typer.BadParameter.__mro__[1]
 """The error of typer for arguments that a command does not accept."""
 SHELL = frozenset("|&;<>*?`$(){}")
 """Characters with a meaning only for a shell."""
-BLOCK_SECONDS = 60
-"""Limit for a block on a busy machine."""
+BLOCK_SECONDS = 600
+"""Only a block that hangs takes so long."""
 NOT_RUN_SHARE = 0.5
 """Maximum share of all blocks."""
 

@@ -127,7 +127,7 @@ WORK = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(work=WORK, memory=st.integers(400, 2000), max_rows=st.integers(3, 8))
 def test_the_budget_is_kept_and_every_request_ends_once(
     work: list[tuple[int, int, int, int, int | None]], memory: int, max_rows: int

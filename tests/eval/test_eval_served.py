@@ -27,6 +27,7 @@ from mlx_provider_eval.needle import Needles
 from mlx_provider_eval.scenario import read
 from mlx_provider_eval.subjects import Client, Result, Staged, Subject, staging, subjects
 from mlx_provider_eval.tools import ToolCalls, knows_tools
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -271,7 +272,7 @@ def test_a_signal_leaves_no_process(
 
 def has_ended(pid: int) -> bool:
     """Whether it is gone; who started it hears of that in a thread."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
@@ -282,7 +283,7 @@ def has_ended(pid: int) -> bool:
 
 
 def end_when_it_runs(scripted: Staged) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not scripted.apart.engine.health().running:
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -15,7 +15,7 @@ from mlx_provider.commands import Ended, long_command
 from mlx_provider.gateway.foreground import PASSED_ON
 from mlx_provider.isolation import Isolation
 
-LIMIT = 60
+LIMIT = 300
 BENCH = """
 from mlx_provider.cli import main
 from mlx_provider import commands

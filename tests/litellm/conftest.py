@@ -16,9 +16,9 @@ from mlx_provider.litellm.provider import Provider
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import Accepted, Delta, Done, Event, Finish, Timings, Usage
 from mlx_provider.protocol.requests import GenerateRequest
+from waiting import PATIENCE
 
 HERE = Path(__file__).parent
-PATIENCE = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

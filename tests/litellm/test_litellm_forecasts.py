@@ -21,8 +21,8 @@ from mlx_provider.server.app import EngineApp
 from mlx_provider.server.listen import listen_unix
 from mlx_provider.server.process import EngineServer, LoopDelivery
 from mlx_provider.serving.service import ChatService
+from waiting import PATIENCE
 
-PATIENCE = 120.0
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
 CALLED, NOT_CALLED = "What is the weather in Paris?", "Say: BANANA"

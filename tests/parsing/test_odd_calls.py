@@ -48,10 +48,10 @@ def test_of_a_malformed_call_nothing_is_lost(name: str, old: str, new: str) -> N
 
 @pytest.mark.parametrize("end", ["", "\\"])
 def test_a_string_without_an_end_costs_linear_time(end: str) -> None:
-    begun = time.process_time()
+    begun = time.thread_time()
     with pytest.raises(ValueError, match="not Python"):
         parse_calls("f(a='" + "\\'" * 50_000 + end)
-    assert time.process_time() - begun < 5
+    assert time.thread_time() - begun < 5
     assert [call.name for call in parse_calls("f() # it's\ng()")] == ["f", "g"]
 
 

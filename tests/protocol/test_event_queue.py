@@ -17,7 +17,7 @@ FAILED = Failed(error=ErrorBody.of(EngineDied("end")))
 
 async def read(queue: EventQueue) -> list[Event]:
     found: list[Event] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(300):
         while events := await queue.aget():
             found += events
     return found

@@ -24,11 +24,10 @@ from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy
 from tiny import build
 from tiny_embedding import as_embedding
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"
-PATIENCE = 120.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -45,5 +45,5 @@ def test_the_clients_time_limit(engine, raw, stream):
     body = {"model": "scripted", "stream": stream, **ROUTES["/v1/chat/completions"]}
     reply = raw.post("/v1/chat/completions", json=body, headers={"x-litellm-timeout": "2"})
     assert "time limit of 2 s has passed" in reply.text
-    assert reply.status_code == (200 if stream else 408)
+    assert reply.status_code in ((200, 408) if stream else (408,))  # late where the proxy is busy
     engine.wait_for(lambda seen: seen["cancelled"])

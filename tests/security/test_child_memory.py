@@ -13,7 +13,7 @@ from mlx_provider import bounded_process
 from mlx_provider.bounded_process import BoundedProcesses
 
 ECHO = "import time; answerer = lambda more: lambda said: time.sleep(0.3) or [said, more]"
-BOMB = "import time; kept = bytearray(b'1') * (1 << 29); time.sleep(20)"
+BOMB = "import time; kept = bytearray(b'1') * (1 << 29); time.sleep(600)"
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_beyond_its_memory_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", BOMB])
     with bounded_process.memory_limit(process, 1 << 28):
-        code = process.wait(20)
+        code = process.wait()
     assert bounded_process.ENDS[-code] == "it takes too much memory"
 
 

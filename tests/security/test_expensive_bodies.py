@@ -68,7 +68,7 @@ class Slow(GenerateRequest):
     def model_validate(cls, given: Any, **options: Any) -> Any:
         turned = threading.Event()
         loop.call_soon_threadsafe(turned.set)
-        assert turned.wait(30), "the event loop stands still while a body is parsed"
+        assert turned.wait(300), "the event loop stands still while a body is parsed"
         return super().model_validate(given, **options)
 
 

@@ -66,14 +66,14 @@ def grown(engine: EngineProcess, work: Callable[[], Any]) -> tuple[int, int]:
     kept = grown_since(engine, before)
     if kept > SLACK:  # the heap may keep what one image took, and uses it again
         work()
-        kept = grown_since(engine, before + kept)
+        kept = grown_since(engine, before + kept, 60)
     return most, kept
 
 
-def grown_since(engine: EngineProcess, before: int) -> int:
+def grown_since(engine: EngineProcess, before: int, seconds: float = 5) -> int:
     """Bytes more than before, once the engine has cleared up after its answer."""
     grown = SLACK + 1
-    for _ in range(100):
+    for _ in range(int(20 * seconds)):
         time.sleep(0.05)
         grown = engine.memory("VmRSS") - before
         if grown <= SLACK:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +20,9 @@ from mlx_provider.protocol.events import Done, Event
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
 from tiny import build
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 MODELS, CLIENTS, REQUESTS = 4, 10, 1
-PATIENCE = 120.0
 LIMIT = 14_200_000
 TIGHT = 10_400_000
 """Room for two models and 1,300 tokens, or for one and 7,300."""
@@ -87,7 +87,7 @@ def loaded(client: InProcessClient) -> set[str]:
 def test_more_models_than_memory(
     connect: MakeClient, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = connect(memory_limit=LIMIT)
+    client = connect(memory_limit=LIMIT, model_wait=PATIENCE)
     at_rest = mx.get_active_memory()
     mx.reset_peak_memory()
     peaks: list[int] = []
@@ -217,20 +217,24 @@ def test_a_prompt_that_fits_beside_its_model_alone_makes_idle_ones_leave(
 
 
 def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
-    connect: MakeClient, folders: list[Path]
+    connect: MakeClient, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(memory_limit=TIGHT, model_wait=0.2)
+    ask(client, folders[0])
+    (served,) = client.service.models.views()
+    monkeypatch.setattr(served.engine, "step", lambda: time.sleep(0.001) or [])  # it goes on
     running = client.submit(
         GenerateRequest(
             model=str(folders[0]),
             prompt="x",
-            sampling=Sampling(temperature=0, logit_bias=dict.fromkeys(range(8), -100.0)),
+            sampling=Sampling(temperature=0),
             max_tokens=4000,
         )
     )
     with pytest.raises(MemoryInUse) as refused:
         ask(client, folders[1], "word " * 400)
     assert refused.value.retry_after
+    monkeypatch.undo()
     running.close()
     wait_until(lambda: client.health().running == 0)
     assert tokens(ask(client, folders[1], "word " * 400)) == 6

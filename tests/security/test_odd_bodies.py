@@ -105,10 +105,10 @@ def test_too_much_is_refused_with_the_same_words(fields: dict[str, Any], words: 
     ways += [] if fields.keys() & NOT_OF_MESSAGES else [messaged]
     ways += [] if fields.keys() & NOT_OF_RESPONSES else [responded]
     for way in ways:
-        began = time.process_time()
+        began = time.thread_time()
         with pytest.raises(BadRequest) as caught:
             way(**fields)
-        assert time.process_time() - began < 10
+        assert time.thread_time() - began < 10
         told.append(caught.value.message)
     assert len({text.partition(": ")[2] for text in told}) == 1  # after the name
     assert told[0].startswith(words)

@@ -79,7 +79,7 @@ def in_time(work: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(300)
     assert outcome, "hangs"
     if isinstance(outcome[0], Exception):
         raise outcome[0]

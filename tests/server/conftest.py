@@ -19,10 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 SCRIPT = Path(__file__).with_name("fake_engine.py")
-PATIENCE = 120.0
 
 
 @dataclass

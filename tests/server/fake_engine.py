@@ -37,7 +37,6 @@ from mlx_provider.protocol.events import (
 )
 from mlx_provider.protocol.health import Health, ModelStatus, Stats
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.serving.metrics import EngineMetrics
 
 MODEL = ModelStatus(
     model="fake",
@@ -68,7 +67,6 @@ class FakeService:
         self.ok = True
         self.gate = threading.Event()
         self.players: list[threading.Thread] = []
-        self.metrics_of_engine = EngineMetrics()
 
     def submit(self, request: GenerateRequest, queue: EventQueue) -> Accepted:
         prompt = request.prompt or (request.messages or [{}])[-1].get("content")
@@ -152,7 +150,9 @@ class FakeService:
         )
 
     def metrics(self) -> bytes:
-        return self.metrics_of_engine.exposition()
+        from mlx_provider.serving.metrics import EngineMetrics  # imports mlx-lm: most of a start
+
+        return EngineMetrics().exposition()
 
     def stats(self) -> Stats:
         return Stats(at=time.time(), version=__version__, device="fake", pid=os.getpid())

@@ -13,7 +13,7 @@ from mlx_provider.server.access import FOUND, Key
 from mlx_provider.server.incoming import SMALL, Bodies
 
 LIMIT = 16 * SMALL
-SECONDS = 30
+SECONDS = 300
 
 
 class Sender:

@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from waiting import PATIENCE
+
 Spawn = Callable[..., Any]
-PATIENCE = 120.0
 BODY = b'{"model": "fake", "prompt": "count 1 0"}'
 
 

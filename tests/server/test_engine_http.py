@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from waiting import wait_until
+
 
 def text_of(lines: list[Any]) -> str:
     return "".join(e.get("content", "") for line in lines for e in line if e["type"] == "delta")
@@ -123,8 +125,7 @@ def test_256_blocked_submits_do_not_starve_others(spawn: Any) -> None:
     engine = spawn()
     with ThreadPoolExecutor(256) as pool:
         slow = [pool.submit(engine.lines, "gate", id=str(n)) for n in range(256)]
-        for n in range(256):
-            engine.await_seen("submitted", str(n))
+        wait_until(lambda: len(engine.seen()["submitted"]) == 256)
         engine.lines("count 1 0", id="quick")
         assert not any(future.done() for future in slow)
         engine.http.delete("/cache")

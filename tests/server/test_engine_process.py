@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from mlx_provider.server.run import SWITCH
+from waiting import PATIENCE
 
 Spawn = Callable[..., Any]
-PATIENCE = 120.0
 
 
 def test_socket_and_lock_are_the_owners_alone(engine: Any) -> None:

@@ -22,8 +22,8 @@ from mlx_provider.server.app import EngineApp
 from mlx_provider.server.connections import ConnectionLimits
 from mlx_provider.server.listen import listen_tcp, listen_unix
 from mlx_provider.server.process import CLOSE_LIMIT, WRITE_LIMIT, EngineServer, LoopDelivery
+from waiting import PATIENCE
 
-PATIENCE = 120.0
 HEAD = b"POST /v1/generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 ATTACH = b"GET /v1/attach HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
@@ -245,7 +245,7 @@ async def test_no_named_key_takes_all_connections(
             return (await asyncio.wait_for(reader.readline(), PATIENCE))[9:12]
 
         state = served.server.server_state
-        for _ in range(20):
+        for _ in range(8):
             _, writer = await served.connect(with_key(request_of_mallory, "mallory"))
             writer.transport.pause_reading()  # type: ignore[attr-defined]
         while state.admits("mallory"):

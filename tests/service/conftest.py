@@ -34,8 +34,8 @@ from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
 from mlx_provider.testing.driver import Eager
 from tiny import build
+from waiting import PATIENCE
 
-PATIENCE = 120
 PLAIN = """\
 {%- if tools -%}<|im_start|>system
 {%- for tool in tools %}

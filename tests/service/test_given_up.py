@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 from mlx_provider.protocol.requests import GenerateRequest
+from waiting import wait_until
 
 CHUNK = 64
 PASSES = 4
@@ -20,18 +20,17 @@ def test_a_repeated_prompt_continues_where_it_was_cancelled(
     model = tiny_class(client, service, qwen.model)
     whole = qwen.ask(LONG, max_tokens=4).only.content
     engine = model.served().engine
-    step, computed, left = engine.step, threading.Semaphore(0), threading.Event()
+    step, steps, left = engine.step, list[int](), threading.Event()
 
     def waits_after_some() -> Any:
-        computed.release()
-        if computed._value > PASSES:
+        steps.append(1)
+        if len(steps) > PASSES:
             left.wait(300)
         return step()
 
     engine.step = waits_after_some
     given_up = model.start(LONG, max_tokens=4)
-    while computed._value <= PASSES:
-        time.sleep(0.01)
+    wait_until(lambda: len(steps) > PASSES)
     (request,) = client.stats().requests
     given_up.close()
     left.set()

@@ -21,9 +21,7 @@ from mlx_provider.errors import (
 )
 from mlx_provider.serving.load_queue import LoadPlan, LoadQueue
 from mlx_provider.serving.residents import PINNED, Lease, MemoryLedger
-from waiting import wait_until
-
-PATIENCE = 120.0
+from waiting import PATIENCE, wait_until
 
 
 @dataclass

@@ -13,6 +13,7 @@ from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
 from mlx_provider.serving.next_prompt import Turn, known_head
 from mlx_provider.serving.prompt import prepare
+from waiting import PATIENCE
 
 TURNS = """\
 {%%- if tools -%%}{{ '<|im_start|>system\\n' ~ (tools | tojson) ~ '<|im_end|>\\n' }}{%%- endif -%%}
@@ -63,7 +64,6 @@ TOOLS = [
     }
 ]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "write", "arguments": "{}"}}
-PATIENCE = 120
 RESULT = "The file was written, and the tests passed. " * 12
 ASKED = [{"role": "user", "content": "Change it, please. " * 20}]
 

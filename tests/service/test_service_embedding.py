@@ -20,7 +20,7 @@ from tiny import build
 from tiny_embedding import ENDS, as_embedding, without_head
 
 Ask = Callable[..., tuple[list[Any], int]]
-LIMIT = 120
+LIMIT = 300
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from mlx_provider.families.tokenizer.hf_tokenizer import NO_TOOLS as NOTE_TOOLS
 from mlx_provider.serving import loader
 from mlx_provider.serving import prompt as prompts
 from mlx_provider.serving.prompt import DESCRIBED, FOLDED, LEFT_OUT
+from waiting import PATIENCE
 
-PATIENCE = 60
 NO_TOOLS = """\
 {%- for m in messages -%}
 <|im_start|>{{ m.role }}
@@ -212,7 +212,7 @@ def test_a_large_vocabulary_for_grammars_is_built_at_load(
     monkeypatch.setattr(compiler, "grammar_tokenizer", seen)
     monkeypatch.setattr(loader, "LARGE_VOCABULARY", 1)
     tiny("qwen3", NO_TOOLS + "{# its own weights #}").ask(max_tokens=1)
-    assert built.wait(30)
+    assert built.wait(PATIENCE)
 
 
 # The loops write nothing: a fast machine would reach the bound on characters first.

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-REQUEST_SECONDS = 120.0
+REQUEST_SECONDS = 300.0
 PROGRAM = """
 import json, sys
 from mlx_provider.server.__main__ import run_process

@@ -149,4 +149,4 @@ def test_processes_are_few_and_end_with_their_owner() -> None:
     owner.ask(message % 1, {"1": setups["1"]})
     (running,) = owner.idle
     del owner
-    assert running.process.wait(10) is not None
+    assert running.process.wait(300) is not None
