@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
+from weakref import ref
 
 import litellm
 from litellm import CustomLLM, CustomStreamWrapper, main
@@ -25,7 +26,7 @@ from litellm.types.utils import Logprobs, TokenCountResponse
 from pydantic import ValidationError
 
 from ..client.connection import connect
-from ..client.generation import REPLIES
+from ..client.generation import REPLIES, Generation
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
@@ -281,7 +282,11 @@ async def end_replies(
         complete = message["type"] == "http.response.body" and not message.get("more_body")
         await send(message)
 
-    REPLIES.set(replies := [])
+    if scope["type"] != "http":
+        await original(scope, receive, send)
+        return
+    replies: list[ref[Generation]] = []
+    REPLIES.set(replies)
     try:
         await original(scope, receive_next, send_next)
     finally:
