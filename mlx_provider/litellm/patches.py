@@ -266,9 +266,9 @@ async def end_replies(
     receive: Callable[[], Awaitable[Message]],
     send: Callable[[Message], Awaitable[None]],
 ) -> None:
-    """A client of the proxy that leaves ends its requests in the engine. LiteLLM's iterators do not
-    close what they read from if they are cancelled between two chunks, and keep it in a cycle
-    (1.108.7, `_aresponses_streaming_iterator`)."""
+    """A client of the proxy that leaves ends its requests in the engine. LiteLLM's iterators close
+    what they read from only if they wait for it, and keep it in a cycle (1.108.7,
+    `_aresponses_streaming_iterator`). They cannot await a close: anyio cancels each await again."""
     left = complete = False
 
     async def receive_next() -> Message:
