@@ -113,35 +113,29 @@ class StateSteps(ArraysCache):
 ROUTES_ATTRIBUTE = "routes_state_parts"
 
 
-@dataclass(frozen=True)
+@dataclass
 class StateRun:
+    """The call of a layer for some of its rows, or for tokens of one row."""
+
     cache: Any
     rows: slice
     turned: bool = False
-    prefixes: Prefixes | None = None
-    """Records the state after each of these tokens. If unset, `cache` gets the last state only."""
-
-
-@dataclass
-class Prefixes:
-    """The states of one layer after each token of a row, so that its last tokens can be removed. A
-    layer runs once over the tokens if it writes its states with methods of `StateCache`, else
-    `StateSteps` must support its rule."""
-
-    cache: ArraysCache
-    tokens: int
+    drafts: bool = False
+    """Whether the state after each token is recorded. A layer runs once over the tokens if it
+    writes its states with methods of `StateCache`, else `StateSteps` must support its rule."""
     _history: StateHistory | StateSteps | None = None
 
-    def record(
-        self, run: Callable[[ArraysCache], mx.array], layer: object, *, through: bool
-    ) -> Any:
+    def run(self, call: Callable[[Any], mx.array], layer: object, *, through: bool) -> mx.array:
         """`through`: see `_route_calls`. Raises `UnsupportedModel`."""
+        if not self.drafts:
+            return call(self.cache)
         if through:
             self._history = StateHistory(self.cache)
-            return run(self._history)
-        steps = self._history = StateSteps(self.cache, self.tokens, layer)
+            return call(self._history)
+        tokens = self.rows.stop - self.rows.start
+        steps = self._history = StateSteps(self.cache, tokens, layer)
         with steps:
-            found = run(steps)
+            found = call(steps)
         if not steps.complete:
             raise UnsupportedModel(f"{type(layer).__name__} keeps no state after each token")
         return found
@@ -202,13 +196,10 @@ def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[...
 
             def run(own: ArraysCache) -> mx.array:
                 bound.arguments[cache] = own
-                found: mx.array = original(*bound.args, **bound.kwargs)
-                return found
+                made: mx.array = original(*bound.args, **bound.kwargs)
+                return made
 
-            if part.prefixes is not None:
-                found = part.prefixes.record(run, args[0], through=through)
-            else:
-                found = run(part.cache)
+            found = part.run(run, args[0], through=through)
             out.append(found.swapaxes(0, 1) if part.turned else found)
         return mx.concatenate(out)
 

@@ -65,9 +65,7 @@ class HeadDrafting:
         able = [row for row in rows if row.hidden is not None and self._room(row)]
         if not able:
             return [[] for _ in rows]
-        for row in able:
-            row.state.make_room(row.fresh + row.wanted)
-        found = self._guesses(able, [row.state for row in able])
+        found = self._guesses(able, max(row.wanted for row in able))
         by_row = dict(zip(map(id, able), found, strict=True))
         return [by_row.get(id(row), ()) for row in rows]
 
@@ -77,26 +75,23 @@ class HeadDrafting:
             self._followed.add(row.state)
         return row.state is not None
 
-    def _guesses(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> list[DeviceTokens]:
-        """Guesses, per row at most as many as it wants. `seen`: what the head has read."""
-        hidden = self._take_in(rows, seen)
-        at, drawn = list(range(len(rows))), []
-        for step in range(1, 1 + max(row.wanted for row in rows)):
-            tokens = self.head.best(hidden)
-            mx.async_eval(tokens)  # type: ignore[no-untyped-call]
-            drawn.append((at, tokens))
-            stay = [i for i, which in enumerate(at) if rows[which].wanted > step]
-            if not stay:
-                break
-            if len(stay) < len(at):
-                at, keep = [at[i] for i in stay], mx.array(stay)
-                tokens, hidden = tokens[keep], hidden[keep]
-            going = [seen[which] for which in at]
-            places = mx.array([len(rows[which].tokens) + step - 2 for which in at], mx.int32)
-            hidden = self.head.after(tokens, hidden, _packed(going, [1] * len(at), places))
+    def _guesses(self, rows: Sequence[DraftRow], most: int) -> list[DeviceTokens]:
+        """`most` for each row, of which it gets as many as it wants."""
+        seen: list[RowStates] = [row.state for row in rows]
         for row, own in zip(rows, seen, strict=True):
-            own.cache.trim(row.wanted - 1)
-        return _by_row(len(rows), drawn)
+            own.make_room(row.fresh + most)
+        hidden, drawn = self._take_in(rows, seen), list[mx.array]()
+        for step in range(most):
+            if step:
+                places = mx.array([len(row.tokens) + step - 2 for row in rows], mx.int32)
+                states = _packed(seen, [1] * len(rows), places)
+                hidden = self.head.after(drawn[-1], hidden, states)
+            drawn.append(self.head.best(hidden))
+            mx.async_eval(drawn[-1])  # type: ignore[no-untyped-call]
+        for own in seen:
+            own.cache.trim(most - 1)
+        guesses = mx.stack(drawn, axis=1)
+        return [DeviceTokens(guesses[i, : row.wanted]) for i, row in enumerate(rows)]
 
     def _take_in(self, rows: Sequence[DraftRow], seen: Sequence[RowStates]) -> mx.array:
         """The head reads new tokens, each with the state from which it was drawn. Returns the
@@ -121,14 +116,6 @@ def _token_bytes(head: BoundHead) -> int:
     seen, first = RowStates(), mx.array([0])
     mx.eval(head.after(first, head.blank(), _packed([seen], [1], first)))
     return seen.token_bytes
-
-
-def _by_row(rows: int, drawn: list[tuple[list[int], mx.array]]) -> list[DeviceTokens]:
-    flat = mx.concatenate([tokens for _, tokens in drawn])
-    places: list[list[int]] = [[] for _ in range(rows)]
-    for place, which in enumerate(which for at, _ in drawn for which in at):
-        places[which].append(place)
-    return [DeviceTokens(flat[mx.array(own)]) for own in places]
 
 
 def _packed(rows: Sequence[RowStates], sizes: Sequence[int], positions: mx.array) -> PackedRows:

@@ -172,7 +172,7 @@ class Calibration:
     curve: Curve
     padded: bool = False
     """Whether rows are padded: where passes of several rows are then clearly faster."""
-    passes: PassBytes = field(default_factory=lambda: PassBytes())
+    passes: PassBytes = field(default_factory=PassBytes)
     least_shared: int = SHARED_UNMEASURED
 
 
@@ -272,6 +272,8 @@ class OnDevice:
         self._depth, self._held = depth, held
         for tokens in SCORED:
             self.deep(tokens, repeats=1)
+            if tokens not in self._over_empty:  # no time was left for it
+                self.chunk(tokens)
         return True
 
     def deep(self, tokens: int, repeats: int = REPEATS) -> Took:

@@ -18,7 +18,7 @@ from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
 from ...upstream.cache_classes import ArraysCache, take_back
 from ...upstream.cache_lists import by_leaf, leaves
-from ...upstream.recurrent import Prefixes, StateParts, StateRun
+from ...upstream.recurrent import StateParts, StateRun
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
@@ -51,7 +51,7 @@ class WideRow:
     tokens: int
     drafts: bool = False
     """Whether the last tokens may be rejected, see `settle`."""
-    states: list[Prefixes] = field(default_factory=list)
+    states: list[StateRun] = field(default_factory=list)
     """Of recurrent layers. The pass fills them."""
     positions: Sequence[int] | None = None
     """Positions of the tokens, if they are not consecutive."""
@@ -158,10 +158,9 @@ def with_wide_rows(
         found = [StateRun(layer, slice(0, sum(sizes)))] if sizes else []
         for cache, each in own:
             start = found[-1].rows.stop if found else 0
-            prefixes = Prefixes(cache, each.tokens) if each.drafts else None
-            each.states += [] if prefixes is None else [prefixes]
             at = slice(start, start + each.tokens)
-            found.append(StateRun(cache, at, turned=True, prefixes=prefixes))
+            found.append(StateRun(cache, at, turned=True, drafts=each.drafts))
+            each.states += found[-1:] if each.drafts else []
         return StateParts(found)
 
     layers = zip(together, *caches, *(each.cache for each in wide), strict=True)

@@ -1,5 +1,4 @@
-"""The memory of a pass, beyond that of rows and weights; and row caches that appear to hold a long
-prompt, to measure it."""
+"""The memory of a pass, beyond that of rows and weights; and row caches that appear to be deep."""
 
 from __future__ import annotations
 
@@ -53,14 +52,9 @@ class PassMemory:
             least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
         longest = max(seconds, curve.seconds(least))
         widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
-
-        def most_cached(tokens: int) -> float:
-            slope, left = curve.per_key(tokens), longest - curve.seconds(tokens)
-            return left / slope if slope > 0 else inf
-
-        return cls(
-            each, widest, [(n, most_cached(n)) for n in (*sizes, widest) if n <= widest], least
-        )
+        left = [(n, longest - curve.seconds(n), curve.per_key(n)) for n in (*sizes, widest)]
+        deepest = [(n, s / slope if slope > 0 else inf) for n, s, slope in left if n <= widest]
+        return cls(each, widest, deepest, least)
 
     def __call__(self, tokens: int, rows: int) -> int:
         """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""
@@ -79,10 +73,14 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
     for layer in leaves(cache):
-        if _quantised(layer):
-            _repeat_quantised(layer, depth)
+        if _quantised(layer):  # in the buffers of the layer
+            for each in (*layer.keys, *layer.values):
+                each[:, :, 1:depth] = _repeated(each, depth - 1)
+            layer.offset = depth
         elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
-            layer.update_and_fetch(*(_longer(each, depth - 1) for each in _first_token(layer)))
+            first = [_repeated(each, depth - 1) for each in (layer.keys, layer.values)]
+            mx.eval(first)  # so that the buffers of the layer are filled in place
+            layer.update_and_fetch(*first)
     mx.eval(arrays(cache))
     return cache
 
@@ -90,36 +88,21 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
 def copied_bytes(cache: Sequence[Any]) -> int:
     """Bytes per token of the copy that attention makes of a quantised layer, see
     `upstream.attention`. 0 if no layer of `cache`, which holds a token, is quantised."""
-    return max(map(_copied, filter(_quantised, leaves(cache))), default=0)
-
-
-def _copied(layer: Any) -> int:
-    found = 0
-    for packed, scales, _ in (layer.keys, layer.values):
-        values = packed.shape[-1] * 8 * packed.itemsize // layer.bits
-        found += packed.shape[1] * values * scales.itemsize
-    return found
+    copies = [
+        sum(
+            packed.shape[1] * (packed.shape[-1] * 8 * packed.itemsize // layer.bits) * s.itemsize
+            for packed, s, _ in (layer.keys, layer.values)
+        )
+        for layer in filter(_quantised, leaves(cache))
+    ]
+    return max(copies, default=0)
 
 
 def _quantised(layer: Any) -> bool:
     return isinstance(getattr(layer, "keys", None), (tuple, list)) and hasattr(layer, "bits")
 
 
-def _repeat_quantised(layer: Any, depth: int) -> None:
-    """Write the first token to the places of all others, in the buffers of the layer."""
-    for stored in (layer.keys, layer.values):
-        for each in stored:
-            each[:, :, 1:depth] = _longer(mx.contiguous(each[:, :, :1]), depth - 1)
-    layer.offset = depth
-
-
-def _first_token(layer: Any) -> list[mx.array]:
-    """Copies of its keys and values, so that the buffers of the layer are filled in place."""
-    found = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
-    mx.eval(found)
-    return found
-
-
-def _longer(array: mx.array, tokens: int) -> mx.array:
-    """(1, heads, 1, D) repeated to (1, heads, tokens, D), without a copy."""
-    return mx.broadcast_to(array, (1, array.shape[1], tokens, array.shape[3]))
+def _repeated(array: mx.array, tokens: int) -> mx.array:
+    """The first token as (1, heads, tokens, D), without a copy of each."""
+    first = mx.contiguous(array[:, :, :1])
+    return mx.broadcast_to(first, (1, array.shape[1], tokens, array.shape[3]))

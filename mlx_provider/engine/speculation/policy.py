@@ -19,7 +19,6 @@ from typing import NamedTuple
 from ...records.extensions import MOST_DRAFTS
 
 Kind = frozenset[int]
-"""Drafters of a pass."""
 KNOWN_TEXT: Kind = frozenset({-1})
 """Text predicted by a grammar or a forecast."""
 Seconds = Callable[[int], float]
@@ -31,16 +30,12 @@ SPIKE, RISE = 3.0, 1.5
 """A measurement above this multiple of the known value is a disturbance; of the host's time."""
 FORGOTTEN = 0.9998
 """Decay of measurements per step, because they become out of date."""
-LEAST_PASS_FACTOR = 0.1
-"""Of the expected duration of a pass with drafts: most may be over once it is launched."""
 MARGIN = log(1.08)
 """Least expected gain, as the logarithm of a rate, because the estimates are not exact."""
 PACE_SHARE = 0.75
 """Least share of its pace that each row keeps, however much drafts help other rows."""
 MEMORY, LASTING = 24, 200
 """Drafts that are remembered of a row, few, to react soon to a change in its text; of all rows."""
-DOUBTED = 4.0
-"""The same once a draft is accepted after many rejected ones."""
 BELIEF, PLACES = 2.0, 4.0
 """Prior weight, in drafts, of a row at the rate of other rows, and of equal rates at all
 positions."""
@@ -56,8 +51,6 @@ rows in one step; and most steps between affordable trials."""
 ALLOWANCE, SAVED = 0.01, 6.0
 """Share of the time that trials may take, and the most plain steps of it, at first, too. Accepted
 drafts of trials add to it."""
-BEGINS = 0.1
-"""Initial rate at which predicted text begins after a token that was not predicted."""
 
 
 class Ask(NamedTuple):
@@ -99,7 +92,8 @@ class DraftCosts:
     def passed(self, drafts: int, times: float) -> None:
         bits, known = drafts.bit_length(), self.factor(drafts)
         if bits in self.slower:  # the first pass may have compiled kernels
-            known = QUICK * known + (1 - QUICK) * max(LEAST_PASS_FACTOR, min(times, SPIKE * known))
+            times = max(0.1, min(times, SPIKE * known))  # most may be over once it is launched
+            known = QUICK * known + (1 - QUICK) * times
         self.slower[bits] = known
 
     def forget(self) -> None:
@@ -117,7 +111,6 @@ def _followed(known: float, seconds: float) -> float:
 
 class Choice(NamedTuple):
     picks: Sequence[int]
-    """Drafters."""
     counts: Sequence[int]
     gain: float = 0.0
     """Logarithm of the product of all rows' rates, over that without drafts."""
@@ -198,8 +191,8 @@ class RowAcceptance(AcceptanceRate):
         return self.missed < MISSED_PASSES
 
     def learn(self, held: int, tried: int) -> None:
-        if held and not self.trusted:  # its text may have changed in kind
-            kept = min(1.0, DOUBTED / max(self.tried, DOUBTED))
+        if held and not self.trusted:  # its text may have changed in kind: four drafts count
+            kept = min(1.0, 4.0 / max(self.tried, 4.0))
             self.held, self.tried, self.due = kept * self.held, kept * self.tried, 0
         super().learn(held, tried)
         self.missed = 0 if held else self.missed + 1
@@ -243,7 +236,7 @@ class KnownText:
     costs: DraftCosts = field(default_factory=DraftCosts)
     foretold: SharedRate = field(default_factory=SharedRate)
     """Acceptance of predicted tokens, whether they were drafts or not."""
-    begins: SharedRate = field(default_factory=lambda: SharedRate(hope=BEGINS))
+    begins: SharedRate = field(default_factory=lambda: SharedRate(hope=0.1))
     """How often predicted text begins after a token that was not predicted."""
 
     def worthwhile(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
@@ -371,8 +364,7 @@ class Policy:
     def expected_gain(
         self, seconds: Seconds, share: float, *, per_draft: float = 0.0
     ) -> tuple[int, float]:
-        """Best number of drafts per pass for a single row (0: none), and the speed-up. `share`:
-        assumed acceptance rate; `per_draft`: seconds of one guess."""
+        """Best number of drafts for a single row, and the speed-up. `share`: acceptance rate."""
         chances = [min(SUREST, share) ** each for each in range(1, self.most + 1)]
         (drafts,), _, longer = fastest([chances], 1, DraftCosts(per_draft), seconds)
         return drafts, (1 + sum(chances[:drafts])) / longer
