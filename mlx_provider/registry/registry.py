@@ -75,20 +75,8 @@ class PluginRegistry:
         return self._of(ModelFamily).names()
 
     @property
-    def tool_parsers(self) -> dict[str, ToolParser]:
-        return self._of(ToolParser).spellings()
-
-    @property
-    def reasoning_parsers(self) -> dict[str, ReasoningParser]:
-        return self._of(ReasoningParser).spellings()
-
-    @property
     def kernels(self) -> dict[str, Kernels]:
         return self._of(Kernels).names()
-
-    @property
-    def drafters(self) -> dict[str, Drafter]:
-        return self._of(Drafter).names()
 
     @property
     def clients(self) -> dict[str, Client]:
