@@ -73,7 +73,8 @@ def read_block(
             reader.rewind(start)
             return not _shows_cut(reader, parser, marker, emit, tools)
     except NotACall as failure:
-        cut = _was_cut(reader, parser)
+        # the reply ends inside text that could have become a call
+        cut = reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
         if reader.calls > before and cut and tools:
             reader.abandon_call()
             reader.skip(len(reader.ahead()))
@@ -86,11 +87,6 @@ def read_block(
             return False
         yield from _malformed(reader, parser, marker, start, failure)
     return True
-
-
-def _was_cut(reader: TextReader, parser: ToolParser) -> bool:
-    """Whether the reply ends inside text that could have become a call."""
-    return reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
 
 
 def _shows_cut(
@@ -145,14 +141,10 @@ def _malformed(
     reader.abandon_call()
     reader.answer()
     reader.content(reader.between(max(start, reader.settled), reader.position))
-    rest = failure.rest or _rest(parser, marker)
-    if rest is not None:
-        yield from rest(reader, reader.content)
-
-
-def _rest(parser: ToolParser, marker: str) -> Rest | None:
-    bare = marker.endswith(("[", "{"))
-    return through(*parser.closers()) if parser.end and not bare else None
+    if failure.rest is not None:
+        yield from failure.rest(reader, reader.content)
+    elif parser.end and not marker.endswith(("[", "{")):
+        yield from through(*parser.closers())(reader, reader.content)
 
 
 def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Reading[bool]:

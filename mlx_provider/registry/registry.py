@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
@@ -75,20 +76,8 @@ class PluginRegistry:
         return self._of(ModelFamily).names()
 
     @property
-    def tool_parsers(self) -> dict[str, ToolParser]:
-        return self._of(ToolParser).spellings()
-
-    @property
-    def reasoning_parsers(self) -> dict[str, ReasoningParser]:
-        return self._of(ReasoningParser).spellings()
-
-    @property
     def kernels(self) -> dict[str, Kernels]:
         return self._of(Kernels).names()
-
-    @property
-    def drafters(self) -> dict[str, Drafter]:
-        return self._of(Drafter).names()
 
     @property
     def clients(self) -> dict[str, Client]:
@@ -222,14 +211,10 @@ class PluginRegistry:
 
     def _note_shared_names(self) -> None:
         """Plugins of two distributions with the same name are selected together."""
-        found = list(self._plugins.values())
-        for plugin in found:
-            for other in found:
-                if other.name == plugin.name and other.key != plugin.key:
-                    self._note(
-                        plugin.key,
-                        f"{other} has the same name: {SELECTION} takes or leaves both",
-                    )
+        for plugin, other in permutations(self.plugins, 2):
+            if other.name == plugin.name:
+                note = f"{other} has the same name: {SELECTION} takes or leaves both"
+                self._note(plugin.key, note)
 
     def _note_rivals(self, claims: list[tuple[R, Plugin]], what: str) -> None:
         told = _rivals(claims, what)
@@ -273,20 +258,14 @@ class PluginRegistry:
         )
         off = ", ".join(plugin.name for plugin in self.plugins if plugin.error is not None)
         failed = [f"{p.name}: {n}" for p in self.plugins for n in p.notes if MATCHES_FAILED in n]
-        return "; ".join(
-            [
-                message,
-                *([f"plugins that failed to load: {off}"] if off else []),
-                *([f"plugins that failed at it: {', '.join(failed)}"] if failed else []),
-            ]
-        )
+        message += f"; plugins that failed to load: {off}" if off else ""
+        return message + (f"; plugins that failed at it: {', '.join(failed)}" if failed else "")
 
 
 def _replacements(kernels: Kernels) -> list[Replacement]:
     found = list(kernels.replacements())
-    for each in found:
-        if not isinstance(each, Replacement):
-            raise PluginError(f"replacements gave {type(each).__name__}, not Replacement")
+    if odd := [type(each).__name__ for each in found if not isinstance(each, Replacement)]:
+        raise PluginError(f"replacements gave {odd[0]}, not Replacement")
     return found
 
 

@@ -75,7 +75,13 @@ def prepare(
             break
         except MediaError as error:
             media.leave_out(error)
-    warnings = (*media.warnings, *_unread_variables(view.model.info, request.template), *warnings)
+    template = view.model.info.chat_template
+    unread = [name for name in request.template if template and name not in template]
+    warnings = (
+        *media.warnings,
+        *(f"{n} has no effect: the model's chat template does not read it" for n in unread),
+        *warnings,
+    )
     return Rendered(_continue_reply(view, prompt, begun) if begun else prompt, warnings)
 
 
@@ -158,7 +164,9 @@ def _render(
         try:
             prompt, begun = _attempt(view, request, media, as_text)
             warnings = as_text.warnings
-            if not as_text.history and _loses_text(view.model.info, media.normalised):
+            calling = [m for m in media.normalised.messages if m.get("tool_calls")]
+            drops = not as_text.history and view.model.info.template.text_with_calls == "dropped"
+            if drops and any(message.get("content") for message in calling):
                 warnings = (*warnings, LEFT_OUT)
             for warning in warnings:
                 _log_once(view.name, warning, refused.message if refused else "")
@@ -192,11 +200,6 @@ def _texts(message: object) -> list[str]:
     parts = content if isinstance(content, list) else [{"text": content}]
     found = (part.get("text") for part in parts if isinstance(part, Mapping))
     return [text for text in found if isinstance(text, str)]
-
-
-def _loses_text(info: ModelInfo, normalised: Normalised) -> bool:
-    calling = (m for m in normalised.messages if m.get("tool_calls"))
-    return info.template.text_with_calls == "dropped" and any(m.get("content") for m in calling)
 
 
 @lru_cache(maxsize=256)
@@ -249,12 +252,6 @@ def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
 
 def _compact(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _unread_variables(info: ModelInfo, variables: Mapping[str, Any]) -> list[str]:
-    template = info.chat_template
-    names = [name for name in variables if template and name not in template]
-    return [f"{name} has no effect: the model's chat template does not read it" for name in names]
 
 
 def _finish_inputs(view: ModelView, request: GenerateRequest, prompt: Prompt) -> None:

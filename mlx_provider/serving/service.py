@@ -307,7 +307,12 @@ class ChatService:
         self.models.prefixes.shrink_to(share)
 
     def _call(self, function: Callable[[], None]) -> None:
-        self.worker.call(function).add_done_callback(_log_failure)
+        def log_failure(future: Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not isinstance(error, MLXProviderError):
+                log.error("a call to the engine thread failed", exc_info=error)
+
+        self.worker.call(function).add_done_callback(log_failure)
 
 
 def _prepare_kind(
@@ -348,9 +353,3 @@ def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
 def device_name() -> str:
     info = mx.device_info()
     return str(info.get("device_name") or mx.default_device())
-
-
-def _log_failure(future: Future[None]) -> None:
-    error = None if future.cancelled() else future.exception()
-    if error is not None and not isinstance(error, MLXProviderError):
-        log.error("a call to the engine thread failed", exc_info=error)

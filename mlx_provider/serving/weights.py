@@ -224,20 +224,14 @@ class WeightsKey:
     @classmethod
     def of(cls, folder: Path, options: ModelOptions) -> WeightsKey:
         """Raises `BadRequest` if the adapter is not a folder."""
+        adapter = Path(options.adapter).expanduser().resolve() if options.adapter else None
+        if adapter is not None and not adapter.is_dir():
+            raise wrong_option("adapter", no_folder(options.adapter or ""))
         return cls(
             folder.resolve(),
-            _adapter(options),
+            adapter,
             options.trust_remote_code,
             options.modality,
             options.dtype,
             options.model_dump_json(include={"extra"}),
         )
-
-
-def _adapter(options: ModelOptions) -> Path | None:
-    if not options.adapter:
-        return None
-    folder = Path(options.adapter).expanduser()
-    if not folder.is_dir():
-        raise wrong_option("adapter", no_folder(options.adapter))
-    return folder.resolve()

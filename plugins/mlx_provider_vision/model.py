@@ -115,11 +115,9 @@ class AnyVisionModel(VisionModel):
 
     def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
         for span in spans:
-            made = yield from prompt_features(self.model, self.inputs_of(span))
+            inputs: Any = span.ready
+            made = yield from prompt_features(self.model, inputs())
             yield [self.features_of(made)]
-
-    def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
-        return dict(span.inputs())
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
         return PromptFeatures(made)

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_provider import Features, MediaItem, MediaSpan, OnDemand, PrefillChunk, UnsupportedModel
+from mlx_provider import Features, MediaItem, OnDemand, PrefillChunk, UnsupportedModel
 from mlx_provider.families.logits import Shown, last_token, narrowed, rows_at
 from mlx_provider.families.vision.loading import has_mrope
 from mlx_provider.families.vision.model import Block, Placed, VisionFeatures, VisionModel
@@ -25,9 +25,8 @@ EMBEDDED = {"inputs_embeds", "position_ids", "rope_deltas"}
 
 @dataclass(frozen=True)
 class Alone:
-    """One image of a prompt, for `rotary_positions` and `embed`."""
+    """One image of a prompt, for `rotary_positions`."""
 
-    inputs: OnDemand[dict[str, np.ndarray]]
     grid: tuple[int, ...]
     """Patches in time, height and width; empty: unknown."""
     merge: int
@@ -56,11 +55,8 @@ class SeparateVisionModel(AnyVisionModel):
         while len(self._known) > KNOWN:
             self._known.pop(next(iter(self._known)), None)
         key = f"{item.content_hash}:{len(tokens)}:{grid}"
-        alone = Alone(inputs, grid, self._merge)
-        return Placed(self.image_text, (Block(len(tokens), key, alone, inputs, tokens),))
-
-    def inputs_of(self, span: MediaSpan) -> dict[str, np.ndarray]:
-        return dict(span.inputs.inputs())
+        block = Block(len(tokens), key, Alone(grid, self._merge), inputs, tokens)
+        return Placed(self.image_text, (block,))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
         if more := made.keys() - EMBEDDED:

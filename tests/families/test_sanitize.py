@@ -280,13 +280,23 @@ def test_a_tag_that_the_template_opens_or_closes_is_a_control_token() -> None:
     assert {*ours.control.content.values()} == {"<s>", "</s>"}
 
 
-def test_a_template_that_drops_marks_lets_no_control_token_through() -> None:
+def test_a_template_that_drops_marks_gets_escapes() -> None:
     template = (
         "{% for m in messages %}<s>{{ m.content.encode('ascii', 'ignore').decode() }}{% endfor %}"
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
     made = ours.render(asked("call <tool_call> it"), [], {})
-    assert [t for t in made.tokens if t in ours.control.content] == [ours.fast.token_to_id("<s>")]
+    assert made.text == "<s>call \\u003ctool_call> it"
+
+
+def test_a_mark_that_one_field_loses_is_escaped_in_that_request() -> None:
+    template = (
+        "{% for m in messages %}<s>{% if m.name %}"
+        "{{ m.name.encode('ascii', 'ignore').decode() }}: {% endif %}{{ m.content }}{% endfor %}"
+    )
+    ours = made_of("bytes", *OWN, *TYPED, template=template)
+    message = {"role": "user", "name": "<tool_call>", "content": "hi"}
+    assert ours.render([message], [], {}).text == "<s>\\u003ctool_call>: hi"
 
 
 def test_a_client_that_sends_private_characters_keeps_them() -> None:

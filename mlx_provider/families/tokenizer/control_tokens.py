@@ -34,7 +34,8 @@ class Edges:
             opens = {text[-n:] for text in written for n in lengths} & heads
             closes = {text[:n] for text in written for n in lengths} & tails
         else:
-            opens, closes = (set(filter(_is_sign, parts)) for parts in (heads, tails))
+            signs = [{p for p in parts if not any(map(str.isalnum, p))} for parts in (heads, tails)]
+            opens, closes = signs
         self._heads, self._tails = heads, tails if opens else set[str]()
         fields = [
             text for (_, sign), (kind, text) in pairwise(code) if (sign, kind) == (".", "name")
@@ -77,10 +78,6 @@ def _removed_texts(code: Sequence[tuple[str, str]]) -> Iterator[str]:
     for (_, name), (_, bracket), (kind, text) in zip(code, code[1:], code[2:], strict=False):
         if name in calls and bracket == "(" and kind == "string" and text[1:-1]:
             yield text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
-
-
-def _is_sign(part: str) -> bool:
-    return not any(map(str.isalnum, part))
 
 
 SPACE_SIGN = "▁"

@@ -242,7 +242,11 @@ class HFTokenizer:
         hidden = hide(
             self.control, Hidden(messages, tools, variables), taken=self.chat_template or ""
         )
-        return hidden, self._text(hidden)
+        text = self._text(hidden)
+        if lost := {mark: char for mark, char in hidden.marks.items() if mark not in text}:
+            hidden = hidden.without(lost)
+            text = self._text(hidden)
+        return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
         hidden, text = self.rendered(messages, tools, variables)
@@ -294,11 +298,10 @@ def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HF
     )
     if getattr(backend, "backend_tokenizer", None) is None:
         raise UnsupportedModel(f"{folder.name} has no tokenizer.json and none can be made")
-    backend.chat_template = _chat_template(folder, backend.chat_template)
-    return HFTokenizer(backend)
-
-
-def _chat_template(folder: Path, own: Any) -> str | Mapping[str, str] | None:
-    if not (folder / "chat_template.jinja").is_file():
+    own = backend.chat_template
+    if not (
+        folder / "chat_template.jinja"
+    ).is_file():  # the processor's goes before the tokenizer's
         own = read_json(folder / "chat_template.json").get("chat_template") or own
-    return own or None
+    backend.chat_template = own or None
+    return HFTokenizer(backend)

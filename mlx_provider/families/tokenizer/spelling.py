@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -50,6 +50,11 @@ class Hidden:
     def escape(self, text: str) -> str:
         """With a visible `\\uXXXX` in place of each hidden character."""
         return with_signs(text, {mark: f"\\u{ord(char):04x}" for mark, char in self.marks.items()})
+
+    def without(self, lost: Mapping[str, str]) -> Hidden:
+        """With escapes in place of marks that a template changes or drops."""
+        kept = {mark: char for mark, char in self.marks.items() if mark not in lost}
+        return _change_strings(self, replace(self, marks=lost).escape, kept)
 
 
 def hide(control: ControlTokens, given: Hidden, taken: str = "") -> Hidden:

@@ -27,7 +27,11 @@ def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[s
     if not form.lone_system and [message.get("role") for message in ordered] == ["system"]:
         ordered = [{**ordered[0], "role": "user"}]
     fitted = [each for message in ordered for each in _turns(message, form)]
-    return [_in_parts(message) for message in fitted] if form.parts_only else fitted
+    if form.parts_only:
+        for message in fitted:
+            if isinstance(message.get("content"), str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
+    return fitted
 
 
 def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
@@ -68,14 +72,11 @@ def _turns(message: Message, form: TemplateForm) -> Iterator[dict[str, Any]]:
         turn = {"role": turn["role"], "content": None, **calling}
     elif form.text_with_calls == "dropped":
         turn["content"] = None
-    yield turn if turn.get("content") else _without_content(turn, form)
-
-
-def _without_content(turn: Message, form: TemplateForm) -> dict[str, Any]:
-    bare = {key: value for key, value in turn.items() if key != "content"}
-    if form.empty_content == "absent":
-        return bare
-    return {**bare, "content": "" if form.empty_content == "empty" else None}
+    if not turn.get("content"):
+        turn["content"] = "" if form.empty_content == "empty" else None
+        if form.empty_content == "absent":
+            del turn["content"]
+    yield turn
 
 
 def _without_thought(turn: Message) -> dict[str, Any]:
@@ -152,13 +153,6 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
         elif message.get("role") == "tool" and waiting:
             ordered.append(waiting.popleft())
     return [*ordered, *waiting]
-
-
-def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, str):
-        return message
-    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _tool(tool: Message, form: TemplateForm) -> dict[str, Any]:

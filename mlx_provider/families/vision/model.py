@@ -173,7 +173,11 @@ def with_places(
     places = _places(placeholders)
     if places.findall(text) == wanted:
         return text
-    flat = [_flatten(message, placeholders) for message in hidden.messages]
+    flat = [dict(message) for message in hidden.messages]
+    for message in flat:
+        if isinstance(parts := message.get("content"), list):
+            texts = (part.get("text") or placeholders.get(part["type"], "") for part in parts)
+            message["content"] = "".join(texts)
     text = hidden.mend(tokenizer.apply_template(flat, hidden.tools, hidden.variables))
     if (found := places.findall(text)) != wanted:
         raise BadRequest(
@@ -187,14 +191,6 @@ def with_places(
 def _places(placeholders: Mapping[str, str]) -> re.Pattern[str]:
     texts = sorted(placeholders.values(), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
-
-
-def _flatten(message: Mapping[str, Any], placeholders: Mapping[str, str]) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    texts = [part.get("text") or placeholders.get(part["type"], "") for part in content]
-    return {**message, "content": "".join(texts)}
 
 
 def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
