@@ -6,6 +6,7 @@ core: a minor version can change them, with a note in the changelog.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from .client.generation import EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
-from .gateway.foreground import Ended, ending_by_signal
+from .gateway.foreground import PASSED_ON, Ended, ending_by_signal
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.proxy import Proxy, require_proxy
 from .protocol.events import Delta, Done, Failed
@@ -121,5 +122,9 @@ def long_command(tell: Callable[[str], None], *, every: float | None = None) -> 
     try:
         with ending_by_signal("\nending the servers that were started ...\n"):
             yield progress
+    except Ended:
+        for number in PASSED_ON:  # the process is about to end
+            signal.signal(number, signal.SIG_IGN)
+        raise
     finally:
         done.set()

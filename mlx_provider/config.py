@@ -15,6 +15,7 @@ from typing import NamedTuple
 from .errors import BadRequest
 
 PREFIX = "MLX_PROVIDER_"
+LOCK = "engine.lock"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Runtime:
 
     @property
     def lock(self) -> Path:
-        return self.folder / "engine.lock"
+        return self.folder / LOCK
 
     @property
     def log(self) -> Path:

@@ -268,19 +268,16 @@ def _health(client: HttpClient, *, own: bool = True) -> Health:
 
 def _end(client: HttpClient, reason: str, *, idle: bool) -> tuple[Health, bool]:
     """The engine, and whether it has ended, so that its lock is free or held by another one."""
-    from ..client.runtime_folder import holder, is_held
+    from ..client.runtime_folder import has_ended
 
     health, here = _health(client), runtime()
     if not client.stop(reason, "idle" if idle else "now"):
         return health, False
-    deadline = time.monotonic() + END_LIMIT
-    while is_held(here.lock) and holder(here.lock) == str(health.pid):
-        if time.monotonic() > deadline:
-            raise EngineUnavailable(
-                f"engine process {health.pid} does not end within {END_LIMIT:g} s: see {here.log} "
-                f"and `kill -9 {health.pid}`"
-            )
-        time.sleep(POLL)
+    if not has_ended(here.lock, health.pid, END_LIMIT):
+        raise EngineUnavailable(
+            f"engine process {health.pid} does not end within {END_LIMIT:g} s: see {here.log} "
+            f"and `kill -9 {health.pid}`"
+        )
     return health, True
 
 

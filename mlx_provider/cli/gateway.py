@@ -199,8 +199,6 @@ def _choose(
     from ..serving.hub import folder_of
 
     memory = device_memory()
-    if client and model is None and sys.stdin.isatty() and sys.stderr.isatty():
-        model = _ask_model(registry, memory)
     found = choose(model, registry, memory, tokens, client)
     if fetch:
         show_step("model", found.summary)
@@ -251,6 +249,8 @@ def launch(
         raise typer.BadParameter("its main model needs the proxy: leave out --direct")
     if not show:
         executable(chosen)  # fails before a model is downloaded
+    if model is None and sys.stdin.isatty() and sys.stderr.isatty():
+        model = _ask_model(registry)
     # the first request of a subagent is smaller
     served = _choose(registry, model, tokens, None if as_subagent else chosen, fetch=not show)
     launched = Launch(
@@ -290,9 +290,10 @@ def _client(name: str | None, registry: PluginRegistry) -> Client:
     raise BadRequest(f"no client {name!r} is known{hint}", param="client")
 
 
-def _ask_model(registry: PluginRegistry, memory: int) -> str:
-    from ..gateway.models import candidates_here, recommend, size
+def _ask_model(registry: PluginRegistry) -> str:
+    from ..gateway.models import candidates_here, device_memory, recommend, size
 
+    memory = device_memory()
     lines = {each.served.model: each.summary for each in candidates_here(registry, memory)}
     for name, weights in recommend(registry, memory).items():
         lines.setdefault(name, f"{name}: about {size(weights)}, to be downloaded")

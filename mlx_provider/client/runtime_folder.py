@@ -10,6 +10,7 @@ import os
 import platform
 import stat
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,7 @@ OTHERS = (
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
 SECRET = ("HF_TOKEN",)
 OWN_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
+POLL = 0.05
 LONGEST_SOCKET_PATH = 103
 """Bytes on any system (macOS 103, Linux 107)."""
 
@@ -176,3 +178,13 @@ def is_held(path: Path) -> bool:
     if lock is not None:
         lock.release()
     return lock is None
+
+
+def has_ended(path: Path, pid: int, seconds: float) -> bool:
+    """Whether the process frees the lock within so many seconds; another one may then hold it."""
+    deadline = time.monotonic() + seconds
+    while is_held(path) and holder(path) == str(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL)
+    return True

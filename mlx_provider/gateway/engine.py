@@ -19,8 +19,8 @@ from ..client.connection import TRANSPORT, local_client
 from ..client.generation import EngineClient
 from ..client.http import HttpClient
 from ..client.messages import Address
-from ..client.runtime_folder import EngineLock
-from ..config import PREFIX, runtime
+from ..client.runtime_folder import POLL, has_ended, is_held
+from ..config import LOCK, PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
 from ..protocol.events import Failed
 from ..protocol.health import Stats
@@ -63,19 +63,22 @@ def run_request(engine: EngineClient, request: GenerateRequest) -> None:
         generation.close()
 
 
-def end_engine(engine: EngineClient) -> None:
+def end_engine(engine: HttpClient) -> None:
+    """Of this machine."""
+    lock = Path(str(engine.address.socket)).with_name(LOCK)
     with suppress(EngineUnavailable, ProcessLookupError):
         pid = engine.health().pid
         engine.close()
         os.kill(pid, signal.SIGTERM)
-        if not _gone(pid):
+        if not has_ended(lock, pid, END_LIMIT):
             os.kill(pid, signal.SIGKILL)
-            _gone(pid)
+            has_ended(lock, pid, END_LIMIT)
 
 
 def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
     """Once no request runs; `alone`: and no other program is connected. Returns what happens."""
-    engine = HttpClient(Address("http://engine", os.fspath(runtime(environ).socket)))
+    here = runtime(environ)
+    engine = HttpClient(Address("http://engine", os.fspath(here.socket)))
     try:
         pid = engine.health().pid
         if not engine.stop(reason, "alone" if alone else "idle"):
@@ -85,24 +88,7 @@ def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = Fa
         return "none runs"
     finally:
         engine.close()
-    return f"process {pid} has ended" if _gone(pid) else f"process {pid} is ending"
-
-
-def _gone(pid: int) -> bool:
-    """Also true for a zombie: a starter that ended first leaves the engine to process 1, which in a
-    container may not wait for it."""
-    deadline = time.monotonic() + END_LIMIT
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-            if b") Z " in Path(f"/proc/{pid}/stat").read_bytes():
-                return True
-        except ProcessLookupError:
-            return True
-        except OSError:  # a system without /proc
-            pass
-        time.sleep(0.05)
-    return False
+    return f"process {pid} {'has ended' if has_ended(here.lock, pid, END_LIMIT) else 'is ending'}"
 
 
 @contextmanager
@@ -232,15 +218,12 @@ def separate_gateway(
             proxy.stop()
 
 
-def _end_for_good(engine: EngineClient, lock: Path) -> None:
+def _end_for_good(engine: HttpClient, lock: Path) -> None:
     """Ends also an engine that does not listen yet."""
     deadline = time.monotonic() + START_LIMIT
-    while time.monotonic() < deadline:
+    while is_held(lock) and time.monotonic() < deadline:
         end_engine(engine)
-        if (free := EngineLock.try_take(lock)) is not None:
-            free.release()
-            return
-        time.sleep(0.1)
+        time.sleep(POLL)
 
 
 @contextmanager

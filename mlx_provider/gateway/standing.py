@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..client.runtime_folder import MLX, OTHERS, SECRET, EngineLock, holder, is_held
+from ..client.runtime_folder import MLX, OTHERS, SECRET, EngineLock, has_ended, holder, is_held
 from ..config import PREFIX, state_folder
 from ..errors import EngineUnavailable
 from ..safe_open import create_own, make_folder, obstacle, open_own, read_own, replace_own
@@ -191,13 +191,10 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(running.pid, number)
-        deadline = time.monotonic() + STOP_LIMIT
-        while time.monotonic() < deadline:
-            if files.running() != running:
-                tell("proxy", f"process {running.pid} has ended")
-                tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
-                return
-            time.sleep(POLL)
+        if has_ended(files.lock, running.pid, STOP_LIMIT):
+            tell("proxy", f"process {running.pid} has ended")
+            tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
+            return
     raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
 
 

@@ -1,14 +1,10 @@
 """A proxy's config and process, and an engine's end."""
 
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from mlx_provider.errors import EngineUnavailable, NotInstalled
-from mlx_provider.gateway import engine
 from mlx_provider.gateway import proxy as proxy_module
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.proxy import require_proxy, start_proxy
@@ -38,11 +34,3 @@ def test_a_port_in_use_is_named(tmp_path):
         port = other.getsockname()[1]
         with pytest.raises(EngineUnavailable, match=f"port {port} is in use"):
             start_proxy(tmp_path / "config.yaml", {}, port=port)
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="a system without /proc")
-def test_an_engine_that_nobody_waits_for_has_ended(monkeypatch):
-    monkeypatch.setattr(engine, "END_LIMIT", 5.0)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        process.kill()
-        assert engine._gone(process.pid)
