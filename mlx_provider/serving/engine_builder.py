@@ -137,8 +137,7 @@ class EngineBuilder:
             sparse_prefill=sparse_prefill_of(options, weights.model, kv.make_cache, found, drafts),
         )
         self._worker.add(engine)
-        learned = partial(self._keep_learned, kv.key, measured, scheduler.costs)
-        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, learned)
+        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes)
         _log_started(weights, instance, kv.name)
         return instance
 
@@ -224,10 +223,6 @@ class EngineBuilder:
         )
         self._measurements.keep(kv.key, measured)
         return measured
-
-    def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
-        if costs.curve != measured.curve:
-            self._measurements.keep(key, replace(measured, curve=costs.curve))
 
 
 def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
