@@ -137,7 +137,8 @@ class EngineBuilder:
             sparse_prefill=sparse_prefill_of(options, weights.model, kv.make_cache, found, drafts),
         )
         self._worker.add(engine)
-        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes)
+        learned = partial(self._keep_learned, kv.key, measured, scheduler.costs)
+        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, learned)
         _log_started(weights, instance, kv.name)
         return instance
 
@@ -223,6 +224,10 @@ class EngineBuilder:
         )
         self._measurements.keep(kv.key, measured)
         return measured
+
+    def _keep_learned(self, key: str, measured: Measured, costs: Costs) -> None:
+        if costs.curve != measured.curve:
+            self._measurements.keep(key, replace(measured, curve=costs.curve))
 
 
 def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:

@@ -218,6 +218,7 @@ class Loader:
         """Separate from `unload_here`, whose frame may not hold an engine when memory is read."""
         for instance in weights.engines.values():
             self._worker.remove(instance.engine)
+            instance.learned()
 
     def _load(self, job: _Job, nbytes: int) -> Weights:
         began, before = time.monotonic(), mx.get_active_memory()

@@ -177,6 +177,8 @@ class ModelCache:
     def close(self) -> None:
         """Writes the queue to disk and ends the threads."""
         self.queue.close(EngineDied("the engine is shutting down"))
+        for instance in self.engines():
+            instance.learned()
         self.prefixes.close()
         self._mask_pool.shutdown(wait=False)
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)

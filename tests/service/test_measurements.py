@@ -17,6 +17,7 @@ from mlx_provider.engine.execution.calibration import NOT_FASTER, Calibration
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
+from mlx_provider.engine.scheduling.costs import Load as CacheLoad
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving import engine_builder, measurements
@@ -92,6 +93,24 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
     assert (second.engine.batch.layout.name, second.engine.batch.mixes) == ("grouped", True)
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("ending", ["unload", "close"])
+def test_measurements_of_passes_are_known_at_the_next_load(
+    load: Any, folder: Path, ending: str
+) -> None:
+    view = load(folder)
+    costs = view.engine.scheduler.costs
+    before = costs.curve
+    for _ in range(20):
+        expected = costs.pass_of(0, 0, 64, 50_000)
+        costs.update(expected, 2 * expected, [CacheLoad(0, 64, 50_000)])
+    taught, models = costs.curve, load.services[-1].models
+    assert taught.widths != before.widths
+    models.loader.unload(view.weights) if ending == "unload" else load.services[-1].close()
+    found = load(folder).engine.scheduler.costs.curve
+    assert load.measured == []
+    assert found == taught
 
 
 @pytest.mark.parametrize(

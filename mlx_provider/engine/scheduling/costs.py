@@ -1,17 +1,24 @@
-"""Time of a forward pass: a curve measured at load and the pace of passes since. Imports no mlx."""
+"""Time of a forward pass: a curve that is measured at load, and corrected where passes take longer
+or shorter than it says. Imports no mlx."""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+log = logging.getLogger(__name__)
 
 EWMA_DECAY = 0.9
 """Weight of the old value at each new measurement."""
 SPIKE = 3.0
 """A measurement above this multiple of the expected duration counts as this multiple: it may be a
 disturbance."""
+WRONG, ENOUGH = 1.5, 8
+"""If a kind of pass is on average this many times slower or faster than measured at load, after so
+many passes, the measurements are corrected."""
 
 Points = Sequence[tuple[int, float]]
 """(tokens or rows of a pass, seconds), the first ascend."""
@@ -27,7 +34,7 @@ class Load(NamedTuple):
 
 
 NO_LOAD = Load()
-KINDS = ("rows", "chunk")
+KINDS = {"rows": "decode passes", "chunk": "passes of prompts"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,17 @@ class Curve:
         deeper = keys * max(0.0, self.per_key(1 + each) - self.per_key(1))
         own = min(drafts, rows) * _interpolate(self.drafts, max(1.0, each)) if self.drafts else 0.0
         return wider + deeper + own
+
+    def times(self, factor: float, kind: str) -> Curve:
+        """The curve if passes of a kind take `factor` times as long."""
+
+        def longer(points: Points) -> Points:
+            return [(n, factor * seconds) for n, seconds in points]
+
+        rows = self.rows or self.widths
+        if kind == "rows":
+            return replace(self, rows=longer(rows))
+        return replace(self, widths=longer(self.widths), depths=longer(self.depths), rows=rows)
 
     @classmethod
     def through(
@@ -171,7 +189,22 @@ class Costs:
                 self._count[kind] += 1
                 decay = min(EWMA_DECAY, 1 - 1 / self._count[kind])
                 self.pace[kind] *= (decay + (1 - decay) * ratio) ** (share / norm)
+                self._correct(kind)
         self._shapes.update(chunks)
+
+    def _correct(self, kind: str) -> None:
+        """Give the curve the present pace of rows or chunks, if it is far from the measured one."""
+        pace = self.pace[kind]
+        if self._count[kind] < ENOUGH or 1 / WRONG < pace < WRONG:
+            return
+        self.curve = self.curve.times(pace, kind)
+        self.pace[kind], self._count[kind] = 1.0, 0
+        log.info(
+            "%s take %.2g times as long as measured at load: the measurements are corrected, and "
+            "with them what was promised of streams beside a prompt",
+            KINDS[kind],
+            pace,
+        )
 
 
 class PassTimer:
