@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
 from ..errors import MLXProviderError, RequestTimedOut
+from ..isolation import Fault, Isolation
 from ..records import LoadedModel
+from . import decode, prefill
+from .decode import Decoded
 from .execution.decode_batch import DecodeBatch
 from .inputs import FeatureCache
+from .prefill import Prefilled
 from .prefix_cache.policy import PrefixCachePolicy
-from .request import Phase, Request, Row
+from .request import Phase, PrefillJob, Request, Row
 from .scheduling.chunking import StepPlan
 from .scheduling.costs import PassTimer
 from .scheduling.record import StepRecord
@@ -20,9 +26,6 @@ from .scheduling.scheduler import Scheduler
 from .sizes import FixedShapes
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
-from .step import decode, prefill, requests
-from .step.decode import Decoded
-from .step.prefill import Prefilled
 from .step_output import Post, Recent, Recorder, Step, StepOutput, TokenNames
 
 RESTORING_REST = 0.05
@@ -73,7 +76,8 @@ class Engine:
         self.corrupted: set[Row] = set()
         """Rows of this step whose caches are corrupted."""
         self.batch.shows = self.drafting.shows
-        scheduler.prefixes = requests.Previews(prefix_cache, sparse_prefill)
+        # without cycles, the weights of a model that leaves are free at once
+        scheduler.prefixes = prefill.Previews(weakref.proxy(self))
         self._waits_for_disk = False
 
     @property
@@ -95,11 +99,11 @@ class Engine:
             return  # cancelled before it arrived
         self.end_ahead()
         job = self.scheduler.submit(request, self.clock())
-        requests.look_up(self, job)
+        self.look_up(job)
         if request.ahead:
             prefixes = self.prefix_cache
             if prefixes is None or not prefixes.pays_ahead(job):
-                requests.abandon(self, request)
+                self.abandon(request)
             return
         self.recorder.count("requests_received")
 
@@ -114,13 +118,82 @@ class Engine:
 
     def end_ahead(self) -> None:
         for job in [job for job in self.scheduler.waiting if job.request.ahead]:
-            requests.abandon(self, job.request)
+            self.abandon(job.request)
+
+    def look_up(self, job: PrefillJob) -> None:
+        if self.prefix_cache is not None and job.uses_prefix_cache:
+            with prefill.isolated_cache(job.request):
+                self.prefix_cache.look_up(job)
 
     def cancel(self, request: Request) -> None:
-        requests.cancel(self, request)
+        if self.abandon(request):
+            self.output.end(request, "cancelled")
 
     def fail(self, request: Request, error: MLXProviderError) -> None:
-        requests.fail(self, request, error)
+        if self.abandon(request):
+            self.output.fail(request, error)
+
+    def isolated(self, request: Request, part: str) -> Isolation:
+        """Wraps a request's own work. An error in it ends only this request."""
+        return Isolation(partial(self.fail_by_fault, request, part))
+
+    def fail_by_fault(self, request: Request, part: str, fault: Fault) -> None:
+        self.fail(request, decode.error_of(request, part, fault))
+
+    def abandon(self, request: Request) -> bool:
+        """End a request without an event, and keep what it has computed. Returns whether it was
+        still active."""
+        if request.phase is Phase.DONE:
+            return False
+        for row in request.unfinished:
+            row.finish = "cancelled"
+        self.release(request, request.rows)
+        if request.ahead:
+            request.drop_rows()  # no client reads it
+        return True
+
+    def release(self, request: Request, rows: Sequence[Row]) -> None:
+        """Free the resources of rows: their place in the batch, or their prefill."""
+        scheduler = self.scheduler
+        running = [row for row in rows if row in scheduler.running]
+        self.store(request, running)
+        if self.prefix_cache is not None:  # rows may end with their first token
+            failed = self.corrupted
+            intact = [row for row in rows if row not in failed and not row.retry_alone]
+            self.prefix_cache.give_back(intact)
+        self.drop_rows(running)
+        scheduler.remove_rows(running)
+        for row in rows:
+            row.lease = None
+        if not request.unfinished:
+            for job in scheduler.remove_request(request):
+                job.restart()  # references to its last passes then keep no cache alive
+            request.features = {}
+
+    def drop_rows(self, rows: Sequence[Row]) -> None:
+        self.batch.drop(rows)
+        self.drafting.forget(rows)
+        self.charge_merged()
+        for row in rows:
+            row.lease, row.merged = None, 0
+
+    def store(self, request: Request, running: Sequence[Row]) -> None:
+        """Store what rows and prefills of a request have computed in the prefix cache."""
+        if self.prefix_cache is None:
+            return
+        with prefill.isolated_cache(request):
+            for row in running:
+                cached = self.batch.cached_tokens(row)
+                if row in self.corrupted:
+                    continue
+                if cached:
+                    own = self.batch.extract(row)
+                    self.prefix_cache.keep_row(row, row.tokens[:cached], own)
+                self.prefix_cache.give_back([row])
+            for job in self.scheduler.waiting:
+                if job.request is request and not request.unfinished:
+                    self.prefix_cache.keep_prefill(job)
+                    self.prefix_cache.give_back(job.rows)
 
     # -- the step
 
@@ -175,26 +248,26 @@ class Engine:
         """What happens before the passes: requests and rows end or wait, prompts begin."""
         prefixes = self.prefix_cache
         for request in record.expired:
-            requests.fail(self, request, RequestTimedOut("the request's time limit has passed"))
+            self.fail(request, RequestTimedOut("the request's time limit has passed"))
         for row in record.cut:
-            requests.cut(self, row)
+            decode.cut(self, row)
         for row, tokens in record.trims.items():
             if prefixes is not None and row not in record.preempted:
                 prefixes.trim(row, tokens)
         for row in record.preempted:
             if row in self.scheduler.running:  # else its request failed when another row was cut
-                requests.store(self, row.request, [row])
-                requests.drop_rows(self, [row])
+                self.store(row.request, [row])
+                self.drop_rows([row])
         if record.claims and record.admitted in self.scheduler.waiting:
-            requests.claim(self, record.admitted)
+            prefill.claim(self, record.admitted)
         for job in (*self.scheduler.apply(record), *record.tried):
-            requests.look_up(self, job)
+            self.look_up(job)
         for job in record.begins:
             if job not in self.scheduler.waiting:
                 continue
             self.output.start(job.request)
-            with requests.isolated(self, job.request, "its prefill"):
-                requests.begin(self, job)
+            with self.isolated(job.request, "its prefill"):
+                prefill.begin(self, job)
 
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,

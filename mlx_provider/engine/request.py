@@ -38,11 +38,10 @@ class RowOutput(Protocol):
     """The stop string that has matched; empty: none."""
 
     @property
-    def reasoning_tokens(self) -> int:
-        """Reasoning tokens so far."""
+    def reasoning_tokens(self) -> int: ...
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
-        """Push a token. Returns the deltas that can be shown now."""
+        """Returns the deltas that can be shown now."""
 
     def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
         """Return the text that was held back, and the final finish reason."""
@@ -54,8 +53,7 @@ class RowConstraint(Protocol):
     def mask(self) -> NDArray[np.uint32] | None:
         """Allowed tokens as bits, (ceil(vocab / 32),). `None`: every token is allowed."""
 
-    def advance(self, token: int) -> None:
-        """Push the drawn token."""
+    def advance(self, token: int) -> None: ...
 
     @property
     def finished(self) -> bool:
@@ -78,8 +76,7 @@ class RowForecast(Protocol):
     def likely(self) -> Sequence[int]:
         """Tokens that probably follow; empty: nothing is known."""
 
-    def advance(self, token: int) -> None:
-        """Push the drawn token."""
+    def advance(self, token: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,9 @@ class Row:
     @property
     def held(self) -> int:
         """Committed tokens that its cache must hold."""
-        return self.length - self.request.skipped
+        kept = self.request.kept  # read for every row in every step
+        prompt = self.request.prompt.tokens if kept is None else kept
+        return len(prompt) + len(self.tokens)
 
     @property
     def stored(self) -> int:
@@ -200,9 +199,8 @@ class Request:
 
     phase: Phase = Phase.WAITING
     cached: int = 0
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens that came from the prefix cache, and others that it stores."""
     stored: int = 0
-    """Other prompt tokens that the prefix cache stores."""
     prefilled: int = 0
     kept: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
@@ -213,7 +211,7 @@ class Request:
     explanation: str = ""
     """Why the prefix cache did not hold more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
-    """Features of the prompt's media, by content hash, while they are needed."""
+    """Of the prompt's media, by content hash, while they are needed."""
 
     arrived: float = 0.0
     started: float | None = None
@@ -267,7 +265,7 @@ class PrefillJob:
     aged: float = 0.0
     """Seconds of waiting: before admission, and later for chunks of other prompts."""
     done: int = 0
-    """Tokens that `cache` holds, or is expected to begin with."""
+    """Tokens that `cache` holds."""
     cache: list[Any] | None = None
     cuts: Sequence[int] = ()
     """Ascending token counts at which a chunk must end."""
@@ -385,7 +383,6 @@ class PrefillJob:
         return replace(self, done=start.done, cuts=start.cuts, estimated_cached=start.estimated)
 
     def held(self) -> list[Any]:
-        """Raises `RuntimeError` before the prefill has begun."""
         if self.cache is None:
             raise RuntimeError("the prefill has not begun")
         return self.cache

@@ -132,7 +132,7 @@ def test_a_draw_that_fails_in_a_mixed_pass_is_repeated(
             raise RuntimeError("[metal::malloc] out of memory")
         return draw(logits, rows, masks)
 
-    monkeypatch.setattr("mlx_provider.engine.step.decode.draw", fails)
+    monkeypatch.setattr("mlx_provider.engine.decode.draw", fails)
     engine.submit(long)
     run(engine)
     assert failures

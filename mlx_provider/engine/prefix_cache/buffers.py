@@ -187,7 +187,7 @@ class Lease:
         if self.base is not None:
             self.token_bytes = self.base.token_bytes
 
-    def hold(self) -> Lease:
+    def acquire(self) -> Lease:
         """From now on its buffers stay."""
         for each in self.buffers:
             each.used_by(self)
@@ -213,7 +213,7 @@ class Lease:
 
     @property
     def pins(self) -> int:
-        """Bytes of the prefix cache that can be evicted only until it holds."""
+        """Bytes of the prefix cache that can be evicted until it is acquired."""
         return sum(each.stored for each in self.claimed if not each.in_use)
 
     def beyond(self, tokens: int) -> int:
@@ -295,7 +295,7 @@ class Leases:
             for node in self._cache.nodes_in(own):
                 node.segment = replace(segment_of(node), slack=0)
             self._cache.recount()
-            lease = Lease(own, own.base, own.first).hold()
+            lease = Lease(own, own.base, own.first).acquire()
             own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = own.capacity
             return lease, dict.fromkeys(own.layers, match.length)
@@ -304,7 +304,7 @@ class Leases:
             return self.lease(cache), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
-        lease = Lease(RowBuffers(layers, length, base), base, length).hold()
+        lease = Lease(RowBuffers(layers, length, base), base, length).acquire()
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
 
@@ -320,10 +320,10 @@ class Leases:
         if own is None or own.base is None:
             return copied, None
         other = RowBuffers(own_layers(copied), own.first, own.base)
-        return copied, Lease(other, own.base, own.first, capacity=other.capacity).hold()
+        return copied, Lease(other, own.base, own.first, capacity=other.capacity).acquire()
 
     def claim(self, match: Match) -> Lease | None:
-        """What a queued prompt will use. Changes nothing; `Lease.hold` makes it stay."""
+        """What a queued prompt will use. Changes nothing; `Lease.acquire` makes it stay."""
         own, base, tokens = self._plan(match)
         if own is None and base is None:
             return None
@@ -337,7 +337,7 @@ class Leases:
     def lease(self, cache: list[Any]) -> Lease | None:
         """For a row that has copied all its tokens."""
         layers = own_layers(cache)
-        return Lease(RowBuffers(layers) if layers else None).hold() if self._in_place else None
+        return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
 
     def trim(self, lease: Lease, tokens: int) -> None:
         own = lease.own

@@ -120,9 +120,9 @@ class PrefixCachePolicy:
         return first, *self._forks(job, first)
 
     def claim(self, job: PrefillJob) -> None:
-        """Let a queued prompt hold these."""
+        """Acquire these."""
         for row, lease in zip(job.rows, self.claims(job), strict=False):
-            row.lease = lease and lease.hold()
+            row.lease = lease and lease.acquire()
 
     def trim(self, row: Row, tokens: int) -> None:
         if row.lease is not None:
@@ -291,7 +291,8 @@ class PrefixCachePolicy:
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """The layout may have merged rows."""
-        self.give_back(row for row in rows if row.lease is not None and cache_of(row) is None)
+        own = (row for row in rows if row.lease is not None and row.lease.own is not None)
+        self.give_back(row for row in own if cache_of(row) is None)
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)

@@ -151,8 +151,8 @@ class Ledger(ABC):
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""
-        whole = row.held if self.outgrown(row) else len(row.request.prompt.tokens)
-        return min(row.held, whole)
+        held = row.held
+        return held if self.outgrown(row) else min(held, len(row.request.prompt.tokens))
 
     def _tokens_reserved(self, row: Row) -> int:
         return max(self._own_capacity(row), row.merged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row, Start
@@ -42,9 +42,8 @@ class StepRecord:
     reclaim: int = 0
     """Bytes of live rows for which prefixes and models without requests make room. 0: nothing to
     do."""
-    tried: dict[PrefillJob, Sequence[Lease | None]] = field(default_factory=dict, compare=False)
-    """Prompts that were tried for admission, which are looked up again, and what their rows would
-    use of the prefix cache."""
+    tried: Sequence[PrefillJob] = ()
+    """Prompts that were tried for admission, which are looked up again."""
     admitted: PrefillJob | None = None
     claims: bool = False
     """The admitted prompt leases the stored buffers that it will use in place, before memory is
@@ -61,27 +60,6 @@ class StepRecord:
     def runs(self) -> bool:
         plan = self.plan
         return bool(plan.rows) or plan.chunk is not None or plan.prepared is not None
-
-    def summary(self) -> dict[str, Any]:
-        """JSON-able, without prompt text: for logs, traces and comparisons."""
-        plan, chunk = self.plan, self.plan.chunk
-        return {
-            "expired": [request.id for request in self.expired],
-            "trims": {_name(row): tokens for row, tokens in self.trims.items()},
-            "cut": [_name(row) for row in self.cut],
-            "preempted": [_name(row) for row in self.preempted],
-            "reclaim": self.reclaim,
-            "admitted": None if self.admitted is None else self.admitted.request.id,
-            "begins": [job.request.id for job in self.begins],
-            "rows": [_name(row) for row in plan.rows],
-            "chunk": chunk and [chunk.job.request.id, chunk.start, chunk.stop],
-            "mixed": plan.mixed,
-            "prepared": plan.prepared and plan.prepared.request.id,
-        }
-
-
-def _name(row: Row) -> str:
-    return f"{row.request.id}.{row.index}"
 
 
 class StoredPrefixes:
@@ -113,6 +91,9 @@ class StepBuilder:
         self.jobs = scheduler.in_order(now, [j for j in scheduler.waiting if j.request not in gone])
         self._released = sum(row.stored for request in gone for row in request.rows)
         """Bytes of the prefix cache that rows no longer use."""
+        self._claims: dict[PrefillJob, Sequence[Lease | None]] = {}
+        """What prompts would use of it. The record has none: memory that is reclaimed is free at
+        once."""
 
     @property
     def live(self) -> list[Row]:
@@ -202,11 +183,11 @@ class StepBuilder:
         spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
         return self.ledger.reservation(rows, claims) - spare
 
-    def _claims(self, job: PrefillJob) -> Sequence[Lease | None]:
-        tried = self.record.tried
-        if job not in tried:
-            tried[job] = self.scheduler.prefixes.claims(job)
-        return tried[job]
+    def _claims_of(self, job: PrefillJob) -> Sequence[Lease | None]:
+        if job not in self._claims:
+            self._claims[job] = self.scheduler.prefixes.claims(job)
+            self.record.tried = [*self._claims]
+        return self._claims[job]
 
     def _limit(self, need: int, pinned: int = 0) -> int:
         """Bytes for live rows once memory is reclaimed for `need`, if rows also use `pinned` bytes
@@ -229,7 +210,7 @@ class StepBuilder:
         rows = [row for row in self.live if row not in without]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return None
-        leases = self._claims(job) if claims else ()
+        leases = self._claims_of(job) if claims else ()
         claimed = dict(zip(job.rows, leases, strict=False))
         pinned = sum(lease.pins for lease in leases if lease is not None)
         need, images = self._need([*rows, *job.rows], claimed), self.ledger.image_bytes()

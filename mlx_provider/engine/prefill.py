@@ -1,33 +1,45 @@
-"""A prompt chunk, in its own pass or in that of the rows."""
+"""A prompt, from its row cache to the first token. Chunks run alone or in the pass of the rows."""
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ...errors import RequestFailed
-from ...isolation import Fault, Isolation, attempt
-from ...protocol.events import Delta, TokenLogprob
-from ...records import LoadedModel, PrefillChunk, ShowsLogits
-from ..execution.batching import mixed_chunk
-from ..execution.decode_batch import Forward, read_logprobs
-from ..execution.sampler import scored
-from ..inputs import Inputs, Tower
-from ..memory import arrays
-from ..request import PrefillJob, Request
-from ..row_cache import grow_by
-from ..scheduling.chunking import Chunk, StepPlan
-from ..sparse_prefill import run_alone
-from ..step_output import TokenNames
-from . import decode, requests
+from ..errors import RequestFailed
+from ..isolation import Fault, Isolation, attempt
+from ..protocol.events import Delta, TokenLogprob
+from ..records import LoadedModel, PrefillChunk, ShowsLogits
+from ..upstream.cache_classes import sparse, whole_windows
+from . import decode
+from .execution.batching import mixed_chunk
+from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
+from .execution.sampler import draw, scored
+from .inputs import Inputs, Tower
+from .memory import arrays
+from .prefix_cache.buffers import Lease
+from .prefix_cache.tree import Match
+from .request import PrefillJob, Request, Row, Start
+from .row_cache import grow_by
+from .scheduling.chunking import Chunk, StepPlan
+from .scheduling.record import StoredPrefixes
+from .sparse_prefill import run_alone
+from .step_output import LookedUp, TokenNames
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from .engine import Engine
 
 log = logging.getLogger(__name__)
+
+
+LONG_PREFILL_TOKENS = 2048
+"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
+size."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,75 @@ class Prefilled:
     logits: mx.array | None
     """(vocab,) after the last chunk of a prompt."""
     fault: Fault | None = None
+
+
+def claim(engine: Engine, job: PrefillJob) -> None:
+    if engine.prefix_cache is not None:
+        with isolated_cache(job.request):
+            engine.prefix_cache.claim(job)
+
+
+class Previews(StoredPrefixes):
+    """How `claim` and `begin` will let a prompt start."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+        if self._engine.prefix_cache is not None:
+            with isolated_cache(job.request):
+                return self._engine.prefix_cache.claims(job)
+        return ()
+
+    def preview(self, job: PrefillJob) -> Start:
+        found = Start(0, job.cuts, job.estimated_cached)
+        policy, scorer = self._engine.prefix_cache, self._engine.sparse_prefill
+        if not job.uses_prefix_cache:
+            return found
+        if policy is not None:
+            with isolated_cache(job.request):
+                found = policy.preview(job)
+        if not found.waits and scorer is not None and scorer.will_score(job, found.done):
+            return Start(0, (), found.estimated, scored=True)
+        return found
+
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        policy = self._engine.prefix_cache
+        return 0 if policy is None else policy.fork_bytes(tokens, rows)
+
+
+def begin(engine: Engine, job: PrefillJob) -> None:
+    """Give an admitted prompt its row cache, or start a restore from disk."""
+    inputs = job.request.inputs
+    capacity = len(job.tokens) if inputs else engine.scheduler.ledger.kv_capacity(job)
+    if engine.prefix_cache is not None and job.uses_prefix_cache:
+        with isolated_cache(job.request) as found:
+            _record_lookup(engine, job.request, engine.prefix_cache.begin(job, capacity))
+        if found.fault is not None:
+            job.leave_prefix()
+    if job.restoring:
+        return
+    if engine.sparse_prefill is not None and job.uses_prefix_cache:
+        engine.sparse_prefill.begin(job)
+    if not job.uses_prefix_cache:
+        job.leave_prefix()
+    if job.cache is None:
+        job.cache = engine.make_cache()
+        grow_by(job.cache, capacity)
+    if job.places is not None:
+        job.cache = sparse(job.cache)
+    if not job.request.ahead:
+        engine.recorder.count("prompt_tokens_cached", job.done)
+
+
+def _record_lookup(engine: Engine, request: Request, found: Match | None) -> None:
+    if found is None or request.ahead:
+        return
+    diverged = found.diverged_at is not None
+    seen = LookedUp(engine.clock(), request.id, found.asked, found.shared, found.length, diverged)
+    engine.recent.lookups.append(seen)
+    for outcome, tokens in seen.lost.items():
+        engine.recorder.count("prefix_lookup_tokens", tokens, outcome)
 
 
 def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
@@ -56,11 +137,11 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
     if fault is not None:
         engine.timer.forget()
         job.drop_cache()  # corrupted, so it must not reach the prefix cache
-        requests.fail_by_fault(engine, job.request, "its prefill", fault)
+        engine.fail_by_fault(job.request, "its prefill", fault)
     elif prefilled.logits is not None and job.request.ahead:
-        requests.abandon(engine, job.request)
+        engine.abandon(job.request)
     elif prefilled.logits is not None:
-        decode.end_prefill(engine, job, prefilled.logits)
+        _end_prefill(engine, job, prefilled.logits)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
@@ -77,7 +158,7 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
         log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.summary)
         engine.batch.mixed.blame()
     elif logits is not None and job in engine.scheduler.waiting:
-        decode.end_prefill(engine, job, logits)
+        _end_prefill(engine, job, logits)
 
 
 def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
@@ -157,13 +238,13 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     engine.output.post(request, [inputs.finish()])
     if inputs.left:
         job.go_on_with(inputs.tokens[inputs.at])
-        requests.begin(engine, job)
+        begin(engine, job)
         return
     for row in request.rows:
         row.finish = "stop"
-    requests.release(engine, request, request.rows)
+    engine.release(request, request.rows)
     engine.output.end(request, "stop")
-    if request.prefilled >= decode.LONG_PREFILL_TOKENS:
+    if request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
 
 
@@ -206,6 +287,51 @@ def _record_chunk(engine: Engine, chunk: Chunk) -> None:
         engine.prefix_cache.passed(job, chunk.start)
 
 
+def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
+    if not engine.scheduler.running:
+        engine.advanced = engine.clock()
+    job.request.features = {}
+    for span in job.request.prompt.spans:
+        if span.ready is not None:
+            span.ready.drop()
+    if engine.prefix_cache is not None:
+        with isolated_cache(job.request):
+            engine.prefix_cache.keep_prefill(job)
+    if job.request.prefilled >= LONG_PREFILL_TOKENS:
+        mx.clear_cache()
+    cache, job.cache = job.held(), None
+    if job.places is not None:
+        cache = whole_windows(cache)
+    grow_by(cache, engine.scheduler.ledger.kv_growth(job))
+    engine.scheduler.end_prefill(job)
+    if engine.prefix_cache is not None:
+        caches = engine.prefix_cache.fork(job.rows, cache)
+    else:
+        caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
+    for row, own in zip(job.rows, caches, strict=True):
+        if row.held > len(job.tokens):
+            engine.scheduler.add_row(row)
+            engine.batch.join_again(row, own)
+        else:
+            _start_row(engine, row, own, logits)
+            engine.drafting.begin(row, job)
+
+
+def _start_row(engine: Engine, row: Row, cache: list[Any], logits: mx.array) -> None:
+    """Take the first token of a row, one step before the row joins."""
+    if row.finish is not None:  # another choice of its request has failed
+        return
+    with engine.isolated(row.request, "its sampling") as work:
+        drawn = draw(logits[None], [row], [decode.mask(row, 0)])
+        read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
+    if work.fault is not None:
+        return
+    decode.take_tokens(engine, read, engine.clock())
+    if row.finish is None:
+        engine.scheduler.add_row(row)
+        engine.batch.join(row, cache, drawn, committed=True)
+
+
 def prompt_logprobs(
     model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
 ) -> tuple[list[TokenLogprob], mx.array]:
@@ -224,3 +350,12 @@ def prompt_logprobs(
     new = max(0, ends - request.prompt_logprobs_sent)
     request.prompt_logprobs_sent += new
     return whole[len(whole) - new :], logits[-1]
+
+
+def isolated_cache(request: Request) -> Isolation:
+    """Wraps a use of the prefix cache. An error in it costs only this use."""
+    return Isolation(partial(_cache_failed, request))
+
+
+def _cache_failed(request: Request, fault: Fault) -> None:
+    log.error("request %s: the prefix cache failed\n%s", request.id, fault.trace)

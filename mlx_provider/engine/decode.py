@@ -7,7 +7,6 @@ the host. Only drafts need those tokens first.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,25 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation, attempt
-from ...upstream.cache_classes import whole_windows
-from ..execution.decode_batch import NO_DRAFTS, Drafts, Forward, PassResult, Pending, read_drawn
-from ..execution.sampler import draw
-from ..request import PrefillJob, Row
-from ..row_cache import grow_by
-from ..scheduling.chunking import Chunk, StepPlan
-from ..speculation.policy import Asks
-from ..speculation.tokens_ahead import Mask, Place, ahead, places
-from . import requests
+from ..errors import MLXProviderError
+from ..isolation import Fault, Isolation, attempt
+from ..protocol.events import Delta, Event, Finish, FinishReason
+from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassResult, Read
+from .execution.sampler import draw
+from .request import Request, Row
+from .scheduling.chunking import Chunk, StepPlan
+from .speculation.policy import Asks
+from .speculation.tokens_ahead import Mask, Place, ahead, places
 
 if TYPE_CHECKING:
-    from ..engine import Engine
+    from .engine import Engine
 
 log = logging.getLogger(__name__)
 
-LONG_PREFILL_TOKENS = 2048
-"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
-size."""
+Progress = tuple[Sequence[Event], FinishReason | None]
+"""The events of a row's step, and why it ends. `None`: it continues."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,8 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> D
     chunk = plan.chunk if plan.mixed else None
     if not plan.rows and chunk is None:
         return None
-    expected, began = _seconds(engine, plan)(sum(map(len, drafts.values()))), engine.clock()
+    count, began = sum(map(len, drafts.values())), engine.clock()
+    expected = _seconds(engine, plan)(count) if count else plan.pass_seconds
     along = engine.batch.mixed.take_along(chunk)
     forward = engine.batch.forward(along, drafts)
     load = engine.scheduler.chunking.load(plan.rows, chunk)
@@ -85,7 +83,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
         left = [row for row in rows if row.finish is None]
         alone = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
         if alone and left:
-            requests.fail_by_fault(engine, left[0].request, "its decode step", cause)
+            engine.fail_by_fault(left[0].request, "its decode step", cause)
         elif left or chunk is not None:
             retry(engine, left, cause)
     recovers = any(row.retry_alone for row in forward.rows)
@@ -101,17 +99,17 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
     """If drafts pay, read the tokens of the last pass first, because drafts follow them.
     Returns the plan without what ended with these tokens, drafts, and whether any were read."""
     asked: Mapping[Row, Asks] = {}
-    first, seconds = False, _seconds(engine, plan)
-    may_draft = engine.drafting.allowed(plan, possible=engine.batch.checks_drafts)
+    first, drafting = False, engine.drafting
+    may_draft = drafting.allowed(plan, possible=engine.batch.checks_drafts)
     may_draft = may_draft and not any(row.retry_alone for row in plan.rows)
     if may_draft:
-        asked, first = engine.drafting.wanted(plan.rows, seconds)
+        seconds = _seconds(engine, plan)
+        asked, first = drafting.wanted(plan.rows, seconds)
     if not (asked or first or (plan.rows and engine.batch.drafted)):
         return plan, NO_DRAFTS, False
     readable, drafts = _catch_up(engine), NO_DRAFTS
     if may_draft and readable:
-        isolated = requests.fails_next
-        drafts = engine.drafting.guessed(plan.rows, seconds, asked, isolated)
+        drafts = drafting.guessed(plan.rows, seconds, asked, fails_next)
     return engine.scheduler.remaining_plan(plan, readable=readable), drafts, True
 
 
@@ -142,7 +140,7 @@ def _take(
     times = engine.timer.end(now, left=left, usual=not guessed)
     engine.drafting.passed(found, times)
     together = [each for each in found if not (apart and each.drafts)]
-    requests.take_tokens(engine, [read for each in together for read in each.reads], now)
+    take_tokens(engine, [read for each in together for read in each.reads], now)
     for each in found:
         if apart and each.drafts:
             _take_result(engine, each, now)
@@ -161,7 +159,7 @@ def _take_result(engine: Engine, result: PassResult, now: float) -> None:
     for stay, read in enumerate(result.reads, 1):
         if row.finish is None:
             engine.batch.layout.keep(row, stay)
-            requests.take_tokens(engine, [read], now)
+            take_tokens(engine, [read], now)
 
 
 def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
@@ -175,76 +173,106 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     if fixed is not None:
         for i, row in enumerate(rows):
             again = partial(retry, engine, [row])
-            own = requests.isolated(engine, row.request, "its sampling")
+            own = engine.isolated(row.request, "its sampling")
             with own if row.retry_alone else Isolation(again):
-                batch.drawn([row], draw(logits[i : i + 1], [row], [_mask(row, 0)]))
+                batch.drawn([row], draw(logits[i : i + 1], [row], [mask(row, 0)]))
                 row.retry_alone = False
     elif rows:
         with Isolation(partial(retry, engine, list(dict.fromkeys(rows)))):
-            masks = [_mask(row, at, forward.drafts) for row, at in wanted]
+            masks = [mask(row, at, forward.drafts) for row, at in wanted]
             drawn = [ahead(row, forward.drafts.get(row, ()), at) for row, at in wanted]
             batch.drawn(rows, draw(logits, drawn, masks), forward.drafts)
             for row in rows:
                 row.retry_alone = False  # its own pass has worked
 
 
-def _mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
+def mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
     """The grammar's mask after `at` of the row's drafts."""
     if row.constraint is None:
         return None
     if row in drafts:
         return row.masks[at]  # type: ignore[no-any-return]
-    with requests.fails_next(row, "its grammar"):
+    with fails_next(row, "its grammar"):
         return row.constraint.mask()
     return None
 
 
-# -- after a prefill
+# -- tokens
 
 
-def end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
-    if not engine.scheduler.running:
-        engine.advanced = engine.clock()
-    job.request.features = {}
-    for span in job.request.prompt.spans:
-        if span.ready is not None:
-            span.ready.drop()
-    if engine.prefix_cache is not None:
-        with requests.isolated_cache(job.request):
-            engine.prefix_cache.keep_prefill(job)
-    if job.request.prefilled >= LONG_PREFILL_TOKENS:
-        mx.clear_cache()
-    cache, job.cache = job.held(), None
-    if job.places is not None:
-        cache = whole_windows(cache)
-    grow_by(cache, engine.scheduler.ledger.kv_growth(job))
-    engine.scheduler.end_prefill(job)
-    if engine.prefix_cache is not None:
-        caches = engine.prefix_cache.fork(job.rows, cache)
-    else:
-        caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
-    for row, own in zip(job.rows, caches, strict=True):
-        if row.held > len(job.tokens):
-            engine.scheduler.add_row(row)
-            engine.batch.join_again(row, own)
-        else:
-            _start_row(engine, row, own, logits)
-            engine.drafting.begin(row, job)
+def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
+    live = [read for read in reads if read[0].finish is None]
+    for row, token, _ in live:  # before any row ends, because its request's others are stored
+        engine.output.add_token(row.request, now)
+        row.tokens.append(token)
+    for row, token, logprob in live:
+        _advance(engine, row, partial(_push_token, engine), token, logprob)
 
 
-def _start_row(engine: Engine, row: Row, cache: list[Any], logits: mx.array) -> None:
-    """Take the first token of a row, one step before the row joins."""
-    if row.finish is not None:  # another choice of its request has failed
+def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -> Progress:
+    request = row.request
+    if token in request.stop_tokens:
+        return _last(row, "stop")
+    if row.constraint is not None:
+        row.constraint.advance(token)
+    engine.drafting.follow(row, token)
+    described = None
+    if logprob is not None:
+        described = engine.token_names.describe(token, logprob)
+    deltas = list(row.output.push(token, described))
+    if row.output.stopped or (row.constraint is not None and row.constraint.finished):
+        return _last(row, "stop", deltas)
+    if len(row.tokens) >= request.max_tokens:
+        return _last(row, "length", deltas)
+    return deltas, None
+
+
+def cut(engine: Engine, row: Row) -> None:
+    _advance(engine, row, _last, "length")
+
+
+def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any) -> None:
+    """Do the row's own work, post its events, and end the row or its request if need be."""
+    request = row.request
+    progress: Progress = (), None
+    if row.finish is not None:  # another choice made its request fail
         return
-    with requests.isolated(engine, row.request, "its sampling") as work:
-        drawn = draw(logits[None], [row], [_mask(row, 0)])
-        read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
-    if work.fault is not None:
+    if row.error is None:
+        with fails_next(row, "its text"):
+            progress = work(row, *how)
+    if row.error is not None:
+        engine.fail(request, row.error)
         return
-    requests.take_tokens(engine, read, engine.clock())
-    if row.finish is None:
-        engine.scheduler.add_row(row)
-        engine.batch.join(row, cache, drawn, committed=True)
+    events, reason = progress
+    if events:
+        engine.output.post(request, events)
+    if reason is None:
+        return
+    row.finish = reason
+    engine.release(request, [row])
+    if not request.unfinished:
+        engine.output.end(request, reason)
+
+
+def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Progress:
+    last, reason = row.output.finish(reason)
+    end = Finish(index=row.index, reason=reason, stop=row.output.stopped or None)
+    return [*deltas, *last, end], reason
+
+
+def fails_next(row: Row, part: str) -> Isolation:
+    """Wraps a row's own work. An error in it ends its request with its next token."""
+    return Isolation(partial(_fails, row, part))
+
+
+def _fails(row: Row, part: str, fault: Fault) -> None:
+    row.error = error_of(row.request, part, fault)
+
+
+def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
+    if not fault.ours:
+        log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
+    return fault.of_request(part)
 
 
 # -- after a failure
@@ -262,9 +290,9 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
         "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
     )
     engine.timer.forget()
-    requests.drop_rows(engine, rows)
+    engine.drop_rows(rows)
     for job in engine.scheduler.retry_rows(rows):
-        requests.look_up(engine, job)
+        engine.look_up(job)
     engine.batch.failed()
 
 

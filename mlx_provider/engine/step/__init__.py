@@ -1,1 +1,0 @@
-"""The parts of a step: schedule, run, commit."""
