@@ -35,8 +35,7 @@ def test_each_kind_of_output_has_its_own_chunk():
         reasoning="r",
         content="c",
         tool_calls=[
-            ToolCallDelta(index=0, id="a", name="f", arguments="{"),
-            ToolCallDelta(index=0, arguments="}"),
+            ToolCallDelta(index=0, id="a", name="f", arguments="{}"),
             ToolCallDelta(index=1, id="b", name="g"),
         ],
     )
