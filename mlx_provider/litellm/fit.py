@@ -42,7 +42,8 @@ def _as_text(part: Mapping[str, Any], where: str, warnings: Warnings, kind: str 
 
 
 def fit_chat(kwargs: dict[str, Any]) -> Warnings:
-    """Parts that LiteLLM accepts (1.106.2, `validate_chat_completion_user_messages`)."""
+    """Gives messages the parts that LiteLLM accepts (1.106.2,
+    `validate_chat_completion_user_messages`); `video` is renamed."""
     messages, warnings = _listed(kwargs.get("messages"), "messages"), Warnings()
     if messages:
         typed = typed_index(messages)
