@@ -31,27 +31,22 @@ Fields = dict[str, Any]
 THOUGHT, TEXT = "reasoning_summary_text", "output_text"
 CUSTOM = "custom_tool_call_input"
 ECHOED: Mapping[str, Any] = {
+    **dict.fromkeys(
+        "instructions max_output_tokens max_tool_calls previous_response_id prompt_cache_key"
+        " safety_identifier temperature top_p user".split()
+    ),
     "background": False,
     "frequency_penalty": 0.0,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
     "presence_penalty": 0.0,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
     "service_tier": "default",
-    "temperature": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "top_logprobs": 0,
-    "top_p": None,
     "truncation": "disabled",
-    "user": None,
 }
 """Parameters that a response repeats, with their defaults."""
 OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
