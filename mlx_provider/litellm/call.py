@@ -9,7 +9,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,12 +18,17 @@ from ..protocol.events import Finish
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..wire import api
 from ..wire.anthropic.routes import ending
-from ..wire.api import HEADER, ClientNames, header_text
+from ..wire.api import HEADER, header_text
 from ..wire.openai import request as openai
 from ..wire.openai.request import AnswerForm, Parameters, parameter_names, prompt_list
 from ..wire.openai.routes import embed_request
-from .errors import PROVIDER
-from .model_info import Caller, chosen_by, engine_options, operator_options, proxy_server, tenant
+from .model_info import (
+    caller_fields,
+    chosen_by,
+    engine_options,
+    operator_options,
+    proxy_server,
+)
 
 FALLBACKS = ("context_window_fallbacks", "fallbacks")
 
@@ -35,11 +39,6 @@ def route(litellm_params: Mapping[str, Any]) -> str:
         if isinstance(found, str):
             return found
     return ""
-
-
-def is_ours(request_data: Mapping[str, Any]) -> bool:
-    entry = request_data.get("deployment")
-    return entry is not None and entry.litellm_params.model.startswith(PROVIDER + "/")
 
 
 def reads_errors_in_streams(litellm_params: Mapping[str, Any]) -> bool:
@@ -128,76 +127,47 @@ ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"  # a client cannot guess it
 ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
 
 
-@dataclass(frozen=True)
 class Deadline:
     """LiteLLM sets a limit in seconds but never enforces it."""
 
-    limit: float | None
-    ends: float | None
-
-    @classmethod
-    def after(cls, timeout: object) -> Deadline:
-        seconds = getattr(timeout, "read", timeout)
-        if seconds is None:
-            return cls(None, None)
-        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds <= 0:
+    def __init__(self, timeout: object) -> None:
+        seconds: Any = getattr(timeout, "read", timeout)
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (number and seconds > 0):
             raise BadRequest(f"timeout must be a number of seconds above 0, got {shown(seconds)}")
-        return cls(seconds, time.monotonic() + seconds)
+        self._limit = seconds
+        self._ends: float | None = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
-        if self.ends is None:
+        if self._ends is None:
             return None
-        seconds = self.ends - time.monotonic()
+        seconds = self._ends - time.monotonic()
         if seconds <= 0:
             raise self.passed()
         return seconds
 
     def passed(self) -> RequestTimedOut:
-        return RequestTimedOut(f"the request's time limit of {self.limit:g} s has passed")
+        return RequestTimedOut(f"the request's time limit of {self._limit:g} s has passed")
 
 
-@dataclass(frozen=True)
 class Call:
-    model: str
-    messages: list[Any]
-    params: Mapping[str, Any]
-    """`optional_params` with `extra_body` merged in; absent and `None` are the same."""
-    litellm_params: Mapping[str, Any]
-    api_base: str | None
-    api_key: str | None
-    deadline: Deadline
-    logging: Any
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Call:
+    def __init__(self, given: Mapping[str, Any]) -> None:
         params = dict(given.get("optional_params") or {})
         extra = params.pop("extra_body", None) or {}
         if not isinstance(extra, Mapping):
             raise wrong_part("extra_body", "must be an object")
         params.update(extra)
-        return cls(
-            model=decode_model(given["model"]),
-            messages=given.get("messages") or [],
-            params={name: value for name, value in params.items() if value is not None},
-            litellm_params=given.get("litellm_params") or {},
-            api_base=given.get("api_base") or None,
-            api_key=given.get("api_key") or None,
-            deadline=Deadline.after(given.get("timeout")),
-            logging=given["logging_obj"],
-        )
-
-    @property
-    def text_completion(self) -> bool:
-        """Whether the client called `/completions`: the prompt is raw text."""
-        return self.litellm_params.get("text_completion") is True
-
-    @property
-    def form(self) -> AnswerForm:
-        return AnswerForm.of(self.params, text=self.text_completion)
-
-    @property
-    def names(self) -> ClientNames:
-        return parameter_names(self.params, "prompt" if self.text_completion else "messages")
+        self.model = decode_model(given["model"])
+        self.messages: list[Any] = given.get("messages") or []
+        self.params = {name: value for name, value in params.items() if value is not None}
+        self.litellm_params: Mapping[str, Any] = given.get("litellm_params") or {}
+        self.api_base: str | None = given.get("api_base") or None
+        self.api_key: str | None = given.get("api_key") or None
+        self.deadline = Deadline(given.get("timeout"))
+        self.logging = given["logging_obj"]
+        text = self.litellm_params.get("text_completion") is True  # the prompt is raw
+        self.form = AnswerForm.of(self.params, text=text)
+        self.names = parameter_names(self.params, "prompt" if text else "messages")
 
 
 def encode_model(model: str) -> str:
@@ -222,7 +192,7 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     prompts = values.pop(PROMPTS, None)
     ignored = _tools_without_effect(values, values.pop(IGNORED, None))
     content: Any = call.messages
-    if call.text_completion:  # LiteLLM has made a user message of each text
+    if call.form.text:  # LiteLLM has made a user message of each text
         content = prompts or [message.get("content", "") for message in call.messages]
     return openai.generate_requests(
         Parameters(values, WITHOUT_EFFECT, ignored),
@@ -253,13 +223,11 @@ def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:
 
 
 def _sender(call: Call) -> dict[str, Any]:
-    options, caller = operator_options(call.litellm_params), Caller.read(call.litellm_params)
+    options = operator_options(call.litellm_params)
     return {
         "model": call.model,
         "origin": chosen_by(call.litellm_params, call.model),
-        "tenant": tenant(options, caller),
-        "account": caller.account,
-        "share": caller.share,
+        **caller_fields(call.litellm_params, options.cache_salt),
         "options": engine_options(options),
         "timeout": call.deadline.left(),
     }

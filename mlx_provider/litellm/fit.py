@@ -41,41 +41,23 @@ def _as_text(part: Mapping[str, Any], where: str, warnings: Warnings, kind: str 
 # -- chat
 
 
-def fit_parts(messages: Any) -> tuple[Any, Warnings]:
-    """Messages with parts that LiteLLM accepts (1.106.2, `validate_chat_completion_user_messages`),
-    and warnings. `video` is renamed."""
-    if not isinstance(messages, list) or not messages:
-        return messages, []
-    typed, warnings = typed_index(messages), Warnings()
-    fitted = [
-        _with_parts(message, f"messages[{index}].content", None if index == typed else warnings)
-        for index, message in enumerate(messages)
-    ]
-    return fitted, warnings
+def fit_chat(kwargs: dict[str, Any]) -> Warnings:
+    """Gives messages the parts that LiteLLM accepts (1.106.2,
+    `validate_chat_completion_user_messages`); `video` is renamed."""
+    messages, warnings = _listed(kwargs.get("messages"), "messages"), Warnings()
+    if messages:
+        typed = typed_index(messages)
+        kwargs["messages"] = [
+            _fit_message(message, index, None if index == typed else warnings)
+            if isinstance(message, Mapping)
+            else message
+            for index, message in enumerate(messages)
+        ]
+    _check_others(kwargs)
+    return warnings
 
 
-def _with_parts(message: Any, where: str, warnings: Warnings | None) -> Any:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list):
-        return message
-    warnings = warnings if message.get("role") == "user" else None
-    parts = [_chat_part(part, f"{where}[{at}]", warnings) for at, part in enumerate(content)]
-    return message if parts == content else {**message, "content": parts}
-
-
-def _chat_part(part: Any, where: str, warnings: Warnings | None) -> Any:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "video":
-        return {"type": "video_url", "video_url": part.get("video")}
-    if warnings is None or not isinstance(kind, str) or kind in ValidUserMessageContentTypes:
-        return part
-    return _as_text(part, where, warnings)
-
-
-def check_shape(kwargs: Mapping[str, Any]) -> None:
-    for index, message in enumerate(_listed(kwargs.get("messages"), "messages")):
-        if isinstance(message, Mapping):
-            _check_message(message, f"messages.{index}")
+def _check_others(kwargs: Mapping[str, Any]) -> None:
     _listed(kwargs.get("tools"), "tools")
     for name in ("allowed_openai_params", "additional_drop_params"):
         names = kwargs.get(name) or []
@@ -101,21 +83,36 @@ def _listed(items: Any, name: str) -> list[Any]:
     return items or []
 
 
-def _check_message(message: Mapping[str, Any], at: str) -> None:
-    role, content = message.get("role"), message.get("content")
+def _fit_message(message: Mapping[str, Any], index: int, warnings: Warnings | None) -> Any:
+    role, content, at = message.get("role"), message.get("content"), f"messages.{index}"
     if not isinstance(role, str):
         raise wrong_part(f"{at}.role", f"must be a text, got {shown(role)}")
     if not isinstance(content, str | list | None):
         problem = f"must be a text or a list, got {type(content).__name__}"
         raise wrong_part(f"{at}.content", problem)
     _listed(message.get("tool_calls"), f"{at}.tool_calls")
-    parts = _listed(content if isinstance(content, list) else None, f"{at}.content")
-    for index, part in enumerate(parts):
+    if not isinstance(content, list):
+        return message
+    parts = [
+        _chat_part(part, f"messages[{index}].content[{n}]", warnings if role == "user" else None)
+        for n, part in enumerate(_listed(content, f"{at}.content"))
+    ]
+    for n, part in enumerate(parts if role == "user" else []):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if role == "user" and kind not in ValidUserMessageContentTypes:
+        if kind not in ValidUserMessageContentTypes:
             known = ", ".join(ValidUserMessageContentTypes)
             unknown = f"unknown type {shown(kind)}, known are {known}"
-            raise wrong_part(f"{at}.content.{index}:", unknown)
+            raise wrong_part(f"{at}.content.{n}:", unknown)
+    return message if parts == content else {**message, "content": parts}
+
+
+def _chat_part(part: Any, where: str, warnings: Warnings | None) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "video":
+        return {"type": "video_url", "video_url": part.get("video")}
+    if warnings is None or not isinstance(kind, str) or kind in ValidUserMessageContentTypes:
+        return part
+    return _as_text(part, where, warnings)
 
 
 # -- /v1/responses
@@ -132,7 +129,7 @@ def fit_responses(kwargs: dict[str, Any]) -> Warnings:
     _carry_schema(kwargs)
     # Names of what has no effect in the tools: the bridge shows unknown tools to the model.
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
-    tools = responses.ChatTools.read(given, lenient=True)
+    tools = responses.ChatTools(given, lenient=True)
     _, members = as_functions(tools.tools)
     kwargs[IGNORED] = [*tools.ignored, *map(ClientNames(tools.places).text, members)]
     return warnings
@@ -189,6 +186,8 @@ def fit_messages(kwargs: dict[str, Any]) -> Warnings:
         _with_blocks(message, anthropic.BLOCKS[message["role"]], f"messages[{at}]", warnings)
         for at, message in enumerate(kwargs["messages"])
     ]
+    _carry_format(kwargs)
+    _carry_message_tools(kwargs)
     return warnings
 
 
@@ -212,7 +211,7 @@ def _block(block: Mapping[str, Any], known: Any, where: str, warnings: Warnings)
         return _as_text(block, where, warnings)
 
 
-def carry_format(kwargs: dict[str, Any]) -> None:
+def _carry_format(kwargs: dict[str, Any]) -> None:
     """Schema and effort. The bridge drops unknown types and an effort without adaptive thoughts,
     and demands every property of an object."""
     given = {name: kwargs.get(name) for name in ("output_config", "output_format")}
@@ -224,7 +223,7 @@ def carry_format(kwargs: dict[str, Any]) -> None:
         kwargs["output_config"] = {key: config[key] for key in config if key != "format"}
 
 
-def carry_message_tools(kwargs: dict[str, Any]) -> None:
+def _carry_message_tools(kwargs: dict[str, Any]) -> None:
     """Tools and marks of a checked call. The bridge loses `disable_parallel_tool_use` and writes
     unknown members of a tool into its schema."""
     made = anthropic.chat_tools(

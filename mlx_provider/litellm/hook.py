@@ -134,7 +134,8 @@ class DeploymentHook(CustomLogger):
     def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        if not call.is_ours(request_data):
+        entry = request_data.get("deployment")
+        if entry is None or not entry.litellm_params.model.startswith(PROVIDER + "/"):
             return response  # type: ignore[no-any-return]
         logging = request_data.get("litellm_logging_obj")
         return complete_stream(response, user_api_key_dict.request_route or "", logging)
@@ -144,15 +145,12 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     check_served(call_type)
     warnings: Sequence[str] = ()
     if call_type == CallTypes.acompletion:
-        kwargs["messages"], warnings = fit.fit_parts(kwargs.get("messages"))
-        fit.check_shape(kwargs)
+        warnings = fit.fit_chat(kwargs)
     elif call_type == CallTypes.aresponses:
         warnings = fit.fit_responses(kwargs)
         await check_history(kwargs)
     elif call_type == CallTypes.anthropic_messages:
         warnings = fit.fit_messages(kwargs)
-        fit.carry_format(kwargs)
-        fit.carry_message_tools(kwargs)
     elif call_type == CallTypes.atext_completion:
         call.carry_prompts(kwargs)
     elif call_type == CallTypes.aembedding:

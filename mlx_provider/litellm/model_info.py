@@ -8,7 +8,6 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import litellm
@@ -22,7 +21,6 @@ from ..serving.hub import ModelFacts, facts_of
 from .errors import PROVIDER
 
 FLAT = "mlx_"
-SHARED = "all"
 CONFIGURED = "configured_model"
 KEY = secrets.token_bytes(32)
 
@@ -63,56 +61,35 @@ TIERS = {"flex": 0.25, "priority": 4.0}
 """Shares of the device by service tier; any other tier: 1."""
 
 
-@dataclass(frozen=True)
-class Caller:
-    """As the gateway names it, in `metadata` or `litellm_metadata`; the other one is the client's,
-    without `user_api_key_*` (1.106.2, `add_litellm_data_to_request`)."""
+def caller_fields(litellm_params: Mapping[str, Any], salt: str) -> dict[str, Any]:
+    """`tenant`, `account` and `share` of a request. The gateway names the caller in `metadata` or
+    `litellm_metadata`; the other one is the client's, without `user_api_key_*` (1.106.2,
+    `add_litellm_data_to_request`). A caller without a key (JSON web tokens) is a user."""
+    slots = [litellm_params.get(name) for name in ("metadata", "litellm_metadata")]
+    both = [slot for slot in slots if isinstance(slot, Mapping)]
 
-    key: str | None
-    user: str | None
-    """Of a caller without a key (JSON web tokens)."""
-    team: str | None
-    tier: str | None = None
-    """`service_tier` of the metadata of its key, or of its team."""
+    def find(name: str) -> str | None:
+        values = (slot.get(f"user_api_key_{name}") for slot in both)
+        return next((value for value in values if isinstance(value, str)), None)
 
-    @classmethod
-    def read(cls, litellm_params: Mapping[str, Any]) -> Caller:
-        slots = [litellm_params.get(name) for name in ("metadata", "litellm_metadata")]
-        both = [slot for slot in slots if isinstance(slot, Mapping)]
-
-        def find(name: str) -> str | None:
-            values = (slot.get(f"user_api_key_{name}") for slot in both)
-            return next((value for value in values if isinstance(value, str)), None)
-
-        tier = next(filter(None, map(_tier, both)), None)
-        return cls(find("hash"), find("user_id"), find("team_id"), tier)
-
-    @property
-    def account(self) -> str | None:
-        named = (("key", self.key), ("user", self.user), ("team", self.team))
-        return next((f"{kind}:{name}" for kind, name in named if name), None)
-
-    @property
-    def share(self) -> float:
-        return TIERS.get(self.tier or "", 1.0)
-
-
-def _tier(slot: Mapping[str, Any]) -> str | None:
-    details = (slot.get(f"user_api_key_{of}metadata") for of in ("", "team_"))
+    details = [slot.get(f"user_api_key_{of}metadata") for slot in both for of in ("", "team_")]
     found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
-    return next((tier for tier in found if isinstance(tier, str)), None)
+    tier = next((tier for tier in found if isinstance(tier, str)), "")
+    team = find("team_id")
+    named = (("key", find("hash")), ("user", find("user_id")), ("team", team))
+    account = next((f"{kind}:{name}" for kind, name in named if name), None)
+    share = TIERS.get(tier, 1.0)
+    return {"tenant": _tenant(salt, account, team), "account": account, "share": share}
 
 
-def tenant(options: OperatorOptions, caller: Caller) -> str | None:
+def _tenant(salt: str, account: str | None, team: str | None) -> str | None:
     """Namespace of the prefix cache; `None`: shared by all. A key without a team shares with no
     other key. Without keys (a script, a proxy without a master key), there is one namespace."""
-    if options.cache_salt == SHARED:
+    if salt == "all":
         return None
-    if options.cache_salt == "team" and caller.team:
-        return f"team:{caller.team}"
-    if options.cache_salt in ("key", "team"):
-        return caller.account
-    return f"fixed:{options.cache_salt}"
+    if salt == "team" and team:
+        return f"team:{team}"
+    return account if salt in ("key", "team") else f"fixed:{salt}"
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:
@@ -123,14 +100,11 @@ def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner",
     return "owner" if info.get(CONFIGURED) == configured(model) else "client"
 
 
-ENFORCED = (
-    "supports_function_calling",
-    "supports_parallel_function_calling",
-    "supports_tool_choice",
-    "supports_response_schema",
-    "supports_system_messages",
-    "supports_prompt_caching",
-)
+ENFORCED = [
+    f"supports_{ability}"
+    for ability in "function_calling parallel_function_calling tool_choice response_schema"
+    " system_messages prompt_caching".split()
+]
 """Abilities of all models of chat: calls and schemas are enforced token by token, whatever a model
 was trained for."""
 OWN_CONTEXT = "mlx_context_length"

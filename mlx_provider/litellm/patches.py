@@ -30,12 +30,11 @@ from ..client.generation import REPLIES, Generation
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
-from ..wire.anthropic.request import chat_tools, known_members
-from ..wire.openai.request import Parameters, split_prefill_mark
+from ..wire.openai.request import split_prefill_mark
 from ..wire.openai.tools import as_functions
 from . import model_info
 from .errors import PROVIDER
-from .fit import check_shape, fit_messages, fit_parts
+from .fit import fit_chat, fit_messages
 from .hook import DeploymentHook
 from .objects import TEXT_LISTS, OurLogprobs
 
@@ -233,10 +232,9 @@ def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateReque
 
 def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
+    names = [*given]
     fit_messages(given)
-    chat_tools(Parameters({"tools": request.tools}))
-    given["tools"] = [known_members(tool) for tool in request.tools or []]
-    counted = {name: value for name, value in given.items() if value} | {"max_tokens": 1}
+    counted = {name: given[name] for name in names if given[name]} | {"max_tokens": 1}
     made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
         {"model": model, **counted}, custom_llm_provider=PROVIDER
     )
@@ -244,8 +242,9 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
 
 
 def _of_chat(request: Any) -> Mapping[str, Any]:
-    messages, continues = split_prefill_mark(fit_parts(request.messages)[0])
-    check_shape({"messages": messages, "tools": request.tools})
+    fitted = {"messages": request.messages, "tools": request.tools}
+    fit_chat(fitted)
+    messages, continues = split_prefill_mark(fitted["messages"])
     if request.system:
         messages = [{"role": "system", "content": request.system}, *messages]
     tools = request.tools or []

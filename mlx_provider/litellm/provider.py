@@ -118,7 +118,7 @@ class Provider(CustomLLM):
 
 def _read(given: dict[str, Any], content: str) -> Call:
     """Reports the start: without it, least-busy routing sends all requests to the first node."""
-    call = Call.read(given)
+    call = Call(given)
     call.logging.pre_call(
         input=given[content],
         api_key="",

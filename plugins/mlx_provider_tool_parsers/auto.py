@@ -20,7 +20,7 @@ from mlx_provider.records import (
 from . import gemma, json_blocks, pythonic, sections
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import TURN_ENDS, JsonBlock
+from .json_text import TURN_ENDS, JsonBlock, row
 from .pythonic import scan_list
 from .tag_formats import GLM, INVOKE_PARSERS, PAIR_PARSERS, QWEN3_CODER, invocations, invoke
 from .values import behind
@@ -152,7 +152,6 @@ def _body(
 
 
 CALLS = ToolParser(
-    name="muse",
     start=FORM.blocks[0],
     end=FORM.block_end,
     scan=FORM.scan,
@@ -160,20 +159,17 @@ CALLS = ToolParser(
     whole=read_muse,
     markers=MARKERS,
     detect=_speaks,
-    aliases=("muse_glimmer", "muse_spark", "atem"),
-    rank=3,
     grammar=invocations(FORM),
+    **row("muse", (), "muse_glimmer muse_spark atem", 3),
 )
 MUSE_PARSERS = (CALLS,)
 REASONING_PARSERS = (
     ReasoningParser(
-        name="muse",
         start="",
         end="",
         whole=read_muse,
         markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
         detect=_speaks,
-        aliases=("muse_glimmer",),
-        rank=3,
+        **row("muse", (), "muse_glimmer", 3),
     ),
 )

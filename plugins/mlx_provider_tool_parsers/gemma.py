@@ -20,6 +20,7 @@ from mlx_provider.records import (
     through,
 )
 
+from .json_text import row
 from .values import as_json, listed, types
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -58,7 +59,7 @@ class GemmaFormat:
         ).value()
         reader.end_call()
 
-    def parser(self, name: str, *aliases: str) -> ToolParser:
+    def parser(self, name: str, aliases: str = "") -> ToolParser:
         opener = f"{self.start}call:"
         tagged = TaggedArguments(
             "",
@@ -70,15 +71,12 @@ class GemmaFormat:
             barred=(opener,),
         )
         return ToolParser(
-            name=name,
             start=self.start,
             end=self.end,
             scan=self.scan,
             markers=(self.quote,),
-            detect=lambda template: self.start in template,
-            aliases=aliases,
-            rank=3,
             grammar=CallGrammar(f"{opener}{{name}}{{", f"}}{self.end}", tagged=tagged),
+            **row(name, (self.start,), aliases, 3),
         )
 
 

@@ -14,7 +14,7 @@ from mlx_provider.records import (
     Tools,
 )
 
-from .json_text import Edges, ignore, read_call
+from .json_text import Edges, ignore, read_call, row
 from .values import closes
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -129,42 +129,29 @@ def _call(reader: TextReader, name: str) -> Reading[None]:
         reader.skip(len(found) if found in _ENDS else 0)
 
 
-def _speaks(template: str) -> bool:
-    return CHANNEL in template and "analysis" in template
-
-
+MARKS = (CHANNEL, "analysis")
+NAMES = "gpt-oss gpt_oss openai"
 PARSERS = (
     ToolParser(
-        name="harmony",
         start="",
         end=CALL,
         whole=read_harmony,
         markers=MARKERS,
-        detect=_speaks,
-        aliases=("gpt-oss", "gpt_oss", "openai"),
-        rank=3,
         grammar=CallGrammar(
-            f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",
-            "",
-            between=None,
+            f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}", "", between=None
         ),
+        **row("harmony", MARKS, NAMES, 3),
     ),
 )
 REASONING_PARSERS = (
     ReasoningParser(
-        name="harmony",
         start="",
         end="",
         whole=read_harmony,
         markers=MARKERS,
-        detect=_speaks,
-        aliases=("gpt-oss", "gpt_oss", "openai", "openai_gptoss"),
-        rank=3,
         grammar=MessageGrammar(
-            f"{CHANNEL}analysis{MESSAGE}",
-            END,
-            f"{START}assistant",
-            f"{CHANNEL}final{MESSAGE}",
+            f"{CHANNEL}analysis{MESSAGE}", END, f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
         ),
+        **row("harmony", MARKS, f"{NAMES} openai_gptoss", 3),
     ),
 )

@@ -9,7 +9,7 @@ import json
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .json_text import JsonBlock, json_block, read_call, read_whole
+from .json_text import JsonBlock, json_block, read_call, read_whole, row
 from .tagged import TagFormat
 from .values import accept_spaced, behind
 
@@ -104,127 +104,100 @@ def _named_call(reader: TextReader) -> Reading[None]:
 
 
 HERMES = ToolParser(
-    name="hermes",
     start="<tool_call>",
     starts=("<function=", OPENER),
     first=("{",),
     end="</tool_call>",
     scan=scan_hermes,
-    detect=lambda template: "<tool_call>" in template and "name" in template,
-    aliases=("nous", "json_tools", "ernie45", "ernie", "granite4"),
-    rank=1,
     grammar=_IN_TAGS,
     fallback="write",
+    **row("hermes", ("<tool_call>", "name"), "nous json_tools ernie45 ernie granite4", 1),
 )
 
 
 PARSERS = (
     HERMES,
     ToolParser(
-        name="qwen",
         start="<tool_call>",
         starts=(OPENER,),
         end="</tool_call>",
         scan=scan_qwen,
         cut="drop",
-        aliases=("qwen3", "qwen2_5"),
         grammar=_IN_TAGS,
+        **row("qwen", (), "qwen3 qwen2_5", 0),
     ),
     json_block(
-        "longcat",
         ("<longcat_tool_call>",),
         "</longcat_tool_call>",
-        detect=lambda template: "<longcat_tool_call>" in template,
-        rank=2,
         grammar=CallGrammar.json("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+        **row("longcat", ("<longcat_tool_call>",)),
     ),
     json_block(
-        "jamba",
         ("<tool_calls>",),
         "</tool_calls>",
         detect=lambda template: "<tool_calls>[" in template or "<tool_calls>\\n" in template,
-        aliases=("hunyuan_a13b", "hunyuan", "minimax_m1"),
-        rank=2,
         grammar=CallGrammar.json_list("<tool_calls>", "</tool_calls>"),
+        **row("jamba", aliases="hunyuan_a13b hunyuan minimax_m1"),
     ),
     json_block(
-        "granite",
         ("<|tool_call|>", "<tool_call>"),
         "",
         first=("[",),
-        detect=lambda template: "<|tool_call|>" in template,
-        aliases=("granite3",),
-        rank=2,
         grammar=CallGrammar.json_list("<|tool_call|>", ""),
+        **row("granite", ("<|tool_call|>",), "granite3"),
     ),
     json_block(
-        "internlm",
         ("<|action_start|><|plugin|>",),
         "<|action_end|>",
-        detect=lambda template: "<|action_start|>" in template,
-        aliases=("internlm2", "interns1"),
-        rank=2,
         grammar=CallGrammar.json("<|action_start|><|plugin|>", "<|action_end|>", key="parameters"),
+        **row("internlm", ("<|action_start|>",), "internlm2 interns1"),
     ),
     json_block(
-        "phi4_mini_json",
         ("functools[", "<|tool_call|>["),
         "<|/tool_call|>",
         detect=lambda template: "functools[" in template or "<|/tool_call|>" in template,
-        aliases=("phi4", "phi4_mini"),
-        rank=3,
         grammar=CallGrammar.json_list("functools", ""),
+        **row("phi4_mini_json", aliases="phi4 phi4_mini", rank=3),
     ),
     json_block(
-        "gigachat3",
         (
             "<|function_call|>",
             *(f"{before}function call<|role_sep|>" for before in _BEFORE_ROLE),
         ),
         "",
         markers=("<|message_sep|>", "<|role_sep|>"),
-        detect=lambda template: "function call<|role_sep|>" in template,
-        aliases=("gigachat",),
-        rank=2,
         grammar=CallGrammar.json("<|function_call|>", ""),
+        **row("gigachat3", ("function call<|role_sep|>",), "gigachat"),
     ),
     ToolParser(
-        name="llama3_json",
         start="<|python_tag|>",
         starts=("{", "<function="),
         first=("[{",),
         end="",
         scan=scan_llama,
         detect=lambda t: "<|python_tag|>" in t or '"parameters": dictionary of' in t,
-        aliases=("llama", "llama3", "llama3_1", "llama3_2", "llama4_json"),
-        rank=2,
         grammar=CallGrammar.json("", "", key="parameters"),
+        **row("llama3_json", aliases="llama llama3 llama3_1 llama3_2 llama4_json"),
     ),
     json_block(
-        "xlam",
         ("[TOOL_CALLS]", "<tool_call>", "[", "```json", "```\\n"),
         "</tool_call>",
         fence="```",
         detect=lambda template: "xlam" in template.lower(),
-        rank=2,
         grammar=CallGrammar.json_list("", ""),
+        **row("xlam"),
     ),
     json_block(
-        "nemotron_json",
         ("<TOOLCALL>",),
         "</TOOLCALL>",
-        detect=lambda template: "<TOOLCALL>" in template,
-        rank=3,
         grammar=CallGrammar.json_list("<TOOLCALL>", "</TOOLCALL>"),
+        **row("nemotron_json", ("<TOOLCALL>",), rank=3),
     ),
     ToolParser(
-        name="apertus",
         start=_PREFIX,
         end=_SUFFIX,
         scan=scan_apertus,
-        detect=lambda template: _PREFIX in template,
-        aliases=("apertus2509",),
-        rank=3,
         grammar=CallGrammar('{"{name}": ', "}", f"{_PREFIX}[", f"]{_SUFFIX}", between=", "),
+        **row("apertus", (_PREFIX,), "apertus2509", 3),
     ),
 )

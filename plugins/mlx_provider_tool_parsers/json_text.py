@@ -267,8 +267,6 @@ class JsonBlock:
     openers: tuple[str, ...]
     """A final bracket is the first character of the JSON."""
     end: str = ""
-    separators: tuple[str, ...] = (",", ";")
-    arguments_needed: bool = False
     known: Callable[[str], bool] | None = None
     """Whether a call between markers can have this name; `None`: all names."""
     fence: str = ""
@@ -299,7 +297,7 @@ class JsonBlock:
             yield from self.value(reader, known, bare)
             mark = reader.mark()
             yield from reader.space()
-            if self.separators and (yield from reader.accept(*self.separators)):
+            if (yield from reader.accept(",", ";")):
                 yield from reader.space()
             repeated = yield from reader.at("{", "[{")
             if not repeated or (bare and repeated != "{"):
@@ -308,12 +306,12 @@ class JsonBlock:
             reader.release()
 
     def value(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
-        start, needed = reader.mark(), self.arguments_needed or bare
+        start = reader.mark()
         try:
             if (yield from reader.accept("[")):
-                yield from self.items(reader, known, needed)
+                yield from self.items(reader, known, bare)
             else:
-                yield from self.object(reader, known, needed)
+                yield from self.object(reader, known, bare)
         except NotACall as failure:
             begun = _BEGUN.match(reader.between(start, reader.position))
             if not begun:
@@ -323,11 +321,8 @@ class JsonBlock:
             raise NotACall(str(failure), whole=True, rest=rest) from failure
         reader.release()
 
-    def object(
-        self, reader: TextReader, known: Callable[[str], bool], needed: bool
-    ) -> Reading[None]:
-        call = CallObject(reader=reader, arguments_needed=needed, known=known, ids=self.ids)
-        return call.read()
+    def object(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
+        return CallObject(reader, arguments_needed=bare, known=known, ids=self.ids).read()
 
     def rest(self, start: int, bare: bool, attempt: bool) -> Rest:
         """The end of a malformed call. Other JSON ends at the first invalid character."""
@@ -335,12 +330,10 @@ class JsonBlock:
             return through(self.end)
         return balanced(start, strict=not attempt)
 
-    def items(
-        self, reader: TextReader, known: Callable[[str], bool], needed: bool
-    ) -> Reading[None]:
+    def items(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
         yield from reader.space()
         while not (yield from reader.accept("]")):
-            yield from self.object(reader, known, needed)
+            yield from self.object(reader, known, bare)
             yield from reader.space()
             if (yield from reader.accept(",")):
                 yield from reader.space()
@@ -359,8 +352,18 @@ class JsonBlock:
             reader.rewind(mark)
 
 
+def row(name: str, marks: tuple[str, ...] = (), aliases: str = "", rank: int = 2) -> dict[str, Any]:
+    """Fields of a parser. `marks`: texts in each chat template of its format; empty: it is chosen
+    by its name."""
+
+    def detect(template: str) -> bool:
+        return all(mark in template for mark in marks)
+
+    found = {"name": name, "aliases": tuple(aliases.split()), "rank": rank}
+    return found | ({"detect": detect} if marks else {})
+
+
 def json_block(
-    name: str,
     openers: tuple[str, ...],
     end: str,
     *,
@@ -372,7 +375,6 @@ def json_block(
     start of an answer; `fields`: of `ToolParser`."""
     block = JsonBlock(openers=(*openers, *first), end=end, fence=fence)
     return ToolParser(
-        name=name,
         start=openers[0],
         starts=openers[1:],
         first=first,

@@ -24,7 +24,7 @@ from mlx_provider.records import (
 
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import Brackets, JsonBlock
+from .json_text import Brackets, JsonBlock, row
 
 _HEAD = re.compile(r"[\w.]*")
 _STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*(?:\1|(\\?\Z))", re.DOTALL)
@@ -183,34 +183,27 @@ def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
 
 PARSERS = (
     ToolParser(
-        name="llama4_pythonic",
         start="<|python_start|>",
         first=("[",),
         end="<|python_end|>",
         scan=scan_list,
-        detect=lambda template: "<|python_start|>" in template,
-        aliases=("pythonic", "llama4"),
-        rank=3,
         grammar=_written("[", "]"),
+        **row("llama4_pythonic", ("<|python_start|>",), "pythonic llama4", 3),
     ),
     ToolParser(
-        name="lfm2",
         start="<|tool_call_start|>",
         starts=(CALLING,),
         first=("[",),
         end="<|tool_call_end|>",
         scan=scan_lfm2,
-        detect=lambda template: "<|tool_call_start|>" in template,
-        rank=3,
         grammar=_written("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        **row("lfm2", ("<|tool_call_start|>",), rank=3),
     ),
     ToolParser(
-        name="olmo3",
         start="<function_calls>",
         end="</function_calls>",
         scan=partial(_between, start="<function_calls>", end="</function_calls>"),
-        detect=lambda template: "<function_calls>" in template,
-        rank=2,
         grammar=_written("<function_calls>", "</function_calls>", between="\n"),
+        **row("olmo3", ("<function_calls>",)),
     ),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .json_text import JsonBlock, ignore, read_call
+from .json_text import JsonBlock, ignore, read_call, row
 from .values import behind, functions
 
 _NAME = re.compile(r"[\w.:/-]+")
@@ -92,15 +92,6 @@ class Section:
         yield from reader.accept(self.call_end)
 
 
-DEEPSEEK_V3 = Section(
-    begin=("<｜tool▁calls▁begin｜>",),
-    call="<｜tool▁call▁begin｜>",
-    separator="<｜tool▁sep｜>",
-    call_end="<｜tool▁call▁end｜>",
-    end=("<｜tool▁calls▁end｜>",),
-    kind="function",
-    fence=("\n```json\n", "```"),
-)
 DEEPSEEK_V31 = Section(
     begin=("<｜tool▁calls▁begin｜>",),
     call="<｜tool▁call▁begin｜>",
@@ -108,6 +99,7 @@ DEEPSEEK_V31 = Section(
     call_end="<｜tool▁call▁end｜>",
     end=("<｜tool▁calls▁end｜>",),
 )
+DEEPSEEK_V3 = replace(DEEPSEEK_V31, kind="function", fence=("\n```json\n", "```"))
 KIMI_K2 = Section(
     begin=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
     call="<|tool_call_begin|>",
@@ -146,9 +138,8 @@ def _written(section: Section, before: str, after: str, between: str = "") -> Ca
     return CallGrammar(before, after, begin, end, between)
 
 
-def _section(name: str, section: Section, **fields: object) -> ToolParser:
+def _section(section: Section, **fields: object) -> ToolParser:
     return ToolParser(
-        name=name,
         start=section.begin[0],
         starts=section.begin[1:],
         end=section.end[0],
@@ -165,15 +156,12 @@ def _section(name: str, section: Section, **fields: object) -> ToolParser:
 _LIST = CallGrammar.json_list("[TOOL_CALLS]", "")
 _ID_KEY = re.compile(r"[\"']id[\"']\s*:")
 _MISTRAL = ToolParser(
-    name="mistral",
     start="[TOOL_CALLS]",
     end="",
     scan=scan_mistral,
     markers=("[ARGS]", "[CALL_ID]"),
-    detect=lambda template: "[TOOL_CALLS]" in template,
-    aliases=("magistral",),
-    rank=2,
     grammar=_LIST,
+    **row("mistral", ("[TOOL_CALLS]",), "magistral"),
 )
 
 
@@ -184,55 +172,42 @@ def _shows_ids(template: str) -> bool:
 
 PARSERS = (
     _section(
-        "deepseek_v3",
         DEEPSEEK_V3,
-        detect=lambda template: "<｜tool▁sep｜>" in template and "```json" in template,
-        aliases=("deepseek_r1", "deepseek_r1_0528", "deepseek"),
-        rank=3,
         grammar=_written(
             DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
         ),
+        **row(
+            *("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+            *("deepseek_r1 deepseek_r1_0528 deepseek", 3),
+        ),
     ),
     _section(
-        "deepseek_v31",
         DEEPSEEK_V31,
         after="drop",
-        detect=lambda template: "<｜tool▁sep｜>" in template,
-        rank=2,
         grammar=_written(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
+        **row("deepseek_v31", ("<｜tool▁sep｜>",)),
     ),
     _section(
-        "kimi_k2",
         KIMI_K2,
         after="drop",
-        detect=lambda template: "<|tool_calls_section_begin|>" in template,
-        aliases=("kimi", "moonshot"),
-        rank=3,
         grammar=_written(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
+        **row("kimi_k2", ("<|tool_calls_section_begin|>",), "kimi moonshot", 3),
     ),
     _MISTRAL,
     replace(
         _MISTRAL,
-        name="mistral_args",
-        detect=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
-        aliases=("devstral",),
-        rank=3,
         grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", ""),
+        **row("mistral_args", ("[TOOL_CALLS]", "[ARGS]"), "devstral", 3),
     ),
     replace(
         _MISTRAL,
-        name="mistral_ids",
         detect=_shows_ids,
-        aliases=(),
-        rank=3,
         grammar=replace(_LIST, after=', "id": "{id}"}'),
+        **row("mistral_ids", rank=3),
     ),
     replace(
         _MISTRAL,
-        name="mistral_call_id",
-        detect=lambda template: "[TOOL_CALLS]" in template and "[CALL_ID]" in template,
-        aliases=(),
-        rank=4,
         grammar=CallGrammar("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]", ""),
+        **row("mistral_call_id", ("[TOOL_CALLS]", "[CALL_ID]"), rank=4),
     ),
 )

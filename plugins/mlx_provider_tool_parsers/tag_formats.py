@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools
 
-from .json_text import JsonBlock
+from .json_text import JsonBlock, row
 from .tagged import TagFormat
 from .values import behind
 
 
-def tag_parser(name: str, form: TagFormat, mark: str = "", **fields: Any) -> ToolParser:
-    """`mark`: text in a chat template of this format. `fields`: of `ToolParser`."""
+def tag_parser(form: TagFormat, **fields: Any) -> ToolParser:
     opener, *more = [*form.blocks, *([form.call] if form.bare else [])]
     return ToolParser(
         **{
-            "name": name,
             "start": opener,
             "starts": tuple(more),
             "end": form.block_end or form.call_end,
@@ -29,8 +26,6 @@ def tag_parser(name: str, form: TagFormat, mark: str = "", **fields: Any) -> Too
                 *(form.call, form.call_end, form.key, form.value_end),
                 *(tag for tag in (form.key_end, form.value, form.separator) if tag),
             ),
-            "detect": lambda template: bool(mark) and mark in template,
-            "rank": 3,
             **fields,
         }
     )
@@ -63,30 +58,24 @@ def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
 
 PARSERS = (
     tag_parser(
-        "qwen3_coder",
         QWEN3_CODER,
         scan=scan_coder,
-        detect=lambda template: "<function=" in template and "<parameter=" in template,
-        aliases=(
-            *("qwen3_xml", "qwen3_coder_xml", "qwen3_5", "mimo"),
-            *("step3p5", "step", "olmo_hybrid"),
-        ),
-        rank=2,
         grammar=_functions(QWEN3_CODER, "\n"),
+        **row(
+            *("qwen3_coder", ("<function=", "<parameter=")),
+            "qwen3_xml qwen3_coder_xml qwen3_5 mimo step3p5 step olmo_hybrid",
+        ),
     ),
     tag_parser(
-        "seed_oss",
         SEED_OSS,
-        "<seed:tool_call>",
-        aliases=("seed",),
         grammar=_functions(SEED_OSS, ""),
+        **row("seed_oss", ("<seed:tool_call>",), "seed", 3),
     ),
     tag_parser(
-        "nemotron",
         TagFormat(undeclared="text", forgiving=False),
         detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
-        aliases=("nemotron3", "nemotron_v3"),
         grammar=_functions(QWEN3_CODER, "\n"),
+        **row("nemotron", (), "nemotron3 nemotron_v3", 3),
     ),
 )
 
@@ -126,28 +115,25 @@ def invocations(form: TagFormat) -> CallGrammar:
     )
 
 
-def _invoke_parser(name: str, form: TagFormat, **fields: Any) -> ToolParser:
-    block = form.blocks[0]
-    return tag_parser(
-        name, form, block.strip("<>"), **{"grammar": invocations(form), "starts": (), **fields}
-    )
+def _invoke_parser(
+    name: str, form: TagFormat, starts: tuple[str, ...] = (), aliases: str = ""
+) -> ToolParser:
+    fields = row(name, (form.blocks[0].strip("<>"),), aliases, 3)
+    return tag_parser(form, grammar=invocations(form), starts=starts, **fields)
 
 
 _DSML = "｜DSML｜"
 _MARKED: dict[str, Any] = {"prefix": _DSML, "forgiving": False, "unknown": "json"}
 INVOKE_PARSERS = (
     _invoke_parser(
-        "minimax_m2",
-        invoke("minimax:tool_call", bare=True),
-        starts=("<invoke name=",),
-        aliases=("minimax",),
+        "minimax_m2", invoke("minimax:tool_call", bare=True), ("<invoke name=",), "minimax"
     ),
     _invoke_parser("dots", invoke("dots_function_call")),
     _invoke_parser("deepseek_v32", invoke(f"{_DSML}function_calls", **_MARKED)),
     _invoke_parser(
         "deepseek_v4",
         invoke(f"{_DSML}tool_calls", **_MARKED),
-        aliases=("dsml", "deepseek_v4_0731"),
+        aliases="dsml deepseek_v4_0731",
     ),
 )
 
@@ -209,9 +195,9 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from (_HY_V3_OPEN if opened else _HY_V3).scan(reader, tools)
 
 
-def _hy_v3(name: str, form: TagFormat, detect: Callable[[str], bool], rank: int) -> ToolParser:
+def _hy_v3(form: TagFormat, **fields: Any) -> ToolParser:
     own, other = (
-        tag_parser(name, each) for each in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
+        tag_parser(each, **fields) for each in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
     )
     return replace(
         own,
@@ -221,34 +207,23 @@ def _hy_v3(name: str, form: TagFormat, detect: Callable[[str], bool], rank: int)
         atomic=True,
         markers=(*own.markers, *other.markers),
         grammar=_pairs_grammar(form),
-        detect=detect,
-        rank=rank,
     )
 
 
 PAIR_PARSERS = (
     tag_parser(
-        "glm47",
         GLM,
-        "<arg_key>",
         cut="drop",
-        aliases=("glm", "glm4", "glm45", "glm46", "glm4_moe"),
         grammar=_pairs_grammar(GLM, untyped="json"),
+        **row("glm47", ("<arg_key>",), "glm glm4 glm45 glm46 glm4_moe", 3),
     ),
     tag_parser(
-        "poolside_v1",
         replace(GLM, undeclared="nothing"),
         cut="drop",
         detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
-        aliases=("poolside",),
-        rank=4,
         grammar=_pairs_grammar(GLM, untyped="json"),
+        **row("poolside_v1", (), "poolside", 4),
     ),
-    _hy_v3("hy_v3", _HY_V3, lambda template: "<tool_sep" in template, 4),
-    _hy_v3(
-        "hy_v3_opensource",
-        _HY_V3_OPEN,
-        lambda template: "<tool_sep" in template and OPENSOURCE in template,
-        5,
-    ),
+    _hy_v3(_HY_V3, **row("hy_v3", ("<tool_sep",), rank=4)),
+    _hy_v3(_HY_V3_OPEN, **row("hy_v3_opensource", ("<tool_sep", OPENSOURCE), rank=5)),
 )

@@ -124,7 +124,6 @@ def test_image_of_a_tool_result_moves_behind_the_results() -> None:
         {"type": "image"},
     ]
     assert done.media[0].path == "messages[4].content[0]"
-    assert done.media[0].in_tool_result
 
 
 def test_image_of_a_tool_result_stays_where_the_template_shows_it() -> None:
@@ -304,6 +303,9 @@ REFUSED: list[tuple[Any, str]] = [
      "messages[0].content[0]"),
     ([{"role": "user",
        "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": "best"}}]}],
+     "messages[0].content[0]"),
+    ([{"role": "user",
+       "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": ["low"]}}]}],
      "messages[0].content[0]"),
     ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
     ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], "messages[0].tool_calls[0]"),

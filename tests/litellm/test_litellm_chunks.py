@@ -2,55 +2,17 @@
 
 import pytest
 
-from mlx_provider.errors import EngineUnavailable, RequestFailed
+from mlx_provider.errors import EngineUnavailable
 from mlx_provider.litellm.objects import ChunkStream
 from mlx_provider.protocol.events import (
     Delta,
-    ErrorBody,
-    Failed,
     Finish,
     TokenLogprob,
-    ToolCallDelta,
 )
 
 
 def chunks(events):
     return list(ChunkStream("r", "m", 1).feed(events))
-
-
-def test_usage_strictly_before_a_bare_finish(scripted):
-    *_, usage, finish = chunks(
-        [Delta(content="x"), Finish(reason="length"), scripted["done"](cached=3, reasoning=2)]
-    )
-    assert usage.usage.prompt_tokens_details.cached_tokens == 3
-    assert usage.usage.completion_tokens_details.reasoning_tokens == 2
-    assert usage.choices[0].finish_reason is None
-    assert finish.choices[0].finish_reason == "length"
-    assert finish.choices[0].delta.content is None
-    assert getattr(finish, "usage", None) is None
-
-
-def test_each_kind_of_output_has_its_own_chunk():
-    event = Delta(
-        reasoning="r",
-        content="c",
-        tool_calls=[
-            ToolCallDelta(index=0, id="a", name="f", arguments="{"),
-            ToolCallDelta(index=0, arguments="}"),
-            ToolCallDelta(index=1, id="b", name="g"),
-        ],
-    )
-    deltas = [chunk.choices[0].delta for chunk in chunks([event])]
-    assert [delta.role for delta in deltas] == ["assistant", None, None, None, None]
-    assert deltas[0].reasoning_content == "r"
-    assert deltas[1].content == "c"
-    calls = [delta.tool_calls[0] for delta in deltas[2:]]
-    assert [(call.index, call.id, call.function.name) for call in calls] == [
-        (0, "a", "f"),
-        (0, None, None),
-        (1, "b", "g"),
-    ]
-    assert [call.function.arguments for call in calls] == ["", "{}", ""]
 
 
 def test_several_choices_finish_beside_the_first(scripted):
@@ -77,12 +39,6 @@ def test_logprobs_travel_with_the_text_and_without():
     with_text, without = chunks([Delta(content="x", logprobs=[token]), Delta(logprobs=[token])])
     assert with_text.choices[0].logprobs.content[0].logprob == -0.5
     assert without.choices[0].logprobs.content[0].token == "x"
-
-
-def test_a_failure_is_raised_as_itself():
-    failed = Failed(error=ErrorBody(code="request_failed", message="step failed"))
-    with pytest.raises(RequestFailed, match="step failed"):
-        chunks([Delta(content="x"), failed])
 
 
 def test_a_cancel_by_the_engine_is_no_finish():

@@ -165,7 +165,7 @@ def failing_reply():
     failed = Failed(error=ErrorBody.of(EngineDied("gone")))
     queue.put([Delta(content="last"), Delta(index=1, content="words"), failed])
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
-    return Reply(Generation(accepted, queue, lambda: None), Deadline.after(60), "m")
+    return Reply(Generation(accepted, queue, lambda: None), Deadline(60), "m")
 
 
 async def test_what_was_said_before_a_failure_is_heard():
@@ -191,7 +191,7 @@ async def test_a_cancellation_that_meets_an_event_is_not_lost():
     queue, freed = EventQueue(), []
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
     generation = Generation(accepted, queue, lambda: freed.append(True))
-    reply = Reply(generation, Deadline.after(60), "m")
+    reply = Reply(generation, Deadline(60), "m")
     task = asyncio.ensure_future(ReplyStream(reply).__anext__())
     await asyncio.sleep(0.01)
     queue.put([Delta(content="x")])

@@ -11,7 +11,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 def requests(litellm_params=None, messages=HI, timeout=None, model_name="m", **params):
     return generate_requests(
-        Call.read(
+        Call(
             {
                 "model": model_name,
                 "messages": messages,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.trial import Allowance, GrammarTrial
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, GrammarFailed, RequestFailed
-from mlx_provider.litellm.call import Call, Deadline, generate_requests
+from mlx_provider.litellm.call import Call, generate_requests
 from mlx_provider.litellm.errors import to_litellm
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import Delta, Done, Event, Failed
@@ -147,7 +146,9 @@ def test_a_bomb_in_a_strict_tool_is_refused(
 def test_many_choices_are_a_grammar_too_long() -> None:
     choices = "|".join(f"choice {i}" for i in range(100_000))
     params = {"grammar": {"type": "regex", "value": choices}}
-    call = Call("demo", MESSAGES, params, {}, None, None, Deadline(None, None), SimpleNamespace())
+    call = Call(
+        {"model": "demo", "messages": MESSAGES, "optional_params": params, "logging_obj": None}
+    )
     (asked,) = generate_requests(call)
     assert asked.grammar is not None
     assert len(asked.grammar["value"]) > grammar_trial.MAX_GRAMMAR

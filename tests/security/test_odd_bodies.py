@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from mlx_provider.bounds import MAX_MESSAGES, MAX_TOKEN_IDS, MAX_TOOLS
 from mlx_provider.chat.constraints.request import demanded, response_schema
 from mlx_provider.chat.constraints.schema import SchemaReader
 from mlx_provider.errors import LONGEST, BadRequest
-from mlx_provider.litellm.call import Call, Deadline, generate_requests
-from mlx_provider.litellm.fit import check_shape
+from mlx_provider.litellm.call import Call, generate_requests
+from mlx_provider.litellm.fit import fit_chat
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.incoming import parse_request
 from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request
@@ -46,8 +45,7 @@ def posted(**fields: Any) -> GenerateRequest:
 def translated(messages: Any = None, **params: Any) -> GenerateRequest:
     """Through LiteLLM's handler."""
     given = [HI] if messages is None else messages
-    deadline = Deadline(None, None)
-    call = Call("m", given, params, {}, None, None, deadline, SimpleNamespace())
+    call = Call({"model": "m", "messages": given, "optional_params": params, "logging_obj": None})
     (made,) = generate_requests(call)
     return made
 
@@ -198,12 +196,12 @@ def test_a_message_has_an_end() -> None:
 )
 def test_what_litellm_would_trip_over(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=min(wrong)):
-        check_shape({"messages": [HI], **wrong})
+        fit_chat({"messages": [HI], **wrong})
 
 
 def test_what_litellm_takes_is_left_alone() -> None:
     for right in ({"timeout": "5"}, {"timeout": 5}, {"allowed_openai_params": ["top_k"]}, {}):
-        check_shape({"messages": [HI], **right})
+        fit_chat({"messages": [HI], **right})
 
 
 KEYS = st.sampled_from(

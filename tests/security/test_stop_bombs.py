@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_provider.bounds import MAX_STOP_LENGTH, MAX_STOPS
 from mlx_provider.chat.output.reply import StopText
 from mlx_provider.errors import BadRequest
-from mlx_provider.litellm.call import Call, Deadline, generate_requests
+from mlx_provider.litellm.call import Call, generate_requests
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records.reading import partial_at
 from mlx_provider.server.incoming import parse_request
@@ -92,11 +91,8 @@ def test_a_long_marker_is_not_stored_by_its_beginnings() -> None:
 
 
 def translated(stop: Any) -> Any:
-    logging = SimpleNamespace()
-    deadline = Deadline(None, None)
-    (made,) = generate_requests(
-        Call("m", MESSAGES, {"stop": stop}, {}, None, None, deadline, logging)
-    )
+    call = {"model": "m", "messages": MESSAGES, "optional_params": {"stop": stop}}
+    (made,) = generate_requests(Call({**call, "logging_obj": None}))
     return made.stop
 
 

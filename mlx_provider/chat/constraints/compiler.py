@@ -8,7 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,7 +211,7 @@ class GrammarCompiler:
         constraint = Constraint(matcher, self._vocab_size, self._eos, self._pool, made.packed)
         if thoughts is None:
             return constraint
-        return AfterThoughts.over(constraint, thoughts, self.fast, self._eos, self._vocab_size)
+        return AfterThoughts(constraint, thoughts, self.fast, self._eos, self._vocab_size)
 
     def calls(
         self, request: GenerateRequest, calls: CallGrammar, spaces: Spaces
@@ -316,31 +317,22 @@ class Thoughts:
     opener of a call."""
 
 
-@dataclass(eq=False)
 class AfterThoughts:
     """Allows any thought up to its end marker, but not the end of the reply."""
 
-    _inner: Constraint
-    _ends: tuple[str, ...]
-    _fast: Any
-    _free: NDArray[np.uint32]
-    _start: int | None
-    """`None`: no thought can be opened any more."""
-    _thinking: bool
-    _tail: list[int] = field(default_factory=list)
-
-    @classmethod
-    def over(
-        cls, inner: Constraint, thoughts: Thoughts, fast: Any, eos: Iterable[int], vocab_size: int
-    ) -> AfterThoughts:
+    def __init__(
+        self, inner: Constraint, thoughts: Thoughts, fast: Any, eos: Iterable[int], vocab_size: int
+    ) -> None:
         allowed = np.ones((vocab_size + 31) // 32 * 32, dtype=bool)
         allowed[vocab_size:] = False
         barred = [fast.token_to_id(text) for text in thoughts.barred]
         barred += eos
         allowed[[token for token in barred if token is not None and token < vocab_size]] = False
-        start = fast.token_to_id(thoughts.start) if thoughts.start else None
-        free = np.packbits(allowed, bitorder="little").view(np.uint32)
-        return cls(inner, thoughts.ends, fast, free, start, thoughts.opened)
+        self._free = np.packbits(allowed, bitorder="little").view(np.uint32)
+        self._start: int | None = fast.token_to_id(thoughts.start) if thoughts.start else None
+        """`None`: no thought can be opened any more."""
+        self._inner, self._ends, self._fast = inner, thoughts.ends, fast
+        self._thinking, self._tail = thoughts.opened, list[int]()
 
     def mask(self) -> NDArray[np.uint32]:
         if self._thinking:
@@ -386,4 +378,6 @@ class AfterThoughts:
         return not self._thinking and self._inner.complete
 
     def fork(self) -> AfterThoughts:
-        return replace(self, _inner=self._inner.fork(), _tail=list(self._tail))
+        twin = copy(self)
+        twin._inner = self._inner.fork()  # noqa: SLF001  (its own)
+        return twin

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import MediaError
-from .metadata import JPEG, Separated, separated
+from .metadata import JPEG, separated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,26 +173,26 @@ def _check_tile(image: Any, path: str) -> None:
         )
 
 
-def _without_metadata_if_broken(data: bytes, read: Callable[[Separated], T]) -> T:
+def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) -> T:
     try:
-        return read(Separated(data))
+        return read(data, b"")
     except _BROKEN as broken:
         bare = separated(data)
         if bare is None:
             raise
         try:
-            return read(bare)
+            return read(*bare)
         except _BROKEN:
             raise broken from None
 
 
-def _opened(data: bytes, path: str, max_pixels: int, file: Separated) -> Picture | None:
-    image = _identify(file.pixels)
+def _opened(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> Picture | None:
+    image = _identify(pixels)
     if image is None:
         return None
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
-    exif = file.exif or image.info.get("exif")
+    exif = exif or image.info.get("exif")
     if not exif and image.format == "PNG" and (at := data.rfind(b"eXIf")) >= 4:
         exif = data[at + 4 : at + 4 + int.from_bytes(data[at - 4 : at])]
     # Pillow rotates TIFF images itself
@@ -239,8 +239,8 @@ def _draft(n: int) -> int:
     return next(part for part in (8, 4, 2, 1) if part <= n)
 
 
-def _reduced(n: int, file: Separated) -> Any:
-    image, n = _decoded(file.pixels, n)
+def _reduced(n: int, pixels: bytes, exif: bytes) -> Any:
+    image, n = _decoded(pixels, n)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
     return _in_strips(image, n)

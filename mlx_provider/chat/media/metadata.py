@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 PNG = b"\x89PNG\r\n\x1a\n"
 JPEG = b"\xff\xd8\xff"
@@ -17,21 +16,15 @@ METADATA = (*range(0xE1, 0xEE), 0xEF, 0xFE)
 """JPEG segments without effect on pixels: all but JFIF's and Adobe's colour transform."""
 
 
-@dataclass(frozen=True)
-class Separated:
-    pixels: bytes
-    exif: bytes = b""
-
-
-def separated(data: bytes) -> Separated | None:
-    """`None`: neither PNG nor JPEG. Raises `ValueError` for too many chunks, or metadata that
-    unpack to more than `UNPACKED` bytes."""
+def separated(data: bytes) -> tuple[bytes, bytes] | None:
+    """The pixels, and the EXIF data; `None`: neither PNG nor JPEG. Raises `ValueError`
+    for too many chunks, or metadata that unpack to more than `UNPACKED` bytes."""
     if data.startswith(PNG):
         return _png(data)
     return _jpeg(data) if data.startswith(JPEG) else None
 
 
-def _png(data: bytes) -> Separated:
+def _png(data: bytes) -> tuple[bytes, bytes]:
     """Layout: PNG, third edition, section 5."""
     kept, exif, room = [PNG], b"", UNPACKED
     for kind, body, at in _chunks(data):
@@ -45,7 +38,7 @@ def _png(data: bytes) -> Separated:
             room -= _unpacked(body, PACKED[kind], room)
     if not data.endswith(kept[-1]) or kept[-1][4:8] != b"IEND":
         kept.append(bytes(4) + b"IEND" + zlib.crc32(b"IEND").to_bytes(4))
-    return Separated(b"".join(kept), exif)
+    return b"".join(kept), exif
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
@@ -81,7 +74,7 @@ def _unpacked(body: bytes, texts: int, room: int) -> int:
     return total
 
 
-def _jpeg(data: bytes) -> Separated:
+def _jpeg(data: bytes) -> tuple[bytes, bytes]:
     """Layout: ITU T.81, annex B. All data from the first scan on are pixels."""
     kept, exif, at = [data[:2]], b"", 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
@@ -94,4 +87,4 @@ def _jpeg(data: bytes) -> Separated:
         elif data[at + 4 : at + 10] == b"Exif\0\0":
             exif = exif or data[at + 10 : end]
         at = end
-    return Separated(b"".join([*kept, data[at:]]), exif)
+    return b"".join([*kept, data[at:]]), exif

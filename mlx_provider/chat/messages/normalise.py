@@ -146,7 +146,7 @@ def _read(message: Mapping[str, Any], path: str, notes: list[str] | None) -> Tur
         known = f"it must be one of {', '.join(ROLES)}"
         raise wrong_part(f"{path}.role", f"is {message.get('role')!r}; {known}")
     notes = None if role == "system" else notes
-    parts = content_parts(message, path, in_tool_result=role == "tool", notes=notes)
+    parts = content_parts(message, path, notes)
     if role == "system":
         kept = _without_billing(parts)
         if parts and not kept:

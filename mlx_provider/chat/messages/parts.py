@@ -28,7 +28,6 @@ class MediaRef:
     path: str
     """The client's name of the part: `messages[3].content[1]`."""
     detail: Detail = "auto"
-    in_tool_result: bool = False
     required: bool = True
 
 
@@ -38,17 +37,13 @@ _TEXT = {"text": "text", "input_text": "text", "output_text": "text", "refusal":
 _KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 _MEDIA = {word: kind for kind in _KINDS for word in (f"{kind}_url", f"input_{kind}", kind)}
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
-_DETAILS: dict[Any, Detail] = {
-    None: "auto",
-    "auto": "auto",
-    "low": "low",
-    "high": "high",
-    "original": "high",
-}
+_DETAILS: tuple[tuple[Any, Detail], ...] = (
+    *((None, "auto"), ("auto", "auto"), ("low", "low"), ("high", "high"), ("original", "high")),
+)
 
 
 def content_parts(
-    message: Mapping[str, Any], path: str, *, in_tool_result: bool, notes: list[str] | None = None
+    message: Mapping[str, Any], path: str, notes: list[str] | None = None
 ) -> tuple[Part, ...]:
     """Text and media in order. `notes` gets a warning for each part that becomes text, because no
     model can take it; `None`: such a part is refused."""
@@ -64,7 +59,7 @@ def content_parts(
     if not isinstance(content, Sequence):
         raise wrong_part(path, "must be a string, a list of parts or null")
     parts = [
-        _part_or_text(part, f"{path}[{i}]", in_tool_result, notes)
+        _part_or_text(part, f"{path}[{i}]", notes)
         for i, part in enumerate(content)
         if not (isinstance(part, Mapping) and part.get("type") in _THOUGHTS)
     ]
@@ -91,9 +86,9 @@ def _thought(block: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _part_or_text(part: Any, path: str, in_tool_result: bool, notes: list[str] | None) -> Part:
+def _part_or_text(part: Any, path: str, notes: list[str] | None) -> Part:
     try:
-        found = _part(part, path, in_tool_result)
+        found = _part(part, path)
     except BadRequest as error:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if notes is None or not isinstance(kind, str) or kind in _TEXT:
@@ -103,7 +98,7 @@ def _part_or_text(part: Any, path: str, in_tool_result: bool, notes: list[str] |
     return found if notes is None or isinstance(found, str) else replace(found, required=False)
 
 
-def _part(part: Any, path: str, in_tool_result: bool) -> Part:
+def _part(part: Any, path: str) -> Part:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
@@ -114,7 +109,7 @@ def _part(part: Any, path: str, in_tool_result: bool) -> Part:
     if kind == "tool_reference":
         return f"[tool: {part.get('tool_name') or part.get('name') or ''}]"
     if isinstance(kind, str) and kind in _MEDIA:
-        return _media(part, kind, path, in_tool_result)
+        return _media(part, kind, path)
     problem = "which is not supported; send text or image_url parts"
     raise wrong_part(path, f"is of type {kind!r}, {problem}")
 
@@ -128,7 +123,7 @@ def _text(part: Mapping[str, Any], key: str, path: str) -> str:
     return text
 
 
-def _media(part: Mapping[str, Any], word: str, path: str, in_tool_result: bool) -> MediaRef:
+def _media(part: Mapping[str, Any], word: str, path: str) -> MediaRef:
     kind = _MEDIA[word]
     if part.get("file_id"):
         problem = "names an uploaded file, which is not supported"
@@ -136,7 +131,8 @@ def _media(part: Mapping[str, Any], word: str, path: str, in_tool_result: bool) 
     value, detail = _value(part, word, kind), part.get("detail")
     if isinstance(value, Mapping):
         detail = value.get("detail", detail)
-    if detail not in _DETAILS:
+    wanted = next((known for name, known in _DETAILS if name == detail), None)
+    if wanted is None:
         raise BadRequest(f"{path}: detail must be auto, low or high", param=path)
     if isinstance(value, (list, tuple)) and kind == "video":
         source: str | tuple[str, ...] | None = tuple(
@@ -144,7 +140,7 @@ def _media(part: Mapping[str, Any], word: str, path: str, in_tool_result: bool) 
         )
     else:
         source = None if value is None else _url(value, path)
-    return MediaRef(kind, source, path, _DETAILS[detail], in_tool_result)
+    return MediaRef(kind, source, path, wanted)
 
 
 def _value(part: Mapping[str, Any], word: str, kind: str) -> Any:

@@ -85,7 +85,8 @@ def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
         keys = tuple(listed_parameters(schema)[0])
         text = written_call(parser.call_grammar(), name, dict.fromkeys(keys, "x"), schema)
         found = read_chunks([text], tool_parser=parser, tools=request.tools)
-        if [(called, _keys(given)) for called, given in found.calls] != [(name, keys)]:
+        read = [(called, isinstance(x, dict) and (*x,)) for called, x in found.whole_calls]
+        if found.cut_calls or read != [(name, keys)]:
             raise _unreadable(name, found, parser)
 
 
@@ -97,14 +98,6 @@ def _unreadable(name: str, found: WholeReply, parser: ToolParser) -> BadRequest:
         "tool_choice at auto",
         param="tools",
     )
-
-
-def _keys(arguments: str) -> tuple[str, ...]:
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return ()
-    return tuple(value) if isinstance(value, dict) else ()
 
 
 Messages = Sequence[Mapping[str, Any]]

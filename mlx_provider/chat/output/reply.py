@@ -15,7 +15,7 @@ from ...protocol.event_queue import compacted
 from ...protocol.events import Delta, FinishReason, TokenLogprob, ToolCallDelta
 from ...records.parsing import ReasoningParser, ToolParser, Tools
 from ...records.reading import TextEvent, TextReader
-from .text import ReplyFormat, read_reply
+from .text import read_reply
 from .turn_layout import NO_LAYOUT, AnswerEdge, TurnLayout
 
 
@@ -134,9 +134,10 @@ class Reply:
         self._taken = set(taken_ids)
         self._reader = TextReader()
         self._stops = StopText(stops)
-        spec = ReplyFormat(tool_parser, tools, reasoning_parser, reasoning_open, layout)
         self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
-        self._reading = read_reply(self._reader, spec, self._note)
+        self._reading = read_reply(
+            self._reader, self._note, reasoning_parser, tool_parser, tools, reasoning_open, layout
+        )
         self.faults: list[str] = []
         """Failures of the parsers; the text concerned is sent as text."""
         self._found: list[Delta] = []

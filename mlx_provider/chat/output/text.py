@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ...isolation import Isolation
 from ...records.blocks import read_block, scan_block
 from ...records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader, read_turn_ends
-from .turn_layout import NO_LAYOUT, TurnLayout, beginning, leading, trailing
-
-
-@dataclass(frozen=True)
-class ReplyFormat:
-    tool_parser: ToolParser | None = None
-    tools: Tools = ()
-    reasoning_parser: ReasoningParser | None = None
-    reasoning_open: bool | None = False
-    """Whether the prompt ended inside a thought. `None`: unknown."""
-    layout: TurnLayout = NO_LAYOUT
-
+from .turn_layout import TurnLayout, beginning, leading, trailing
 
 Note = Callable[[str, str], None]
 """Receives one line about a failed parser, and the traceback."""
 
 
-def read_reply(reader: TextReader, spec: ReplyFormat, note: Note) -> Reading[None]:
-    tools = spec.tools if spec.tool_parser else None
-    thoughts, calls = spec.reasoning_parser, spec.tool_parser
-    if thoughts is not None and thoughts.whole is not None:
-        return _whole(thoughts.whole, f"reasoning parser {thoughts.name!r}", reader, tools, note)
-    if calls is not None and calls.whole is not None:
-        return _whole(calls.whole, f"tool parser {calls.name!r}", reader, tools, note)
-    return _Marked(reader, spec, note, thoughts or _NO_THOUGHTS, calls or _NO_CALLS).run()
+def read_reply(
+    reader: TextReader,
+    note: Note,
+    thoughts: ReasoningParser | None,
+    calls: ToolParser | None,
+    tools: Tools,
+    is_open: bool | None,
+    layout: TurnLayout,
+) -> Reading[None]:
+    """`is_open`: whether the prompt ended inside a thought; `None`: unknown."""
+    for kind, parser in (("reasoning", thoughts), ("tool", calls)):
+        if parser is not None and parser.whole is not None:
+            name = f"{kind} parser {parser.name!r}"
+            return _whole(parser.whole, name, reader, tools if calls else None, note)
+    thoughts = thoughts or ReasoningParser(name="", start="", end="", calls=())
+    parser = calls or ToolParser(name="", start="", end="")
+    breaks = {} if calls else dict(thoughts.calls)
+    return _Marked(reader, note, thoughts, parser, breaks, tools, layout).run(is_open)
 
 
 def _whole(
@@ -50,32 +49,25 @@ def _whole(
     yield from reader.pass_until((), reader.content)
 
 
-_NO_THOUGHTS = ReasoningParser(name="", start="", end="", calls=())
-_NO_CALLS = ToolParser(name="", start="", end="")
-
-
 @dataclass
 class _Marked:
     reader: TextReader
-    spec: ReplyFormat
     note: Note
     thoughts: ReasoningParser
     parser: ToolParser
+    breaks: Mapping[str, str]
+    tools: Tools
+    layout: TurnLayout
     held: str = ""
     """White space that is text only if more answer follows."""
     owed: int = 0
     """Expected closers for openers inside a thought. They are not text."""
     dropping: bool = False
-    openers: tuple[str, ...] = field(init=False)
-    closers: tuple[str, ...] = field(init=False)
-    calls: tuple[str, ...] = field(init=False)
-    breaks: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.openers = self.thoughts.openers()
         self.closers = self.thoughts.closers()
         self.calls = self.parser.openers()
-        self.breaks = {} if self.spec.tool_parser else dict(self.thoughts.calls)
 
     def content(self, text: str) -> None:
         if text and not self.dropping:
@@ -88,8 +80,8 @@ class _Marked:
         self.held = text[len(shown) :]
         self.reader.reasoning(shown)
 
-    def run(self) -> Reading[None]:
-        thoughts, is_open = self.thoughts, self.spec.reasoning_open
+    def run(self, is_open: bool | None) -> Reading[None]:
+        thoughts = self.thoughts
         self.reader.content(thoughts.prefix)
         if not self.closers or is_open is False:
             yield from self.begin()
@@ -105,7 +97,7 @@ class _Marked:
 
     def begin(self) -> Reading[None]:
         space = yield from self.reader.space()
-        self.held = beginning(space, self.spec.layout.turn_open)
+        self.held = beginning(space, self.layout.turn_open)
         if not (yield from self.reader.peek()):
             self.reader.content(self.held)
             self.held = ""
@@ -114,7 +106,7 @@ class _Marked:
     def wait(self) -> Reading[None]:
         reader, thoughts = self.reader, self.thoughts
         space = yield from reader.space()
-        self.held = beginning(space, self.spec.layout.turn_open)
+        self.held = beginning(space, self.layout.turn_open)
         if (yield from self.try_first()):
             return
         parts: list[str] = []
@@ -170,7 +162,7 @@ class _Marked:
         if thoughts.header:
             yield from reader.accept(thoughts.header + "\n")
         space += yield from reader.space()
-        self.held = leading(space, self.spec.layout.thought_open)
+        self.held = leading(space, self.layout.thought_open)
         markers = (*self.closers, *self.openers, *self.calls, *self.breaks)
         while True:
             found = yield from reader.pass_until(markers, self.thought)
@@ -180,7 +172,7 @@ class _Marked:
                 return
             if found in self.closers:
                 reader.skip(len(found))
-                reader.reasoning(trailing(self.held, self.spec.layout.thought_close))
+                reader.reasoning(trailing(self.held, self.layout.thought_close))
                 yield from self.close_thought()
                 return
             if found in self.openers:
@@ -219,7 +211,7 @@ class _Marked:
             if not self.closers or not (yield from reader.accept(*self.closers)):
                 break
             self.owed = max(0, self.owed - 1)
-        joint = self.spec.layout.answer_open
+        joint = self.layout.answer_open
         beyond = space[space.rfind("\n") + 1 :]
         self.held = beyond if joint is None else leading(space, joint)
         yield from self.try_first()
@@ -234,8 +226,8 @@ class _Marked:
         """Read calls at `marker`. False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.parser
         start, before = reader.position, reader.calls
-        scan = self.isolate(scan_block(parser, reader, self.spec.tools))
-        if not (yield from read_block(reader, scan, parser, marker, emit, self.spec.tools)):
+        scan = self.isolate(scan_block(parser, reader, self.tools))
+        if not (yield from read_block(reader, scan, parser, marker, emit, self.tools)):
             reader.forget_marks()
             return False
         reader.forget_marks()

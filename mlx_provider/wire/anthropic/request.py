@@ -165,16 +165,8 @@ def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 CHATS_OWN = (
-    "function_call",
-    "functions",
-    "logprobs",
-    "max_completion_tokens",
-    "n",
-    "parallel_tool_calls",
-    "response_format",
-    "stop",
-    "top_logprobs",
-    "user",
+    "function_call functions logprobs max_completion_tokens n parallel_tool_calls response_format"
+    " stop top_logprobs user".split()
 )
 """Parameters of chat for which the reply has no room, or which have another name here."""
 

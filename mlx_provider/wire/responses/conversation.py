@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import wrong_part
@@ -13,29 +13,16 @@ from ...invalid import shown
 from ..api import Turns, check_kind, expect, objects, parts_of
 from ..openai.tools import without, wrap_text
 
-HOSTED = (
-    "apply_patch",
-    "code_interpreter",
-    "computer",
-    "file_search",
-    "image_generation",
-    "local_shell",
-    "mcp",
-    "programmatic_tool_calling",
-    "shell",
-    "tool_search",
-    "web_search",
+HOSTED = tuple(
+    "apply_patch code_interpreter computer file_search image_generation local_shell mcp"
+    " programmatic_tool_calling shell tool_search web_search".split()
 )
 """Prefixes of the types of tools that a server runs itself; they have no effect here."""
 MEMBERS = ("name", "description", "parameters", "strict", "format", "type")
 ROLES = ("user", "assistant", "system", "developer")
-ITEMS = (
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
+ITEMS = tuple(
+    "message reasoning function_call function_call_output custom_tool_call"
+    " custom_tool_call_output".split()
 )
 RESULTS = ("_output", "_result")
 """Endings of the types of items with the result of a call."""
@@ -60,21 +47,16 @@ class Called:
         return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
 
 
-@dataclass(frozen=True)
 class ChatTools:
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    called: dict[str, Called] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
-    lenient: bool = False
-
-    @classmethod
-    def read(cls, given: Any, *, lenient: bool = False) -> ChatTools:
+    def __init__(self, given: Any = None, *, lenient: bool = False) -> None:
         """`lenient`: an unknown type has no effect."""
-        made = cls(lenient=lenient)
+        self.tools: list[dict[str, Any]] = []
+        self.called: dict[str, Called] = {}
+        self.places: dict[str, str] = {}
+        self.ignored: list[str] = []
+        self._lenient = lenient
         for where, tool in objects([] if given is None else given, "tools"):
-            made._add(tool, where)
-        return made
+            self._add(tool, where)
 
     def choice(self, given: Any) -> Any:
         if not isinstance(given, Mapping):
@@ -94,7 +76,7 @@ class ChatTools:
                 self._add(member, at, tool)
         elif kind in ("function", "custom"):
             self._add_callable(tool, where, space or {}, kind)
-        elif isinstance(kind, str) and kind and (self.lenient or kind.startswith(HOSTED)):
+        elif isinstance(kind, str) and kind and (self._lenient or kind.startswith(HOSTED)):
             self.ignored.append(f"{where} ({kind})")
         else:
             raise wrong_part(where, f"is {shown(kind)}, which is not supported", ".type")

@@ -31,27 +31,22 @@ Fields = dict[str, Any]
 THOUGHT, TEXT = "reasoning_summary_text", "output_text"
 CUSTOM = "custom_tool_call_input"
 ECHOED: Mapping[str, Any] = {
+    **dict.fromkeys(
+        "instructions max_output_tokens max_tool_calls previous_response_id prompt_cache_key"
+        " safety_identifier temperature top_p user".split()
+    ),
     "background": False,
     "frequency_penalty": 0.0,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
     "presence_penalty": 0.0,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
     "service_tier": "default",
-    "temperature": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "top_logprobs": 0,
-    "top_p": None,
     "truncation": "disabled",
-    "user": None,
 }
 """Parameters that a response repeats, with their defaults."""
 OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
@@ -59,9 +54,9 @@ OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "str
 
 @dataclass
 class _Item:
-    """A thought, a message, or a call. Methods yield the events of a stream, without their
-    place."""
+    """A thought, a message, or a call. Methods yield the events of a stream."""
 
+    at: int
     fields: Fields
     key: str
     """The field with its text, or with the list of its one part."""
@@ -74,6 +69,7 @@ class _Item:
     _logprobs: list[Fields] = field(default_factory=list)
 
     def begin(self) -> Iterator[Fields]:
+        yield self._whole("added")
         if self.part:
             yield self._event(self.part, "added", part=self._part(""))
 
@@ -96,10 +92,17 @@ class _Item:
         else:
             name = {} if self.word == CUSTOM else {"name": self.fields["name"]}
             yield self._event(self.word, "done", **{self.key: text}, **name)
+        yield self._whole("done")
+
+    def _whole(self, what: str) -> Fields:
+        """With a copy, because the item still changes."""
+        kind = f"response.output_item.{what}"
+        return {"type": kind, "output_index": self.at, "item": {**self.fields}}
 
     def _event(self, word: str, what: str, **more: Any) -> Fields:
         index = {f"{self.key}_index": 0} if self.part else {}
-        return {"type": f"response.{word}.{what}", **index, **more}
+        place = {"output_index": self.at, "item_id": self.fields["id"]}
+        return {"type": f"response.{word}.{what}", **index, **more, **place}
 
     def _part(self, text: str) -> Fields:
         if self.word == THOUGHT:
@@ -111,17 +114,17 @@ class _Item:
         return {"logprobs": logprobs} if self.word == TEXT else {}
 
 
-def _thought(item_id: str) -> _Item:
+def _thought(at: int, item_id: str) -> _Item:
     fields = {"id": item_id, "type": "reasoning", "summary": []}
-    return _Item(fields, "summary", THOUGHT, "reasoning_summary_part")
+    return _Item(at, fields, "summary", THOUGHT, "reasoning_summary_part")
 
 
-def _message(item_id: str) -> _Item:
+def _message(at: int, item_id: str) -> _Item:
     head = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress"}
-    return _Item({**head, "content": []}, "content", TEXT, "content_part")
+    return _Item(at, {**head, "content": []}, "content", TEXT, "content_part")
 
 
-def _call(item_id: str, piece: ToolCallDelta, called: Called) -> _Item:
+def _call(at: int, item_id: str, piece: ToolCallDelta, called: Called) -> _Item:
     key = "input" if called.custom else "arguments"
     fields = {
         "id": item_id,
@@ -134,7 +137,7 @@ def _call(item_id: str, piece: ToolCallDelta, called: Called) -> _Item:
     if called.namespace is not None:
         fields["namespace"] = called.namespace
     word = CUSTOM if called.custom else "function_call_arguments"
-    return _Item(fields, key, word, call=piece.index)
+    return _Item(at, fields, key, word, call=piece.index)
 
 
 def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,49 +215,37 @@ class _Response:
         texts = (THOUGHT, "rs", _thought, delta.reasoning), (TEXT, "msg", _message, delta.content)
         for word, kind, make, text in texts:
             if text:
-                if self._open is None or self._open.word != word:
-                    yield from self._begin(make(self._next_id(kind)))
+                item = self._open
+                if item is None or item.word != word:
+                    item = make(*self._next(kind))
+                    yield from self._begin(item)
                 logprobs = None if word == THOUGHT else logprobs_of(delta.logprobs)
-                yield from self._grow(text, logprobs)
+                yield from item.add(text, logprobs["content"] if logprobs else [])
         for piece in delta.tool_calls:
-            if self._open is None or self._open.call != piece.index:
+            item = self._open
+            if item is None or item.call != piece.index:
                 name = piece.name or ""
                 called = self._tools.called.get(name, Called(name))
-                item_id = self._next_id("ctc" if called.custom else "fc")
-                yield from self._begin(_call(item_id, piece, called))
+                item = _call(*self._next("ctc" if called.custom else "fc"), piece, called)
+                yield from self._begin(item)
             if piece.arguments:
-                yield from self._grow(piece.arguments)
+                yield from item.add(piece.arguments, [])
 
     def _begin(self, item: _Item) -> Iterator[Fields]:
         yield from self._end("completed")
         self._open = item
         self._items.append(item.fields)
-        yield self._item("added")
-        yield from map(self._with_place, item.begin())
-
-    def _grow(self, text: str, logprobs: Fields | None = None) -> Iterator[Fields]:
-        assert self._open is not None  # noqa: S101  (a caller's mistake, not an input's)
-        tokens = logprobs["content"] if logprobs else []
-        yield from map(self._with_place, self._open.add(text, tokens))
+        yield from item.begin()
 
     def _end(self, status: str) -> Iterator[Fields]:
         if self._open is not None:
-            yield from map(self._with_place, self._open.end(status))
-            yield self._item("done")
+            yield from self._open.end(status)
             self._open = None
 
-    def _item(self, what: str) -> Fields:
-        """With a copy, because the item still changes."""
-        at = len(self._items) - 1
-        item = dict(self._items[at])
-        return {"type": f"response.output_item.{what}", "output_index": at, "item": item}
-
-    def _with_place(self, event: Fields) -> Fields:
-        at = len(self._items) - 1
-        return {**event, "output_index": at, "item_id": self._items[at]["id"]}
-
-    def _next_id(self, kind: str) -> str:
-        return f"{kind}_{self._id}_{len(self._items)}"
+    def _next(self, kind: str) -> tuple[int, str]:
+        """Place and id of the next item."""
+        at = len(self._items)
+        return at, f"{kind}_{self._id}_{at}"
 
 
 class Whole(_Response, api.Whole):
@@ -338,7 +329,7 @@ def response_request(
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
     check_parameters(body, STORED)
     instructions = Parameters(body).typed("instructions", str)
-    tools = ChatTools.read(body.get("tools"))
+    tools = ChatTools(body.get("tools"))
     values = {name: value for name, value in body.items() if name not in OWN}
     own = Parameters(values)
     for name, here in NAMES.items():
