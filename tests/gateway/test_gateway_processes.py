@@ -41,8 +41,7 @@ def test_a_port_in_use_is_named(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="a system without /proc")
-def test_an_engine_that_nobody_waits_for_has_ended(monkeypatch):
-    monkeypatch.setattr(engine, "END_LIMIT", 5.0)
+def test_an_engine_that_nobody_waits_for_has_ended(wait_until):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         process.kill()
-        assert engine._gone(process.pid)
+        wait_until(lambda: engine.has_ended(process.pid))
