@@ -145,7 +145,7 @@ def test_a_gateway_that_is_gone_is_told_with_its_log(
         with gateway(modules, tmp_path, url, ended if gone == "proxy" else alive) as its:
             running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, its, 9)
             with pytest.raises(EngineUnavailable, match=f"why the {gone} ended") as raised:
-                running.wait(100)
+                running.wait(300)
         assert "liveliness" not in raised.value.message
         assert client.returncode == -signal.SIGKILL
 
