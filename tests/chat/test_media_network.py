@@ -4,13 +4,14 @@ import io
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 from PIL import Image
 
+from local_server import serving
 from mlx_provider.chat.media.fetch import Source, fetch_remote, is_public
 from mlx_provider.chat.media.load import MediaPolicy, load_media
 from mlx_provider.chat.messages.parts import MediaRef
@@ -72,13 +73,9 @@ class Pictures(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as running:
+    with serving(Pictures) as running:
         running.seen = []  # type: ignore[attr-defined]
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
         yield running
-        running.shutdown()
-        thread.join()
 
 
 @contextmanager
@@ -86,17 +83,16 @@ def never_ending(opening: bytes) -> Iterator[str]:
     """A server that sends an opening, then a byte now and then, without end."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(60)
+        listener.settimeout(0.02)
 
         def serve() -> None:
-            try:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.sendall(opening)
-                    while not stop.wait(0.02):
-                        connection.sendall(b"a")
-            except OSError:
-                return
+            while not stop.is_set():
+                with suppress(OSError):  # nobody has come yet, or the client has gone
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(opening)
+                        while not stop.wait(0.02):
+                            connection.sendall(b"a")
 
         thread = threading.Thread(target=serve)
         thread.start()
