@@ -69,7 +69,7 @@ def engine(serve: Serve, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     with listening:
         scheme = "http" if tls is None else "https"
         yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
-        thread.join()
+        thread.join(300)
 
 
 @pytest.fixture(scope="module")

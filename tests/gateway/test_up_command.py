@@ -83,7 +83,7 @@ def stand_in_proxy(
     yield free_port
     for each in started:
         each.stop()
-        each.process.wait()
+        each.process.wait(300)
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
