@@ -8,16 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from local_server import serving
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.protocol.health import RequestStats, Stats
@@ -145,7 +145,7 @@ def test_a_gateway_that_is_gone_is_told_with_its_log(
         with gateway(modules, tmp_path, url, ended if gone == "proxy" else alive) as its:
             running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, its, 9)
             with pytest.raises(EngineUnavailable, match=f"why the {gone} ended") as raised:
-                running.wait(100)
+                running.wait(300)
         assert "liveliness" not in raised.value.message
         assert client.returncode == -signal.SIGKILL
 
@@ -307,7 +307,5 @@ def waiting() -> subprocess.Popen[bytes]:
 @contextmanager
 def listening() -> Iterator[str]:
     """A server that has an answer to everything."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(BaseHTTPRequestHandler) as server:
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()

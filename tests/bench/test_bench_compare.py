@@ -33,7 +33,7 @@ def test_streams_that_end_too_soon_are_told() -> None:
         stream = Answer("a b", 0.1, ended, 2, 0, times=(0.1, ended))
         newcomer = Answer("c", 0.5, 0.6, 1, 0)
         found = Row("stall", "llama", "4bit", "case", "server")
-        stall._add(found, stall.Scene([stream], newcomer, came=0.2))
+        stall.add_row(found, stall.Scene([stream], newcomer, came=0.2))
         assert found.figures["longest_gap"] == [pytest.approx(ended - 0.1)]
         return found.notes
 

@@ -1,24 +1,18 @@
 """Fetching over http: bounds held against real servers, and hosts that must not be reached."""
 
-import asyncio
 import io
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 from PIL import Image
 
-from mlx_provider.chat.media.fetch import (
-    HostRefused,
-    Source,
-    _CheckedTransport,
-    fetch_remote,
-    is_public,
-)
+from local_server import serving
+from mlx_provider.chat.media.fetch import Source, fetch_remote, is_public
 from mlx_provider.chat.media.load import MediaPolicy, load_media
 from mlx_provider.chat.messages.parts import MediaRef
 from mlx_provider.errors import MediaError
@@ -79,13 +73,9 @@ class Pictures(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as running:
+    with serving(Pictures) as running:
         running.seen = []  # type: ignore[attr-defined]
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
         yield running
-        running.shutdown()
-        thread.join()
 
 
 @contextmanager
@@ -93,17 +83,16 @@ def never_ending(opening: bytes) -> Iterator[str]:
     """A server that sends an opening, then a byte now and then, without end."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(60)
+        listener.settimeout(0.02)
 
         def serve() -> None:
-            try:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.sendall(opening)
-                    while not stop.wait(0.02):
-                        connection.sendall(b"a")
-            except OSError:
-                return
+            while not stop.is_set():
+                with suppress(OSError):  # nobody has come yet, or the client has gone
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(opening)
+                        while not stop.wait(0.02):
+                            connection.sendall(b"a")
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -241,17 +230,17 @@ def test_the_next_address_is_tried(server: ThreadingHTTPServer) -> None:
 
 def fetch_through(
     answer: Callable[[httpx.Request], httpx.Response], names: dict[str, str], start: str
-) -> httpx.Response:
-    """GET through the checks, with `answer` in place of the network."""
+) -> list[bytes | MediaError]:
+    """Through the checks, with `answer` in place of the network."""
 
-    async def get() -> httpx.Response:
-        transport = _CheckedTransport(MediaPolicy(), lambda host, port: [names[host]])
-        await transport._inner.aclose()
-        transport._inner = httpx.MockTransport(answer)  # type: ignore[assignment]
-        async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
-            return await client.get(start)
+    async def network(_: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+        return answer(request)
 
-    return asyncio.run(get())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", network)
+        return fetch_remote(
+            [Source(start, "p")], MediaPolicy(timeout=300), lambda host, port: [names[host]]
+        )
 
 
 def test_every_hop_is_checked() -> None:
@@ -262,7 +251,7 @@ def test_every_hop_is_checked() -> None:
         return httpx.Response(302, headers={"Location": "http://inside.test/secret"})
 
     names = {"outside.test": PUBLIC, "inside.test": "10.0.0.7"}
-    with pytest.raises(HostRefused, match=r"inside\.test is not a public host"):
+    with pytest.raises(MediaError, match=r"inside\.test is not a public host"):
         fetch_through(answer, names, "http://outside.test/a")
     assert hops == [f"http://{PUBLIC}/a"]
 
@@ -272,7 +261,9 @@ def test_tls_keeps_the_name() -> None:
         assert request.url.host == PUBLIC
         assert request.headers["Host"] == "outside.test"
         assert request.extensions["sni_hostname"] == "outside.test"
-        return httpx.Response(200)
+        return httpx.Response(200, content=stream())
 
-    done = fetch_through(answer, {"outside.test": PUBLIC}, "https://outside.test/a")
-    assert done.is_success
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"whole"
+
+    assert fetch_through(answer, {"outside.test": PUBLIC}, "https://outside.test/a") == [b"whole"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
 
+from local_server import serving
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
 
@@ -46,14 +46,8 @@ class CacheRoute(BaseHTTPRequestHandler):
 @pytest.fixture
 def engine() -> Iterator[ThreadingHTTPServer]:
     CacheRoute.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), CacheRoute)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(CacheRoute) as server:
+        yield server
 
 
 def run(engine: ThreadingHTTPServer, *arguments: str) -> str:

@@ -7,15 +7,15 @@ import re
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
+from local_server import serving
 from mlx_provider.cli.app import build
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import parse_address
@@ -39,14 +39,8 @@ class Metrics(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Metrics) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def run(*arguments: str) -> tuple[int, str]:

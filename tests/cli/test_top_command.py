@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from typer.testing import CliRunner
 
+from local_server import serving
 from mlx_provider.cli.app import build
 from mlx_provider.protocol.health import (
     EngineStats,
@@ -109,14 +109,8 @@ class StatsRoute(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
     StatsRoute.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StatsRoute)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(StatsRoute) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def run(engine: str, *arguments: str, key: str = "secret") -> tuple[int, str]:

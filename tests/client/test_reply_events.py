@@ -69,7 +69,7 @@ def engine(serve: Serve, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     with listening:
         scheme = "http" if tls is None else "https"
         yield f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
-        thread.join()
+        thread.join(300)
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +199,10 @@ def test_a_reader_in_a_thread_is_woken_by_close() -> None:
 
     with engine(wait) as url, ThreadPoolExecutor(1) as pool:
         generation = sent(url)
-        assert said(generation.get(60)) == "x"
+        assert said(generation.get(300)) == "x"
         reading = pool.submit(generation.get)
         generation.close()
-        [last] = reading.result(60)
+        [last] = reading.result(300)
     assert ends == [b""]
     assert isinstance(last, Failed)
     assert last.error.code == "request_failed"

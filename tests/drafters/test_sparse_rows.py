@@ -168,15 +168,19 @@ def alone(model: TextModel, requests: Sequence[Request]) -> list[Request]:
     return list(requests)
 
 
+@pytest.fixture(scope="module")
+def expected(qwen3: TextModel) -> list[Request]:
+    return alone(qwen3, mixed_requests())
+
+
 @pytest.mark.parametrize(
     ("layout", "drafts"),
     [("grouped", False), ("grouped", True), ("merged", False), ("solo", False)],
 )
 def test_rows_in_company_are_what_they_are_alone(
-    qwen3: TextModel, layout: str, drafts: bool
+    qwen3: TextModel, expected: list[Request], layout: str, drafts: bool
 ) -> None:
     """Staggered joins of all kinds, a cancel, a preemption, the same prompts once more."""
-    expected = alone(qwen3, mixed_requests())
     oracle = Oracle(0.7, VOCAB)
     for each in expected:
         oracle.learn(each.rows[0].all_tokens)

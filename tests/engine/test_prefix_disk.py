@@ -418,7 +418,7 @@ def run_child(code: str, folder: Path) -> subprocess.Popen:
 
 def test_kill_between_write_and_rename(tmp_path) -> None:
     child = run_child(CRASH, tmp_path)
-    assert child.wait(120) == -signal.SIGKILL
+    assert child.wait(300) == -signal.SIGKILL
     assert len(list((tmp_path / "prefixes").glob("tmp*"))) == 1
     model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path)
@@ -451,7 +451,7 @@ COMPANY = """
 def test_two_processes_share_a_folder(tmp_path) -> None:
     """Both write equal and different files, and both remove files above the bound."""
     children = [run_child(COMPANY, tmp_path) for _ in range(2)]
-    assert [child.wait(120) for child in children] == [0, 0]
+    assert [child.wait(300) for child in children] == [0, 0]
     assert files(tmp_path)
     for path in files(tmp_path):
         prefix_files.read(path, prefix_files.versions())  # raises if damaged

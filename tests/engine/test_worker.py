@@ -90,7 +90,7 @@ def test_waiting_callers_get_an_error_when_the_thread_dies_and_it_is_replaced() 
     with pytest.raises(EngineDied):
         waiting.result(timeout=300)
     for thread in set(threading.enumerate()) - others:
-        thread.join(60)
+        thread.join(300)
     assert worker.call(lambda: 2).result(timeout=300) == 2
     assert len(deaths) == 1
     worker.close()

@@ -128,6 +128,7 @@ def served(own: Path) -> Iterator[Gateway]:
         Subject("demo", {"drafter": "absent"}, "demo, absent"),
     ]
     environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
+    environ["MLX_PROVIDER_IDLE_TIMEOUT"] = "900"  # it must not end between tests
     with closing(staging(wanted, quiet, environ)) as stages:
         yield Gateway(stages, [next(stages) for _ in wanted])
 

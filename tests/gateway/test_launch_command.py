@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from local_server import serving
 from mlx_provider.cli.app import build
 from mlx_provider.gateway import foreground
 from mlx_provider.gateway.launch import Launch
@@ -165,16 +165,14 @@ def test_a_subagent_of_claude_runs_here_and_its_main_model_elsewhere(
 ) -> None:
     seen = stand_in("claude")
     client, served = OURS.clients["claude"], candidate("demo", OURS, 2**33).served
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Vendor) as vendor:
+    with serving(Vendor) as vendor:
         vendor.seen = []  # type: ignore[attr-defined]
-        threading.Thread(target=vendor.serve_forever, daemon=True).start()
         own = {
             **os.environ,
             "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{vendor.server_port}",
             "ANTHROPIC_API_KEY": "sk-ant-api-of-the-user",
         }
         assert Launch(client, served, [], own, as_subagent=True).run(lambda *told: None) == 7
-        vendor.shutdown()
     told = json.loads(seen.read_text())
     main, with_key, *local = told["answer"]
     assert "from the vendor" in main

@@ -58,7 +58,7 @@ def join() -> None:
     """Wait for what is told to end by itself."""
     for thread in threading.enumerate():
         if thread.name == THREAD:
-            thread.join(60)
+            thread.join(300)
 
 
 def shown(terminal: tuple[int, TextIO], engine: Engine) -> str:

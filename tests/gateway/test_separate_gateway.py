@@ -52,5 +52,5 @@ def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPat
             time.sleep(0.01)
     folder, process = seen
     assert not folder.exists()
-    assert process.wait(60) is not None, "it neither listened nor could be asked"
-    asking.join(60)
+    assert process.wait(300) is not None, "it neither listened nor could be asked"
+    asking.join(300)

@@ -10,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from local_server import serving
 from mlx_provider.cli.app import build
 from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.errors import EngineUnavailable
@@ -83,7 +83,7 @@ def stand_in_proxy(
     yield free_port
     for each in started:
         each.stop()
-        each.process.wait()
+        each.process.wait(300)
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
@@ -368,13 +368,11 @@ def test_a_request_that_the_proxy_refuses_ends_it(kept: GatewayFiles) -> None:
         def log_message(self, format: str, *args: object) -> None: ...
 
     asked: list[dict[str, object]] = []
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(Handler) as server:
         record = Record(SERVED, server.server_port)
         there = Proxy(None, record.url, "sk-x", kept.folder / "log")  # type: ignore[arg-type]
         with pytest.raises(EngineUnavailable, match="the proxy answers 503"):
             there.answer_once("demo", 60)
-        server.shutdown()
     assert asked[0]["max_tokens"] == 1
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from local_server import serving
 from mlx_provider.errors import BadRequest, ModelNotFound
 from mlx_provider.serving.hub import (
     Outline,
@@ -60,13 +60,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield asked
-    server.shutdown()
-    server.server_close()
+    with serving(Handler) as server:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield asked
 
 
 def test_demo_is_shipped() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from click.testing import Result
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
+from local_server import serving
 from mlx_provider.cli.app import build
 from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
@@ -100,20 +100,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         SHARDS[1]: b"2" * 2000,
         "model.gguf": b"3",
     }
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(hub))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    cache = str(tmp_path / "hub")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
-    monkeypatch.setenv("HF_HUB_CACHE", cache)
-    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    yield hub
-    server.shutdown()
-    server.server_close()
+    with serving(handler(hub)) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        cache = str(tmp_path / "hub")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
+        monkeypatch.setenv("HF_HUB_CACHE", cache)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        yield hub
 
 
 def fetches(asked: str, file: str) -> bool:

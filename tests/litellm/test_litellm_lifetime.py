@@ -112,7 +112,7 @@ async def test_cancelling_the_task_frees(slow, awaited, streaming):
 async def test_cancelling_before_the_engine_accepts_frees(slow, until, ask):
     """A thread has the request by then; it is freed once the engine has accepted it."""
     accepting, script = threading.Event(), slow.script
-    slow.script = lambda request: [accepting.wait(60), *script(request)][1:]
+    slow.script = lambda request: [accepting.wait(300), *script(request)][1:]
     task = asyncio.create_task(ask())
     await until(lambda: slow.active)
     task.cancel()

@@ -131,7 +131,7 @@ async def test_a_call_is_heard_before_the_engine_has_the_next_one(engine, script
             Delta(tool_calls=[ToolCallDelta(index=0, id="call_1", name="get_weather")]),
             Delta(tool_calls=[ToolCallDelta(index=0, arguments="{}")]),
         ]
-        name = "second" if heard.wait(60) else "unheard"
+        name = "second" if heard.wait(300) else "unheard"
         yield [Delta(tool_calls=[ToolCallDelta(index=1, id="call_2", name=name, arguments="{}")])]
         yield [Finish(reason="tool_calls"), scripted["done"]()]
 

@@ -113,8 +113,8 @@ def test_work_of_another_engine_ends_it(tiny: Tiny) -> None:
         assert not engine.idle
         other.submit(new_request(PROMPT, max_tokens=2))
 
-    worker.call(begin).result(timeout=120)
-    while not worker.call(lambda: other.idle).result(timeout=120):
+    worker.call(begin).result(timeout=300)
+    while not worker.call(lambda: other.idle).result(timeout=300):
         pass
-    assert worker.call(lambda: (engine.idle, engine.recent.ahead)).result(timeout=120) == (True, 0)
+    assert worker.call(lambda: (engine.idle, engine.recent.ahead)).result(timeout=300) == (True, 0)
     worker.close()

@@ -24,7 +24,7 @@ def not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_beyond_its_memory_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", BOMB])
     with bounded_process.memory_limit(process, 1 << 28):
-        code = process.wait()
+        code = process.wait(300)
     assert bounded_process.ENDS[-code] == "it takes too much memory"
 
 

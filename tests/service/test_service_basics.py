@@ -50,7 +50,7 @@ def own(tiny_class: Any, made: Any, folder: Path) -> Any:
 def test_pieces_add_up_to_the_text(qwen: Any) -> None:
     with qwen.pausing(after=20):
         running = qwen.start(max_tokens=40, logprobs=True)
-        begun = running.get(60)
+        begun = running.get(300)
     answer = qwen.read(running, begun=begun)
     view, lease = qwen.service.models.use(qwen.model, ModelOptions())
     with lease:
@@ -146,7 +146,7 @@ def test_a_parameter_that_cannot_be_served_is_refused_by_name(
 
 def test_closing_a_generation_frees_its_row(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(1))
-    generation.get(60)
+    generation.get(300)
     assert qwen.client.health().running == 1
     generation.close()
     wait_until(lambda: qwen.client.health().running == 0)
@@ -166,7 +166,7 @@ def test_closing_at_once_ends_every_generation(qwen: Any) -> None:
 
 def test_dropping_a_generation_frees_its_row(qwen: Any) -> None:
     generation = qwen.start(max_tokens=30_000, sampling=warm(1))
-    generation.get(60)
+    generation.get(300)
     del generation
     wait_until(lambda: qwen.client.health().running == 0)
 
@@ -213,7 +213,7 @@ def kill_engine_thread(model: Any, *held: Generation) -> None:
         answer = model.read(generation)
         assert answer.error is not None
         assert (answer.error.code, answer.error.status) == ("engine_died", 503)
-    threads[0].join(60)
+    threads[0].join(300)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -222,7 +222,7 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
     before = model.ask(max_tokens=8).only.content
     held = [model.start(max_tokens=30_000, sampling=warm(i)) for i in range(3)]
     for generation in held:
-        generation.get(60)
+        generation.get(300)
 
     kill_engine_thread(model, *held)
     wait_until(lambda: model.client.health().ok)
@@ -238,7 +238,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparati
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)
     held = model.start(max_tokens=30_000, sampling=warm(1))
-    held.get(60)
+    held.get(300)
     prepare = model.service._prepare
 
     def prepared(*given: Any) -> Any:
@@ -258,7 +258,7 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submissio
 ) -> None:
     model = own(tiny_class, make_service(), qwen.model)
     held = model.start(max_tokens=30_000, sampling=warm(1))
-    held.get(60)
+    held.get(300)
 
     def entered(entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
         active = Active(request, view.name, lease, view.instance)
@@ -343,7 +343,7 @@ def test_an_id_belongs_to_one_request(qwen: Any) -> None:
 def test_a_full_queue(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     model = own(tiny_class, make_service(max_rows=1, queue_per_row=2), qwen.model)
     running = model.start(max_tokens=30_000, sampling=warm(1))
-    running.get(60)
+    running.get(300)
     waiting = [model.start(max_tokens=2) for _ in range(2)]
     with pytest.raises(Overloaded) as refused:
         model.start(max_tokens=2)
@@ -408,7 +408,7 @@ def test_a_model_in_use_is_not_unloaded(
     made = make_service(memory_limit=int(1.9 * size), model_wait=0.2)
     first, second = (own(tiny_class, made, folder) for folder in folders)
     running = first.start(max_tokens=30_000, sampling=warm(1))
-    running.get(60)
+    running.get(300)
     with pytest.raises(MemoryInUse, match="in use") as refused:
         second.start()
     assert refused.value.retry_after

@@ -42,7 +42,7 @@ class Calls:
         return future
 
     def run(self) -> None:
-        future, function = self._waiting.get(timeout=120)
+        future, function = self._waiting.get(timeout=300)
         with Isolation(lambda fault: future.set_exception(fault.error)):
             future.set_result(function())
 

@@ -6,16 +6,16 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from local_server import serving
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.proxy import start_proxy
 from mlx_provider.testing.scripted import Call, Step, script
@@ -94,12 +94,8 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("book")
     (folder / "book.txt").write_text("word " * 3000)
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(handler) as server:
         yield f"http://127.0.0.1:{server.server_port}/book.txt"
-        server.shutdown()
-        thread.join()
 
 
 def run_judge(program: Path, *arguments: str, folder: Path, **variables: str) -> str:

@@ -78,26 +78,3 @@ def speculation(
     parts, count = part or list(PARTS), rows or Plan(folder).rows
     plan = Plan(folder, parts, count, draft_tokens, reply, rounds, dtype, drafter, draft_model)
     running.print_result(measure(plan))
-
-
-@benchmarks.command()
-def sparse(
-    folder: Checkpoint,
-    draft_model: Annotated[
-        Path, typer.Option(help="Folder of the smaller model that scores its prompts.")
-    ],
-    share: Annotated[
-        list[float] | None,
-        typer.Option(min=0.1, max=1, help="Of a prompt that is kept; repeatable; 1: all of it."),
-    ] = None,
-    prompt: Annotated[int, typer.Option(min=256, help="Tokens of the timed prompt.")] = 4096,
-    rounds: Rounds = 3,
-    dtype: Dtype = "float32",
-) -> None:
-    """Sparse prefill: time to first token."""
-    running.preload()
-    from sparse_prefill import Plan
-    from sparse_prefill import bench as measure
-
-    shares = share or Plan.shares
-    running.print_result(measure(Plan(folder, draft_model, shares, prompt, rounds, dtype)))

@@ -76,7 +76,7 @@ def measure(plan: Plan, subject: Subject, sides: Sequence[Side]) -> Iterator[lis
         late: Messages = [{"role": "user", "content": f"{text}\nWhich colour is it?"}]
         for side in in_turn(sides, turn):
             row = rows(f"{STREAMS} streams, a prompt of {plan.prompt} words", side.name)
-            _add(row, _scene(side, plan, asked, late))
+            add_row(row, _scene(side, plan, asked, late))
     yield rows.all()
 
 
@@ -104,7 +104,7 @@ def _scene(side: Side, plan: Plan, asked: Sequence[Messages], late: Messages) ->
     return Scene(streams, newcomer, came)
 
 
-def _add(row: Row, scene: Scene) -> None:
+def add_row(row: Row, scene: Scene) -> None:
     row.count([*scene.streams, scene.newcomer])
     whole = not scene.newcomer.failure and not any(each.failure for each in scene.streams)
     gaps = [gap for each in scene.streams for gap in gaps_after(each.times, scene.came)]
