@@ -28,6 +28,7 @@ from ..row_cache import (
     window_attributes,
 )
 from ..sizes import whole_steps
+from .tree import ID_BYTES
 
 if TYPE_CHECKING:
     from .buffers import RowBuffers
@@ -174,8 +175,6 @@ class Segment:
     pack: ArrayPack = EMPTY
     held: RowBuffers | None = None
     start: int = 0
-    slack: int = 0
-    """Bytes of capacity after it in `held`, if no row uses them."""
 
     @property
     def stored(self) -> int:
@@ -183,23 +182,17 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        return self.stored + self.slack
-
-    @property
-    def needed(self) -> bool:
-        """Whether a row refers to its arrays, so that eviction frees nothing."""
-        return self.held is not None and self.held.needed
+        return self.length * (self.token_bytes + ID_BYTES)
 
     def slice(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
         if self.held is not None:
-            slack = self.slack if stop == self.length else 0
-            return replace(self, length=stop - start, start=self.start + start, slack=slack)
+            return replace(self, length=stop - start, start=self.start + start)
         return replace(self, length=stop - start, pack=self.pack.cut(start, stop))
 
     def copied(self) -> Segment:
         pack = ArrayPack.of([a for each in self.arrays().values() for a in each])
-        return replace(self, buffers=pack.buffers, pack=pack, held=None, start=0, slack=0)
+        return replace(self, buffers=pack.buffers, pack=pack, held=None, start=0)
 
     def arrays(self) -> dict[int, list[Any]]:
         """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
