@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Any
@@ -189,11 +188,10 @@ class PrefixCache:
         their value after that many tokens (see `take_snapshot`). `inside`: not at a message end, so
         it is evicted first. `None` if every layer can be cut at any token, or none is possible."""
         try:
-            found = take_snapshot(cache, at)
+            return take_snapshot(cache, at, inside=inside)
         except (Unstorable, ValueError) as reason:
             self._warn(reason)
             return None
-        return None if found is None else replace(found, inside=inside)
 
     def insert(
         self,
@@ -328,15 +326,16 @@ class PrefixCache:
             return 0
         if before - nbytes <= sum(totals.rows.values()):
             self._trim(nbytes)
-        held = 0
+        held, weights = 0, self.sessions.weights()
         while (totals.nbytes > nbytes or totals.buffers > buffers) and held != totals.nbytes:
             held = totals.nbytes  # more may go, once no entry refers to it
-            over, stored = (held - nbytes, totals.buffers - buffers), [*totals.rows]
-            sizes = [row.stored for row in stored]
-            weights = self.sessions.weights()
-            evict([*self.nodes()], *over, weights, clock=self._clock, keep=frozenset(keep))
-            for row, size in zip(stored, sizes, strict=True):
-                if 0 < row.stored < size and not row.needed:
+            rows = [(row, row.stored) for row in totals.rows]
+            evict(
+                [*self.nodes()], totals, nbytes, buffers, clock=self._clock, weights=weights,
+                keep=frozenset(keep),
+            )  # fmt: skip
+            for row, stored in rows:
+                if 0 < row.stored < stored and not row.needed:
                     row.copy_out()
         self._trim(nbytes)
         freed = before - self.nbytes

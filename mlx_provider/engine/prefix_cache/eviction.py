@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from .tree import Node, remove, split
+from .tree import Node, Totals, remove, split
 
 MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
@@ -98,17 +98,18 @@ def head(leaf: Node, nbytes: int) -> list[Node]:
 
 def evict(
     nodes: Sequence[Node],
+    totals: Totals,
     nbytes: float,
     buffers: float,
-    weights: Mapping[Node, int],
     *,
     clock: int,
-    keep: Collection[Node] = (),
+    weights: Mapping[Node, int],
+    keep: Collection[Node],
 ) -> None:
-    """Evict leaves, and snapshots of inner nodes, the least valuable first, until so many bytes and
-    buffers are free. Nodes in `keep`, and nodes that rows use, lose only guesses. `clock`: the
-    present time on the clock of `Node.used`. `weights`: see `Sessions`."""
-    order, held = count(), sum(node.nbytes for node in nodes)
+    """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals are at
+    most so many bytes and buffers. Nodes in `keep`, and nodes that rows use, lose only guesses.
+    `clock`: the present time on the clock of `Node.used`. `weights`: see `Sessions`."""
+    order, held = count(), totals.nbytes
     heap: list[tuple[float, int, bool, Node]] = []
 
     def goes_whole(node: Node) -> bool:
@@ -117,46 +118,37 @@ def evict(
     def consider(node: Node) -> None:
         whole, stays = goes_whole(node), node in keep or node.needed
         if whole or node.guessed or (node.snapshot is not None and not stays):
-            each = value(node, clock, held, weights.get(node, 1))
-            heapq.heappush(heap, (each, next(order), whole, node))
+            worth = value(node, clock, held) * (1 if node.guessed else weights.get(node, 1))
+            heapq.heappush(heap, (worth, next(order), whole, node))
 
     for node in nodes:
         consider(node)
-    while heap and (nbytes > 0 or buffers > 0):
+    while heap and (totals.nbytes > nbytes or totals.buffers > buffers):
         _, _, whole, node = heapq.heappop(heap)
+        parent = node.parent
         if whole != goes_whole(node):
             continue  # became a leaf, and has a newer entry as one
-        nbytes, buffers = nbytes - node.nbytes, buffers - node.buffers
         if not whole:
             node.hold(node.segment, None)
-            nbytes, buffers = nbytes + node.nbytes, buffers + node.buffers
             continue
-        parent = node.parent
         remove(node)
         if parent is not None and parent.parent is not None and not parent.children:
             consider(parent)
 
 
-def value(node: Node, clock: int, held: int, pin: int) -> float:
+def value(node: Node, clock: int, held: int) -> float:
     """Value per byte of a leaf, or of an inner node's snapshot. Age is counted in bytes stored
     since the last use, so many small side requests age a long chat less than another long chat
     does."""
-    if node.complete:
-        recompute = len(node.tokens)
-    elif node.snapshot is None:
+    if not node.complete and node.snapshot is None:
         return 0.0  # no row can resume here
-    else:
-        recompute = node.stop - resumable_before(node)
-    size = node.nbytes
-    if node.children and node.snapshot is not None:
-        size = node.snapshot.nbytes
-    cost = recompute * (1 + node.stop / ATTENTION_DEPTH)
-    if node.guessed:  # rows passed here without using it
-        weight = GUESS / (1 + node.hits)
-    else:
-        weight = (1 + min(node.hits, PROVEN)) * pin
+    recompute = len(node.tokens) if node.complete else node.stop - resumable_before(node)
+    inner = node.children and node.snapshot
+    cost = recompute * (1 + node.stop / ATTENTION_DEPTH) / max(1, (inner or node).nbytes)
     disuse = (clock - node.used) / max(1, held)
-    return cost * weight / max(1, size) / (FRESH + disuse)
+    # rows passed a guess without using it
+    weight = GUESS / (1 + node.hits) if node.guessed else 1 + min(node.hits, PROVEN)
+    return cost * weight / (FRESH + disuse)
 
 
 def resumable_before(node: Node) -> int:

@@ -105,14 +105,13 @@ class Snapshot:
         return self.pack.buffers
 
 
-def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
-    """Windows and states of a row. `None` if every layer keeps every token.
-
-    `at`: their values after that many tokens, within the last pass of several tokens; only windows
-    still have the data for this. A window that has not wrapped is
-    included, as it may wrap before the row is stored. Raises `Unstorable`, and `ValueError` if the
-    data for `at` is gone.
-    """
+def take_snapshot(
+    cache: list[Any], at: int | None = None, *, inside: bool = False
+) -> Snapshot | None:
+    """Windows and states of a row. `None` if every layer keeps every token. `at`: their values
+    after that many tokens, within the last pass of several tokens; only windows still have the data
+    for this. A window that has not wrapped is included, as it may wrap before the row is stored.
+    Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
         which = kind(layer) if layer is not None else Kind.APPEND
@@ -126,7 +125,7 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
     arrays: list[Any] = []
     layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
-    return Snapshot(layers, ArrayPack.of(arrays)) if layers else None
+    return Snapshot(layers, ArrayPack.of(arrays), inside) if layers else None
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
