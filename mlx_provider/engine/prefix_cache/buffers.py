@@ -90,7 +90,8 @@ class RowBuffers:
 
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
-        layer = self.layers[leaf]
+        if (layer := self.layers.get(leaf)) is None:
+            return []
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +85,36 @@ def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
 
 
 class Index:
-    """The files on disk by name, and their names by the digest of the tokens before them."""
+    """The files on disk by name, and what a path needs to find them."""
 
     def __init__(self) -> None:
         self.files: dict[str, Header] = {}
         """The least recently used first."""
         self.nbytes = 0
-        self._after: dict[str, set[str]] = {}
+        self._segments: dict[tuple[str, int], set[str]] = {}
+        """Their names, by the digest of the tokens before them and their first token."""
+        self._states: dict[str, Counter[int]] = {}
+        """How many snapshots have so many tokens, by the digest of the tokens before these."""
 
     def add(self, header: Header) -> None:
         self.remove(header.name)
         self.files[header.name] = header
         self.nbytes += header.nbytes
-        self._after.setdefault(header.parent, set()).add(header.name)
+        if header.state:
+            self._states.setdefault(header.parent, Counter())[len(header.tokens)] += 1
+        else:
+            first = header.parent, int(header.tokens[0])
+            self._segments.setdefault(first, set()).add(header.name)
 
     def remove(self, name: str) -> None:
-        if (header := self.files.pop(name, None)) is not None:
-            self.nbytes -= header.nbytes
-            self._after[name.partition("-")[0]].discard(name)
+        if (header := self.files.pop(name, None)) is None:
+            return
+        self.nbytes -= header.nbytes
+        parent = name.partition("-")[0]
+        if header.state:
+            self._states[parent] -= Counter([len(header.tokens)])
+        else:
+            self._segments[parent, int(header.tokens[0])].discard(name)
 
     def touch(self, path: Sequence[Header]) -> list[str]:
         """The path's first file becomes the newest, so that the tail is removed first."""
@@ -118,14 +129,17 @@ class Index:
         digest, at, end = digests(key, ids), 0, 0
         steps, states = list[Step](), list[Step]()
         while at <= max(end, shared) and at < len(ids):
-            known = [self.files[name] for name in self._after.get(digest(at), ())]
-            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
-            took, _, _, best = max((x for x in fits if not x[3].state), default=(0, 0, "", None))
-            if at == end and best is not None and took:
+            parent = digest(at)
+            known = self._segments.get((parent, int(ids[at])), ()) if at == end else ()
+            found = [self.files[name] for name in known]
+            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in found]
+            for took, _, _, header in sorted(fits)[-1:]:
                 end += took
-                steps.append((best, at, end))
-            whole = (h for n, _, _, h in fits if h.state and n == len(h.tokens))
-            states += sorted(((h, at, at + len(h.tokens)) for h in whole), key=itemgetter(2))
+                steps.append((header, at, end))
+            for count in sorted(self._states.get(parent, ())):
+                state = Header("", parent, at, ids[at : at + count], False, (), state=True)
+                if at + count <= len(ids) and state.name in self.files:
+                    states.append((self.files[state.name], at, at + count))
             edge = at // EDGE * EDGE + EDGE
             at = end if at < end < edge else edge
         return steps, [state for state in reversed(states) if state[2] <= max(end, shared)]

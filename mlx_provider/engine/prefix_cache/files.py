@@ -147,7 +147,7 @@ def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str
         checksum = str(metadata["checksum"])
     except (ValueError, KeyError, TypeError, OverflowError) as reason:
         raise BadFile("damaged header") from reason
-    if header.name != name:
+    if header.name != name or not len(ids):
         raise BadFile("its name does not fit its content")
     return header, begin, checksum
 

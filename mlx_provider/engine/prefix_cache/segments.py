@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -167,13 +168,16 @@ class Segment:
 
     length: int
     token_bytes: int
-    buffers: int
-    """Device buffers that it has, or would have on its own."""
     layers: tuple[tuple[int, int], ...]
     """(leaf index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
     pack: ArrayPack = EMPTY
     held: RowBuffers | None = None
     start: int = 0
+
+    @property
+    def buffers(self) -> int:
+        """Device buffers that it has, or would have on its own."""
+        return self.pack.buffers if self.held is None else sum(count for _, count in self.layers)
 
     @property
     def stored(self) -> int:
@@ -191,21 +195,15 @@ class Segment:
 
     def copied(self) -> Segment:
         pack = ArrayPack.of([a for each in self.arrays().values() for a in each])
-        return replace(self, buffers=pack.buffers, pack=pack, held=None, start=0)
+        return replace(self, pack=pack, held=None, start=0)
 
     def arrays(self) -> dict[int, list[Any]]:
         """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
-        found: dict[int, list[Any]] = {}
         if self.held is not None:
-            span = self.start, self.start + self.length
-            for leaf, _ in self.layers:
-                found[leaf] = self.held.arrays(leaf, *span) if leaf in self.held.layers else []
-            return found
-        at = 0
-        for leaf, count in self.layers:
-            found[leaf] = [self.pack[i] for i in range(at, at + count)]
-            at += count
-        return found
+            stop = self.start + self.length
+            return {leaf: self.held.arrays(leaf, self.start, stop) for leaf, _ in self.layers}
+        places = iter(range(len(self.pack.places)))
+        return {x: [self.pack[i] for i in islice(places, count)] for x, count in self.layers}
 
 
 @dataclass(frozen=True)
@@ -229,13 +227,11 @@ class RowParts:
 
     def cut(self, start: int, stop: int, held: RowBuffers | None = None) -> Segment:
         """Tokens `[start, stop)`: copied, unless they stay in the row's buffers (`held`)."""
-        shape, size = self.shape, self.token_bytes
+        segment = Segment(stop - start, self.token_bytes, self.shape)
         if held is not None:
-            buffers = sum(count for _, count in shape)
-            return Segment(stop - start, size, buffers, shape, held=held, start=start)
+            return replace(segment, held=held, start=start)
         views = [a[..., start:stop, :] for each in self.layers.values() for a in each]
-        pack = ArrayPack.of(views)
-        return Segment(stop - start, size, pack.buffers, shape, pack)
+        return replace(segment, pack=ArrayPack.of(views))
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:

@@ -277,9 +277,10 @@ def split(node: Node, at: int) -> Node:
         node.tokens[:at].copy(), node.start, parent, node.complete, node.totals, used=node.used,
         hits=node.hits, generated=node.generated,
     )  # fmt: skip
-    upper.hold(whole.slice(0, at), None)
+    head, tail = whole.slice(0, at), whole.slice(at, len(node.tokens))
+    upper.hold(head, None)
     parent.children[int(node.tokens[0])] = upper
-    node.hold(whole.slice(at, len(node.tokens)), node.snapshot)
+    node.hold(tail, node.snapshot)
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
