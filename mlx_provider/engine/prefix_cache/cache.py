@@ -13,12 +13,12 @@ Stored tokens never change: rows copy them, or append to the buffers of an entry
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
 from typing import Any
 
-from ...protocol.health import PrefixCacheStats, PrefixNode
+from ...protocol.health import PrefixCacheStats
 from ..memory import MemoryProfile
 from ..row_cache import Unstorable, grow_by
 from . import paths, tree
@@ -400,7 +400,7 @@ class PrefixCache:
             **{name: found[name] for name in known},
             disk_bytes=disk["bytes"],
             disk_limit=disk["limit"],
-            tree=_outline(self._roots.values()),
+            tree=tree.outline(self._roots.values(), MAX_OUTLINED),
         )
 
     def check_integrity(self) -> None:
@@ -411,21 +411,3 @@ class PrefixCache:
         if str(reason) not in self._warned:
             self._warned.add(str(reason))
             log.warning("prefix cache: %s", reason)
-
-
-def _outline(roots: Iterable[Node]) -> list[PrefixNode]:
-    """At most `MAX_OUTLINED` nodes, parents before children, most recently used first."""
-    found: list[PrefixNode] = []
-    todo = [(0, node) for root in roots for node in root.children.values()]
-    todo.sort(key=lambda placed: placed[1].used)
-    while todo and len(found) < MAX_OUTLINED:
-        depth, node = todo.pop()
-        resumable = node.complete or node.snapshot is not None
-        found.append(
-            PrefixNode(
-                depth=depth, start=node.start, tokens=len(node.tokens), bytes=node.nbytes,
-                hits=node.hits, resumable=resumable,
-            )
-        )  # fmt: skip
-        todo += [(depth + 1, child) for child in node.children.values()]
-    return found

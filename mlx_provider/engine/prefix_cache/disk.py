@@ -320,8 +320,8 @@ class DiskTier:
         goal, steps = self.find(key, ids, match, grid)
         if not goal:
             return None, 0
-        path = [header for header, _, _ in self.index.walk(key, ids[:goal])[0]]
-        self.writer.do(partial(self.writer.touch, self.index.touch(path)))
+        path = self.index.touch([h for h, _, _ in self.index.walk(key, ids[:goal])[0]])
+        self.writer.do(partial(self.writer.touch, path))
         first = steps[0][0]
         states = [leaf for leaf, _ in first.layers] if first.state else ()
         filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
