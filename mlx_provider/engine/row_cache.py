@@ -61,8 +61,11 @@ def kind(layer: Any) -> Kind:
 
 
 def strictest(cache: list[Any]) -> Kind:
-    """Raises `Unstorable`."""
-    kinds = {kind(layer) for layer in leaves(cache) if layer is not None}
+    """APPEND for a row that cannot be stored."""
+    try:
+        kinds = {kind(layer) for layer in leaves(cache) if layer is not None}
+    except Unstorable:
+        return Kind.APPEND
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
 
 

@@ -69,7 +69,7 @@ class Prefixes:
         if self._cache is None:
             return NO_STATS
         try:
-            pending = self._pending = self._pending or self._worker.call(self._stats)
+            pending = self._pending = self._pending or self._worker.call(self._cache.stats)
             self._newest = pending.result(STATS_WAIT)
         except NotYet:
             return self._newest
@@ -130,9 +130,6 @@ class Prefixes:
     def _shrink_here(self, share: float) -> None:
         self.evict_to(int(share * self.nbytes))
         mx.clear_cache()
-
-    def _stats(self) -> PrefixCacheStats:
-        return NO_STATS if self._cache is None else self._cache.stats()
 
 
 @dataclass(frozen=True)

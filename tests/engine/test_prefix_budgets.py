@@ -177,6 +177,19 @@ def test_agents_that_take_turns_each_keep_a_share(layers: Layers, agents: int) -
                 assert request.cached >= what_fits(model, 500 * model.unit) - len(TAIL)
 
 
+def test_states_of_sessions_that_return_leave_the_budget_whole() -> None:
+    """A session keeps more bytes than those of its tokens."""
+    traffic, model = Traffic(0), SyntheticModel("state", state_units=30)
+    server = Server(Bounded(700 * model.unit), model, chunk=64)
+    histories = {name: traffic.tokens(20) for name in "abc"}
+    for name in "abc" * 3:
+        histories[name] += traffic.tokens(10)
+        asked = SimRequest(histories[name] + TAIL, (len(histories[name]),), [5, 6])
+        server.serve(asked, name)
+    for size in (100, 300, 500):
+        server.serve(SimRequest(traffic.tokens(size) + TAIL, (size,), [5, 6]), "a")
+
+
 def test_the_next_session_gets_the_whole_budget_after_one_ends() -> None:
     model = SyntheticModel("kv")
     server = Server(Bounded(1000 * model.unit), model, chunk=64)

@@ -25,7 +25,8 @@ from from_disk import restored
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier, Restore
-from mlx_provider.engine.prefix_cache.tree import INSIDE, RECENT, as_ids
+from mlx_provider.engine.prefix_cache.paths import INSIDE, RECENT
+from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.errors import BadRequest
 from schedules import Calls
 

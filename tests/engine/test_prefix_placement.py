@@ -7,8 +7,8 @@ import pytest
 from agent_traffic import SimRequest, SyntheticModel, Traffic, serve
 from mlx_provider.engine.prefix_cache import policy as placement
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.prefix_cache.paths import INSIDE, RECENT
 from mlx_provider.engine.prefix_cache.policy import GRID, places
-from mlx_provider.engine.prefix_cache.tree import INSIDE, RECENT
 from mlx_provider.records import MediaSpan, Prompt
 
 KEY = CacheKey("simulated")

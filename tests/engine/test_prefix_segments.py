@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.segments import ArrayPack, take_snapshot
-from mlx_provider.engine.row_cache import Kind, Unstorable, kind, window_attributes
+from mlx_provider.engine.row_cache import Kind, Unstorable, kind, strictest, window_attributes
 from tiny import build
 
 KEY = CacheKey("tiny")
@@ -193,7 +193,7 @@ def test_a_window_gives_a_snapshot_inside_its_last_pass(start, windows, model_of
         return make_prompt_cache(model)
 
     prefix_cache = PrefixCache(budget=lambda: 2**40)
-    assert prefix_cache.strictest(make()) is Kind.WINDOW
+    assert strictest(make()) is Kind.WINDOW
     ids = prompt(70)
     cache = make()
     if start:
@@ -218,7 +218,7 @@ def test_a_state_gives_no_snapshot_of_an_earlier_token(model_of) -> None:
     model = model_of("qwen3_5_text")
     prefix_cache = PrefixCache(budget=lambda: 2**40)
     cache = make_prompt_cache(model)
-    assert prefix_cache.strictest(cache) is Kind.STATE
+    assert strictest(cache) is Kind.STATE
     prefill(model, cache, prompt(10), 0, 10)
     with pytest.raises(ValueError, match="after 9 tokens"):
         take_snapshot(cache, 9)

@@ -523,5 +523,9 @@ def test_the_cache_reuses_a_session_that_returns(qwen: Any, retain: bool) -> Non
     qwen.ask(
         "It comes back, however late. " * 4, session=f"s {retain}", retain=retain, max_tokens=2
     )
-    nodes = list(qwen.service.models.prefixes.cache().nodes())
-    assert any(node.sessions.get(f"s {retain}") is retain for node in nodes)
+    (pin,) = [
+        pin
+        for name, pin in qwen.service.models.prefixes.cache().sessions.items()
+        if name.endswith(f"s {retain}")
+    ]
+    assert pin.awaited is retain

@@ -43,8 +43,10 @@ class RowBuffers:
         self.layers = layers
         self.first = first
         self.base = base
+        self.nodes: set[Node] = set()
+        """Those that refer to it. They are on one path."""
         self.stored = 0
-        """Bytes that the prefix cache counts: they are not charged to the row."""
+        """Bytes of these nodes, which the prefix cache counts: they are not charged to the row."""
         self.intact = True
         """False after a device failure in its last row."""
         self._users: tuple[weakref.ref[Lease], ...] = ()
@@ -88,7 +90,8 @@ class RowBuffers:
 
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
-        layer = self.layers[leaf]
+        if (layer := self.layers.get(leaf)) is None:
+            return []
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
@@ -102,7 +105,12 @@ class RowBuffers:
     def used_by(self, row: Lease) -> None:
         self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
 
-    def slack(self, length: int) -> int:
+    @property
+    def path(self) -> list[Node]:
+        return sorted(self.nodes, key=lambda node: node.start)
+
+    def spare(self, length: int) -> int:
+        """Bytes of capacity after so many tokens."""
         arrays, own = self.own_arrays, length - self.first
         return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
 
@@ -112,8 +120,9 @@ class RowBuffers:
             mx.eval(cut)
             set_arrays(layer, cut)
 
-    def copy_out(self, stored: Sequence[Node]) -> None:
-        """Let nodes have copies of their own, layer by layer, whose arrays end with that."""
+    def copy_out(self) -> None:
+        """Let its nodes have copies of their own, layer by layer, whose arrays end with that."""
+        stored = self.path
         copies: list[list[Any]] = [[] for _ in stored]
         for leaf in [leaf for leaf, count in segment_of(stored[0]).layers if count]:
             for node, pieces in zip(stored, copies, strict=True):
@@ -125,7 +134,7 @@ class RowBuffers:
                 layer.keys = layer.values = None
         for node, pieces in zip(stored, copies, strict=True):
             pack = ArrayPack.loose(pieces)
-            node.segment = replace(segment_of(node), pack=pack, held=None, start=0, slack=0)
+            node.hold(replace(segment_of(node), pack=pack, held=None, start=0), node.snapshot)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         every = leaves(cache)
@@ -216,6 +225,17 @@ class Lease:
         """Bytes of the prefix cache that can be evicted until it is acquired."""
         return sum(each.stored for each in self.claimed if not each.in_use)
 
+    def trim(self, tokens: int) -> None:
+        """Free capacity of the row beyond so many tokens."""
+        own = self.own
+        if own is None:
+            return
+        with Isolation() as tried:  # a pass of the row may have failed
+            own.trim(max(tokens, *(each.offset for each in own.layers.values())))
+            self.capacity = own.capacity
+        if tried.fault is not None:
+            log.warning("a row keeps its capacity: %s", tried.fault.summary)
+
     def beyond(self, tokens: int) -> int:
         """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
         own buffers have whole steps too."""
@@ -275,10 +295,9 @@ class Leases:
             last = match.path[-1]
             if match.length < last.stop:
                 split(last, match.length - last.start)
-            for node in self._cache.nodes_in(own):
+            for node in own.path:
                 if node.start >= match.length:
-                    node.segment = segment_of(node).copied()
-            self._cache.recount()
+                    node.hold(segment_of(node).copied(), node.snapshot)
             return True
         if base is None or base.common:
             return False
@@ -292,9 +311,7 @@ class Leases:
         own, base, length = self._plan(match)
         if own is not None and not self._beyond(own, match):
             own.move_to(cache, match.length)
-            for node in self._cache.nodes_in(own):
-                node.segment = replace(segment_of(node), slack=0)
-            self._cache.recount()
+            self._cache.totals.set_spare(own, 0)
             lease = Lease(own, own.base, own.first).acquire()
             own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = own.capacity
@@ -315,7 +332,7 @@ class Leases:
         if own is not None and own.base is None:
             held = min(int(layer.offset) for layer in own.layers.values())
             if held > self._least and divisible(own.layers):
-                self._divide(own, held - 1, self._cache.nodes_in(own))
+                self._divide(own, held - 1, own.path)
         copied = deepcopy(cache)
         if own is None or own.base is None:
             return copied, None
@@ -339,34 +356,6 @@ class Leases:
         layers = own_layers(cache)
         return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
 
-    def trim(self, lease: Lease, tokens: int) -> None:
-        own = lease.own
-        if own is None:
-            return
-        with Isolation() as tried:  # a pass of the row may have failed
-            own.trim(max(tokens, *(each.offset for each in own.layers.values())))
-            lease.capacity = own.capacity
-        if tried.fault is not None:
-            log.warning("a row keeps its capacity: %s", tried.fault.summary)
-
-    def release(self, lease: Lease) -> None:
-        """A row has ended, or was merged with others, and none of its passes has failed."""
-        if lease.own is not None:
-            own, lease.own, lease.capacity = lease.own, None, 0
-            own.intact = True
-            if own.stored:
-                self._park(own)
-
-    def _park(self, own: RowBuffers) -> None:
-        """Their capacity counts, or is freed if it does not fit."""
-        found = self._cache.nodes_in(own)
-        slack = own.slack(found[-1].stop) if found else 0
-        if slack and self._cache.nbytes + slack > self._cache.budget():
-            own.trim(found[-1].stop)
-        elif slack:
-            found[-1].segment = replace(segment_of(found[-1]), slack=slack)
-        self._cache.recount()
-
     def _takeable(self, own: RowBuffers, match: Match) -> bool:
         """Whether a row may take the buffers over, which then have all that it needs."""
         if own.common or own.needed or not own.intact:
@@ -379,7 +368,7 @@ class Leases:
         return fits and self._beyond(own, match) <= match.length - own.first
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
-        return max(node.stop for node in self._cache.nodes_in(own)) - match.length
+        return max(node.stop for node in own.nodes) - match.length
 
     def _divisible(self, row: RowBuffers, end: int) -> int:
         """The first tokens of a row, of `end`, that others can share. 0: none, or too few for the
@@ -396,8 +385,7 @@ class Leases:
             prefix = row.divided(at)
             for node in [n for n in path if n.start < at]:
                 upper = split(node, at - node.start) if node.stop > at else node
-                upper.segment = replace(segment_of(upper), held=prefix, slack=0)
-            self._cache.recount()
+                upper.hold(replace(segment_of(upper), held=prefix), upper.snapshot)
         if tried.fault is not None:
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None

@@ -28,17 +28,10 @@ from ...errors import BadRequest, EngineDied
 from ...isolation import Fault, Isolation
 from ...safe_open import make_folder, replace_own
 from . import files
-from .files import (
-    Arrays,
-    BadFile,
-    Header,
-    Writer,
-    device_arrays,
-    host_arrays,
-    list_files,
-)
+from .files import Arrays, BadFile, Header, Writer, device_arrays, host_arrays, list_files
+from .paths import INSIDE, RECENT
 from .segments import ArrayPack, RowFiller, RowParts, Snapshot
-from .tree import INSIDE, RECENT, CacheKey, Ids, Match, common, outside_spans, segment_of
+from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
 
 log = logging.getLogger(__name__)
 
@@ -92,29 +85,36 @@ def digests(key: CacheKey, ids: Ids) -> Callable[[int], str]:
 
 
 class Index:
-    """The files on disk by name, and their names by the digest of the tokens before them."""
+    """The files on disk by name, and what a path needs to find them."""
 
     def __init__(self) -> None:
         self.files: dict[str, Header] = {}
         """The least recently used first."""
-        self.states: dict[str, Header] = {}
-        """Those of them without tokens."""
         self.nbytes = 0
-        self._after: dict[str, set[str]] = {}
+        self._segments: dict[tuple[str, int], set[str]] = {}
+        """Their names, by the digest of the tokens before them and their first token."""
+        self._states: dict[str, Counter[int]] = {}
+        """How many snapshots have so many tokens, by the digest of the tokens before these."""
 
     def add(self, header: Header) -> None:
         self.remove(header.name)
         self.files[header.name] = header
-        if not len(header.tokens):
-            self.states[header.name] = header
         self.nbytes += header.nbytes
-        self._after.setdefault(header.parent, set()).add(header.name)
+        if header.state:
+            self._states.setdefault(header.parent, Counter())[len(header.tokens)] += 1
+        else:
+            first = header.parent, int(header.tokens[0])
+            self._segments.setdefault(first, set()).add(header.name)
 
     def remove(self, name: str) -> None:
-        if (header := self.files.pop(name, None)) is not None:
-            self.states.pop(name, None)
-            self.nbytes -= header.nbytes
-            self._after[name.partition("-")[0]].discard(name)
+        if (header := self.files.pop(name, None)) is None:
+            return
+        self.nbytes -= header.nbytes
+        parent = name.partition("-")[0]
+        if header.state:
+            self._states[parent] -= Counter([len(header.tokens)])
+        else:
+            self._segments[parent, int(header.tokens[0])].discard(name)
 
     def touch(self, path: Sequence[Header]) -> list[str]:
         """The path's first file becomes the newest, so that the tail is removed first."""
@@ -122,24 +122,27 @@ class Index:
         self.files |= {name: self.files.pop(name) for name in names}
         return names
 
-    def walk(self, key: CacheKey, ids: Ids) -> list[Step]:
-        digest, at, steps = digests(key, ids), 0, []
-        while at < len(ids):
-            known = [self.files[name] for name in self._after.get(digest(at), ())]
-            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in known]
-            took, _, _, header = max(fits, default=(0, False, "", None))
-            if header is None or not took:
-                break
-            steps.append((header, at, at + took))
-            at += took
-        return steps
-
-    def states_along(self, key: CacheKey, ids: Ids) -> list[Header]:
-        """Longest first."""
-        own, digest = key.digest().hex(), digests(key, ids)
-        of_key = (h for h in self.states.values() if h.key == own and h.start <= len(ids))
-        states = sorted(of_key, key=lambda h: h.start)
-        return [state for state in states if digest(state.start) == state.parent][::-1]
+    def walk(self, key: CacheKey, ids: Ids, shared: int = 0) -> tuple[list[Step], list[Step]]:
+        """The segments of a path, and the snapshots within them or its first `shared` tokens, the
+        longest first. It looks after each segment and each multiple of `EDGE`, where the tokens of
+        a snapshot begin."""
+        digest, at, end = digests(key, ids), 0, 0
+        steps, states = list[Step](), list[Step]()
+        while at <= max(end, shared) and at < len(ids):
+            parent = digest(at)
+            known = self._segments.get((parent, int(ids[at])), ()) if at == end else ()
+            found = [self.files[name] for name in known]
+            fits = [(common(h.tokens, ids[at:]), h.complete, h.name, h) for h in found]
+            for took, _, _, header in sorted(fits)[-1:]:
+                end += took
+                steps.append((header, at, end))
+            for count in sorted(self._states.get(parent, ())):
+                state = Header("", parent, at, ids[at : at + count], False, (), state=True)
+                if at + count <= len(ids) and state.name in self.files:
+                    states.append((self.files[state.name], at, at + count))
+            edge = at // EDGE * EDGE + EDGE
+            at = end if at < end < edge else edge
+        return steps, [state for state in reversed(states) if state[2] <= max(end, shared)]
 
 
 class Restore:
@@ -198,9 +201,7 @@ class Restore:
 def usable(ids: Ids, length: int, match: Match, grid: int) -> int:
     """The largest multiple of `grid` within `length` at which a row may resume. 0: memory has as
     many tokens."""
-    at = outside_spans(ids, length)
-    while at % grid:
-        at = outside_spans(ids, at - at % grid)
+    at = outside_spans(ids, length, grid)
     return at if at > match.length // grid * grid else 0
 
 
@@ -240,7 +241,7 @@ class DiskTier:
         """Queue what is not on disk yet of a row with tokens `ids`. `states`: snapshots by token
         count. `prompted`: tokens before the reply. `None`: more of the prompt will follow, so its
         last tokens can wait."""
-        steps = self.index.walk(key, ids)
+        steps, known = self.index.walk(key, ids, len(ids))
         covered = steps[-1][2] if steps else 0
         complete = row.complete and all(header.complete for header, _, _ in steps)
         row = row.stored(complete=complete)
@@ -256,21 +257,18 @@ class DiskTier:
             path.append(header)
             left -= self.index.files[header.name].nbytes
         if states and not complete:
-            self._save_states(key, ids, states)
-        self._touch(path)
+            digest, ends = digests(key, ids), {end for _, _, end in known}
+            for at, state in sorted(states.items()):
+                start = (at - 1) // EDGE * EDGE
+                layers, tokens = list(state.layers.items()), ids[start:at]
+                header = Header(own, digest(start), start, tokens, False, layers, state=True)
+                if at not in ends:
+                    self._write(header, state.pack, self.limit)
+            _, every = self.index.walk(key, ids, len(ids))
+            for header, _, _ in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
+                self._forget(header.name)
+        self.writer.do(partial(self.writer.touch, self.index.touch(path)))
         self._shrink()
-
-    def _save_states(self, key: CacheKey, ids: Ids, states: Mapping[int, Snapshot]) -> None:
-        digest, own = digests(key, ids), key.digest().hex()
-        known = {state.start for state in self.index.states_along(key, ids)}
-        for at, state in sorted(states.items()):
-            if at not in known:
-                layers = list(state.layers.items())
-                header = Header(own, digest(at), at, ids[:0], False, layers)
-                self._write(header, state.pack, self.limit)
-        every = self.index.states_along(key, ids)
-        for header in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
-            self._forget(header.name)
 
     def _write(self, header: Header, pack: ArrayPack, left: int) -> bool:
         """Queue a file, if it has at most `left` bytes and the disk is fast enough."""
@@ -283,35 +281,28 @@ class DiskTier:
             return False
         self._sent += pack.nbytes
         self.index.add(header)
-        failed = partial(self._then_forget, header.name)
+
+        def failed() -> None:
+            """Disk thread."""
+            with suppress(EngineDied):
+                self.call(partial(self.index.remove, header.name))
+
         self.writer.do(partial(self.writer.write, header, host_arrays(pack), failed))
         return True
-
-    def _then_forget(self, name: str) -> None:
-        """Disk thread."""
-        with suppress(EngineDied):
-            self.call(partial(self.index.remove, name))
-
-    def _touch(self, path: Sequence[Header]) -> None:
-        self.writer.do(partial(self.writer.touch, self.index.touch(path)))
 
     # -- reading
 
     def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
         """The longest prefix of `ids` from which a row can resume, and its files. 0: memory has as
         much, which is `match`. At least one token is left to prefill."""
-        steps = self.index.walk(key, ids[:-1])
-        covered = max(match.shared, steps[-1][2] if steps else 0)
+        steps, states = self.index.walk(key, ids[:-1], match.shared)
         needed: list[Step] = []
         if match.complete and all(header.complete for header, _, _ in steps):
+            covered = max(match.shared, steps[-1][2] if steps else 0)
             length = usable(ids, covered, match, grid)
         else:
-            along = self.index.states_along(key, ids[:covered])
-            fits = (h for h in along if usable(ids, h.start, match, grid) == h.start)
-            state = next(fits, None)
-            if state is None:
-                return 0, []
-            length, needed = state.start, [(state, state.start, state.start)]
+            needed = [s for s in states if usable(ids, s[2], match, grid) == s[2]][:1]
+            length = needed[0][2] if needed else 0
         return length, needed + [s for s in steps if s[1] < length and s[2] > match.shared]
 
     def fill(
@@ -329,9 +320,10 @@ class DiskTier:
         goal, steps = self.find(key, ids, match, grid)
         if not goal:
             return None, 0
-        self._touch([header for header, _, _ in self.index.walk(key, ids[:goal])])
+        path = self.index.touch([h for h, _, _ in self.index.walk(key, ids[:goal])[0]])
+        self.writer.do(partial(self.writer.touch, path))
         first = steps[0][0]
-        states = () if len(first.tokens) else [leaf for leaf, _ in first.layers]
+        states = [leaf for leaf, _ in first.layers] if first.state else ()
         filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
         for node, agreed in match.steps:
             stop = min(node.start + agreed, goal)
@@ -345,7 +337,7 @@ class DiskTier:
                 self._damaged(header.name, reason)
                 goal = 0 if states else usable(ids, reached, match, grid)
                 break
-            if not len(header.tokens):
+            if header.state:
                 snapshot = Snapshot(dict(header.layers), ArrayPack.loose(arrays))
                 continue
             begin, reached = max(start, reached), min(stop, goal)
@@ -373,7 +365,6 @@ class DiskTier:
             "files": len(self.index.files),
             "bytes": self.index.nbytes,
             "limit": self.limit,
-            "written_bytes": self.writer.written,
             "skipped": self._skipped,
         }
 

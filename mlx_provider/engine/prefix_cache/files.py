@@ -36,7 +36,7 @@ from .tree import Ids
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 SUFFIX = ".safetensors"
 MAX_HEADER = 2**24
 BFLOAT16 = "bf16"
@@ -58,17 +58,19 @@ class Header:
     """Hex digest of key and tokens `[0, start)`."""
     start: int
     tokens: Ids
-    """Tokens of the segment. Empty: a snapshot at `start`."""
+    """Of the segment, or those before the snapshot from the last multiple of `disk.EDGE` on."""
     complete: bool
     layers: Sequence[tuple[int, Any]]
     """By leaf index: the number of arrays in a segment, or `Snapshot.layers`."""
     nbytes: int = 0
+    state: bool = False
+    """Whether it is a snapshot, at the end of the tokens."""
 
     @property
     def name(self) -> str:
         """Equal content has an equal name."""
         ids = hashlib.blake2b(self.tokens.tobytes(), digest_size=8).hexdigest()
-        kind = "kv" if len(self.tokens) else "state"
+        kind = "state" if self.state else "kv"
         return f"{self.parent}-{ids}-{int(self.complete)}.{kind}{SUFFIX}"
 
 
@@ -81,7 +83,7 @@ def versions() -> str:
 def write(folder: Path, header: Header, arrays: Arrays, versions: str) -> Path:
     """Raises `OSError`."""
     about = [header.key, header.parent, header.start, header.tokens.tolist(), header.complete]
-    metadata = {"versions": versions, "header": json.dumps([*about, header.layers])}
+    metadata = {"versions": versions, "header": json.dumps([*about, header.layers, header.state])}
     data = save({**arrays}, metadata | {"checksum": UNSIGNED})
     begin = 8 + int.from_bytes(data[:8], "little")
     signed = data[:begin].replace(UNSIGNED.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
@@ -138,14 +140,14 @@ def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str
         metadata = from_json(begin[8:])["__metadata__"]
         if metadata["versions"] != versions:
             raise BadFile(f"made by {metadata['versions']}, this is {versions}")
-        key, parent, start, tokens, complete, layers = from_json(metadata["header"])
+        key, parent, start, tokens, complete, layers, state = from_json(metadata["header"])
         ids = np.array(tokens, np.int64)
         size = os.fstat(file.fileno()).st_size
-        header = Header(key, parent, int(start), ids, bool(complete), layers, size)
+        header = Header(key, parent, int(start), ids, bool(complete), layers, size, bool(state))
         checksum = str(metadata["checksum"])
     except (ValueError, KeyError, TypeError, OverflowError) as reason:
         raise BadFile("damaged header") from reason
-    if header.name != name:
+    if header.name != name or not len(ids):
         raise BadFile("its name does not fit its content")
     return header, begin, checksum
 
@@ -154,8 +156,8 @@ class Writer:
     """The thread that makes all changes in the folder, and reads it, one job after another."""
 
     def __init__(self, folder: Path, versions: str) -> None:
-        self.done = self.written = 0
-        """Bytes that no longer wait, and those of them that are on disk."""
+        self.done = 0
+        """Bytes that no longer wait."""
         self._path = folder
         self._identity = _identity(folder)
         self._versions = versions
@@ -199,16 +201,14 @@ class Writer:
     # -- jobs
 
     def write(self, header: Header, arrays: Arrays, failed: Callable[[], object]) -> None:
-        nbytes = sum(array.nbytes for array in arrays.values())
         try:
             if not (self._folder / header.name).exists():  # else another process wrote it
                 write(self._folder, header, arrays, self._versions)
-            self.written += nbytes
         except (OSError, BadFile):
             failed()
             raise
         finally:
-            self.done += nbytes
+            self.done += sum(array.nbytes for array in arrays.values())
 
     def read(self, header: Header) -> Arrays:
         """Raises `BadFile` and `OSError`."""

@@ -17,12 +17,13 @@ import numpy as np
 from ...records import LoadedModel, Prompt
 from ..memory import MemoryProfile
 from ..request import PrefillJob, Request, Row, Start
-from ..row_cache import Kind
+from ..row_cache import Kind, strictest
 from ..sizes import STEP_TOKENS, FixedShapes
 from .buffers import Lease, Leases, divisible, own_layers
 from .cache import PrefixCache
 from .disk import Restore
-from .tree import NEAR, RECENT, CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
+from .paths import NEAR, RECENT
+from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
 """Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
@@ -71,7 +72,7 @@ class PrefixCachePolicy:
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
         self._make_cache = make_cache
-        self._strictest = cache.strictest(make_cache())
+        self._strictest = strictest(make_cache())
         self._shapes = shapes
         self._grid = 1 if shapes is None else shapes.tokens
         """A prefix is stored and used only up to a multiple of this."""
@@ -93,11 +94,7 @@ class PrefixCachePolicy:
         return not few and job.cost <= job.estimated_cached
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:
-        found = usable = self.cache.match(key, ids, limit=len(ids) - 1)
-        while at := usable.length % self._grid:
-            usable = self.cache.match(key, ids, limit=usable.length - at)
-        # the longest stored path shows where the prompt leaves it
-        return replace(found, length=usable.length, stateful=usable.stateful)
+        return self.cache.match(key, ids, len(ids) - 1, self._grid)
 
     def _found(self, job: PrefillJob) -> tuple[Match, int]:
         """The match, which is a new one if the prefix cache has changed, and the tokens that will
@@ -126,7 +123,7 @@ class PrefixCachePolicy:
 
     def trim(self, row: Row, tokens: int) -> None:
         if row.lease is not None:
-            self._leases.trim(row.lease, tokens)
+            row.lease.trim(tokens)
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """The same for the rows after the first."""
@@ -184,7 +181,10 @@ class PrefixCachePolicy:
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
-        self._plan_snapshots(job, match.length, match.branch)
+        if self._strictest is not Kind.APPEND:
+            job.keeps = self._places(job, match.length, match.branch)
+        if self._ends_passes:
+            job.cuts = job.keeps
         if any(row.tokens for row in job.rows):
             return None
         job.request.cached = match.length
@@ -208,12 +208,6 @@ class PrefixCachePolicy:
         """If a layer has a state, a pass ends at each snapshot. Fixed passes never do."""
         return self._strictest is Kind.STATE and self._shapes is None
 
-    def _plan_snapshots(self, job: PrefillJob, start: int, branch: int = 0) -> None:
-        if self._strictest is not Kind.APPEND:
-            job.keeps = self._places(job, start, branch)
-        if self._ends_passes:
-            job.cuts = job.keeps
-
     def _places(self, job: PrefillJob, start: int, branch: int) -> tuple[int, ...]:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""
         prompt, fits = job.prompt, None
@@ -224,13 +218,13 @@ class PrefixCachePolicy:
         if fits is not None and fits < len(prompt.tokens) and self.cache.disk is not None:
             found |= {*places(prompt, start, branch, grid=grid)}
         if self._shapes is not None:
-            found = {self._shapes.whole(at) for at in found} | self._last(prompt)
+            found = {self._whole(at) for at in found} | self._last(prompt)
             found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
         return tuple(sorted(found))
 
     def _last(self, prompt: Prompt) -> set[int]:
         """Where the next turn of a conversation, or the same prompt, resumes by whole passes."""
-        return set() if self._shapes is None else {self._shapes.whole(len(prompt.tokens) - 1)}
+        return set() if self._shapes is None else {self._whole(len(prompt.tokens) - 1)}
 
     def passed(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
@@ -246,7 +240,7 @@ class PrefixCachePolicy:
 
     def _whole(self, done: int) -> int:
         """The part of `done` prefilled tokens that may be stored."""
-        return done if self._shapes is None else self._shapes.whole(done)
+        return done // self._grid * self._grid
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """If tokens were left out, the tokens after them differ from those of other prompts."""
@@ -254,10 +248,10 @@ class PrefixCachePolicy:
             return
         whole = self._whole(job.done)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
+            beyond, lease = job.done > whole, job.rows[0].lease
             self._insert(
-                job.request, job.ids[:whole], job.cache, job.snapshots, beyond=job.done > whole,
-                lease=job.rows[0].lease,
-            )  # fmt: skip
+                job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond, lease=lease
+            )
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
         """The row has ended. Its cache holds the prompt and these tokens of the reply."""
@@ -285,9 +279,10 @@ class PrefixCachePolicy:
         request.stored = max(request.stored, min(stored, prompted) - request.cached)
 
     def give_back(self, rows: Iterable[Row]) -> None:
+        """They have ended, or were merged with others, and none of their passes has failed."""
         for row in rows:
             if row.lease is not None:
-                self._leases.release(row.lease)
+                self.cache.release(row.lease)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """The layout may have merged rows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from ..row_cache import (
     window_attributes,
 )
 from ..sizes import whole_steps
+from .tree import ID_BYTES
 
 if TYPE_CHECKING:
     from .buffers import RowBuffers
@@ -104,14 +106,13 @@ class Snapshot:
         return self.pack.buffers
 
 
-def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
-    """Windows and states of a row. `None` if every layer keeps every token.
-
-    `at`: their values after that many tokens, within the last pass of several tokens; only windows
-    still have the data for this. A window that has not wrapped is
-    included, as it may wrap before the row is stored. Raises `Unstorable`, and `ValueError` if the
-    data for `at` is gone.
-    """
+def take_snapshot(
+    cache: list[Any], at: int | None = None, *, inside: bool = False
+) -> Snapshot | None:
+    """Windows and states of a row. `None` if every layer keeps every token. `at`: their values
+    after that many tokens, within the last pass of several tokens; only windows still have the data
+    for this. A window that has not wrapped is included, as it may wrap before the row is stored.
+    Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
         which = kind(layer) if layer is not None else Kind.APPEND
@@ -125,7 +126,7 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
     arrays: list[Any] = []
     layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
-    return Snapshot(layers, ArrayPack.of(arrays)) if layers else None
+    return Snapshot(layers, ArrayPack.of(arrays), inside) if layers else None
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
@@ -167,15 +168,16 @@ class Segment:
 
     length: int
     token_bytes: int
-    buffers: int
-    """Device buffers that it has, or would have on its own."""
     layers: tuple[tuple[int, int], ...]
     """(leaf index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
     pack: ArrayPack = EMPTY
     held: RowBuffers | None = None
     start: int = 0
-    slack: int = 0
-    """Bytes of capacity after it in `held`, if no row uses them."""
+
+    @property
+    def buffers(self) -> int:
+        """Device buffers that it has, or would have on its own."""
+        return self.pack.buffers if self.held is None else sum(count for _, count in self.layers)
 
     @property
     def stored(self) -> int:
@@ -183,37 +185,25 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        return self.stored + self.slack
-
-    @property
-    def needed(self) -> bool:
-        """Whether a row refers to its arrays, so that eviction frees nothing."""
-        return self.held is not None and self.held.needed
+        return self.length * (self.token_bytes + ID_BYTES)
 
     def slice(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
         if self.held is not None:
-            slack = self.slack if stop == self.length else 0
-            return replace(self, length=stop - start, start=self.start + start, slack=slack)
+            return replace(self, length=stop - start, start=self.start + start)
         return replace(self, length=stop - start, pack=self.pack.cut(start, stop))
 
     def copied(self) -> Segment:
         pack = ArrayPack.of([a for each in self.arrays().values() for a in each])
-        return replace(self, buffers=pack.buffers, pack=pack, held=None, start=0, slack=0)
+        return replace(self, pack=pack, held=None, start=0)
 
     def arrays(self) -> dict[int, list[Any]]:
         """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
-        found: dict[int, list[Any]] = {}
         if self.held is not None:
-            span = self.start, self.start + self.length
-            for leaf, _ in self.layers:
-                found[leaf] = self.held.arrays(leaf, *span) if leaf in self.held.layers else []
-            return found
-        at = 0
-        for leaf, count in self.layers:
-            found[leaf] = [self.pack[i] for i in range(at, at + count)]
-            at += count
-        return found
+            stop = self.start + self.length
+            return {leaf: self.held.arrays(leaf, self.start, stop) for leaf, _ in self.layers}
+        places = iter(range(len(self.pack.places)))
+        return {x: [self.pack[i] for i in islice(places, count)] for x, count in self.layers}
 
 
 @dataclass(frozen=True)
@@ -237,13 +227,11 @@ class RowParts:
 
     def cut(self, start: int, stop: int, held: RowBuffers | None = None) -> Segment:
         """Tokens `[start, stop)`: copied, unless they stay in the row's buffers (`held`)."""
-        shape, size = self.shape, self.token_bytes
+        segment = Segment(stop - start, self.token_bytes, self.shape)
         if held is not None:
-            buffers = sum(count for _, count in shape)
-            return Segment(stop - start, size, buffers, shape, held=held, start=start)
+            return replace(segment, held=held, start=start)
         views = [a[..., start:stop, :] for each in self.layers.values() for a in each]
-        pack = ArrayPack.of(views)
-        return Segment(stop - start, size, pack.buffers, shape, pack)
+        return replace(segment, pack=ArrayPack.of(views))
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:

@@ -6,30 +6,22 @@ Imports no mlx.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...protocol.health import PrefixNode
 from ...records import Prompt
 
 if TYPE_CHECKING:
     from .buffers import RowBuffers
-    from .segments import RowParts, Segment, Snapshot
+    from .segments import Segment, Snapshot
 
 Ids = NDArray[np.int64]
 ID_BYTES = 8
-RECENT = 3
-"""Message ends kept per path besides the end of the system prompt."""
-INSIDE = 2
-"""Further snapshots kept per path: guesses, and branch points of prompts."""
-NEAR = 16
-"""This many tokens are cheaper to compute again than to store with a state."""
-MAX_EDGE = 2048
-"""Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +59,33 @@ def as_ids(tokens: Sequence[int] | Ids) -> Ids:
     return np.asarray(tokens, dtype=np.int64)
 
 
-def outside_spans(ids: Ids, at: int) -> int:
-    """The largest position <= `at` that is not inside a media span."""
+def outside_spans(ids: Ids, at: int, grid: int = 1) -> int:
+    """The largest multiple of `grid` <= `at` that is not inside a media span."""
+    at -= at % grid
     if at >= len(ids) or ids[at] >= 0 or ids[at] % 2 == 0:
         return at
     before = ids[:at]
     starts = np.flatnonzero((before < 0) & (before % 2 == 0))
-    return int(starts[-1]) if len(starts) else 0
+    return outside_spans(ids, int(starts[-1]), grid) if len(starts) else 0
+
+
+@dataclass(eq=False)
+class Totals:
+    """What all nodes of a prefix cache hold. Any thread may read the numbers."""
+
+    nbytes: int = 0
+    buffers: int = 0
+    """Device buffers."""
+    version: int = 0
+    """Number of changes. Each outdates all matches."""
+    rows: dict[RowBuffers, int] = field(default_factory=dict)
+    """Buffers of rows to which nodes refer, each with the bytes of its unused capacity that count:
+    none while a row uses it."""
+
+    def set_spare(self, buffers: RowBuffers, nbytes: int) -> None:
+        if buffers in self.rows:
+            self.nbytes += nbytes - self.rows[buffers]
+            self.rows[buffers] = nbytes
 
 
 @dataclass(eq=False, slots=True)
@@ -83,12 +95,14 @@ class Node:
     tokens: Ids
     start: int
     parent: Node | None
-    segment: Segment | None
     complete: bool
     """Whether a path may resume at any of its tokens. Then so may all its ancestors."""
+    totals: Totals
+    segment: Segment | None = None
     snapshot: Snapshot | None = None
     """State at `stop`, if not every layer can be cut."""
     children: dict[int, Node] = field(default_factory=dict)
+    """By their first tokens, the most recently used last."""
     used: int = 0
     """The prefix cache's clock: bytes stored so far, plus one per use."""
     hits: int = 0
@@ -97,8 +111,26 @@ class Node:
     """Its tokens are from a reply: a prompt that leaves it has tokenized the reply differently."""
     resumed: int = 0
     """Rows that resumed from its snapshot, or would have if there had been one."""
-    sessions: dict[str, bool] = field(default_factory=dict)
-    """Sessions whose newest path includes it, each with whether it is `awaited`."""
+
+    def hold(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
+        """Replace what it holds. Nothing else changes the totals of nodes."""
+        totals, old = self.totals, self.row
+        totals.version += 1
+        totals.nbytes -= self.nbytes
+        totals.buffers -= self.buffers
+        if old is not None:
+            old.stored -= segment_of(self).stored
+        self.segment, self.snapshot = segment, snapshot
+        totals.nbytes += self.nbytes
+        totals.buffers += self.buffers
+        if self.row is not None:
+            self.row.stored += segment_of(self).stored
+            self.row.nodes.add(self)
+            totals.rows.setdefault(self.row, 0)
+        if old is not None and old is not self.row:
+            old.nodes.discard(self)
+            if not old.nodes:
+                totals.nbytes -= totals.rows.pop(old)
 
     @property
     def stop(self) -> int:
@@ -106,7 +138,7 @@ class Node:
 
     @property
     def token_bytes(self) -> int:
-        return self.tokens.nbytes + (0 if self.segment is None else self.segment.nbytes)
+        return 0 if self.segment is None else self.segment.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -117,24 +149,33 @@ class Node:
         return sum(part.buffers for part in (self.segment, self.snapshot) if part is not None)
 
     @property
+    def row(self) -> RowBuffers | None:
+        """The buffers of a row in which its tokens are."""
+        return None if self.segment is None else self.segment.held
+
+    @property
     def needed(self) -> bool:
         """Whether its eviction frees nothing."""
-        return self.segment is not None and self.segment.needed
+        return self.row is not None and self.row.needed
 
     @property
     def lost(self) -> bool:
         """Whether the row in whose buffers it is has failed."""
-        return self.segment is not None and self.segment.held is not None and self.segment.held.lost
+        return self.row is not None and self.row.lost
 
     @property
     def guessed(self) -> bool:
         """Whether its snapshot is a guess that no row has needed yet."""
         return self.snapshot is not None and self.snapshot.inside and not self.resumed
 
-    @property
-    def awaited(self) -> bool:
-        """Whether the next request of a session through it will come."""
-        return any(self.sessions.values())
+    def touch(self, clock: int) -> list[Node]:
+        """Its path, which is in use now."""
+        path = self.path()
+        for node in path:
+            siblings, first = cast("Node", node.parent).children, int(node.tokens[0])
+            siblings[first] = siblings.pop(first)
+            node.used = clock
+        return path
 
     def path(self) -> list[Node]:
         found: list[Node] = []
@@ -181,49 +222,45 @@ class Match:
         return all(node.complete for node, _ in self.steps)
 
 
-def new_root() -> Node:
-    return Node(np.empty(0, np.int64), 0, None, None, complete=True)
+def new_root(totals: Totals) -> Node:
+    return Node(np.empty(0, np.int64), 0, None, True, totals)
 
 
-def match(root: Node, ids: Ids, limit: int, version: int = 0) -> Match:
-    """The longest stored prefix of `ids`, of at most `limit` tokens."""
+def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
+    """The longest stored prefix of `ids`, of at most `limit` tokens. A row can resume with a
+    multiple of `grid`."""
     steps: list[tuple[Node, int]] = []
     node, at, others = root, 0, list[Node]()
-    while at < limit:
+    while at < limit and not others:
         child = node.children.get(int(ids[at]))
         if child is None or child.lost:
-            usable = (each for each in node.children.values() if not each.lost)
-            others = sorted(usable, key=lambda each: -each.used)
+            others = [*node.children.values()]
             break
         agreed = common(child.tokens, ids[at:limit])
         steps.append((child, agreed))
         at += agreed
         if agreed < len(child.tokens):
-            others = [child] if at < limit else []
-            break
+            others = [child]
         node = child
-    length, stateful = _resumable(steps, ids, at)
-    stored = int(others[0].tokens[at - others[0].start]) if others else None
-    branch = 0 if all(other.generated for other in others) else at
-    left_at = at if others else None
-    return Match(
-        tuple(steps), at, length, len(ids), stateful, left_at, stored, branch, version
-    )  # fmt: skip
+    length, stateful = _resumable(steps, ids, grid)
+    found = Match(tuple(steps), at, length, len(ids), stateful, version=root.totals.version)
+    newest = next((each for each in reversed(others) if not each.lost), None)
+    if newest is None or at == limit:
+        return found
+    branch = 0 if all(each.generated or each.lost for each in others) else at
+    stored = int(newest.tokens[at - newest.start])
+    return replace(found, diverged_at=at, stored_token=stored, branch=branch)
 
 
-def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, shared: int) -> tuple[int, Node | None]:
+def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, grid: int) -> tuple[int, Node | None]:
     """Where a row can resume, never inside a media span, and the node whose snapshot it needs."""
-    usable = outside_spans(ids, shared)
     length, stateful = 0, None
     for node, agreed in steps:
+        at = outside_spans(ids, node.start + agreed, grid)
         if node.complete:
-            length, stateful = min(usable, node.start + agreed), None
-        elif (
-            node.snapshot is not None
-            and agreed == len(node.tokens)
-            and node.stop == outside_spans(ids, node.stop) <= usable
-        ):
-            length, stateful = node.stop, node
+            length = at
+        elif node.snapshot is not None and at == node.stop:
+            length, stateful = at, node
     return length, stateful
 
 
@@ -236,13 +273,15 @@ def common(a: Ids, b: Ids) -> int:
 def split(node: Node, at: int) -> Node:
     """Split a node, which is no root, after `at` of its tokens. Returns the new upper part; `node`
     remains the lower part, with snapshot and children."""
-    whole, first, parent = segment_of(node), int(node.tokens[0]), cast("Node", node.parent)
-    upper = replace(
-        node, tokens=node.tokens[:at].copy(), segment=whole.slice(0, at), snapshot=None,
-        children={}, resumed=0, sessions=dict(node.sessions),
+    whole, parent = segment_of(node), cast("Node", node.parent)
+    upper = Node(
+        node.tokens[:at].copy(), node.start, parent, node.complete, node.totals, used=node.used,
+        hits=node.hits, generated=node.generated,
     )  # fmt: skip
-    parent.children[first] = upper
-    node.segment = whole.slice(at, len(node.tokens))
+    head, tail = whole.slice(0, at), whole.slice(at, len(node.tokens))
+    upper.hold(head, None)
+    parent.children[int(node.tokens[0])] = upper
+    node.hold(tail, node.snapshot)
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
@@ -253,107 +292,9 @@ def split(node: Node, at: int) -> Node:
 def remove(node: Node) -> None:
     """With all below it. Also drops the payload, because a `Match` may still refer to the nodes."""
     for each in (node, *nodes(node)):
-        each.segment = each.snapshot = None
+        each.hold(None, None)
     cast("Node", node.parent).children.pop(int(node.tokens[0]))
     node.children = {}
-
-
-def refers(own: RowBuffers | None, row: RowParts, path: Sequence[Node], length: int) -> bool:
-    """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
-    Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
-    if own is None or (row.complete and row.windows):
-        return False
-
-    def fits(node: Node) -> bool:
-        segment = segment_of(node)
-        if node.start < own.first:
-            return segment.held is own.base
-        return segment.held in (None, own) and segment.layers == row.shape
-
-    return all(node.stop <= length and fits(node) for node in path)
-
-
-def shared_path(found: Match, length: int, *, complete: bool) -> list[Node]:
-    """The stored nodes of the path. The last node is split where the path leaves it."""
-    path = [node for node, _ in found.steps]
-    agreed = found.steps[-1][1] if path else 0
-    if path and agreed < len(path[-1].tokens) and not (complete and found.shared == length):
-        path[-1] = split(path[-1], agreed)
-    return path
-
-
-def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
-    """The stored nodes of a head, with the snapshots that it keeps. `length`: tokens of the whole
-    path. A shorter head ends in a snapshot that is not a guess."""
-    nodes = [node for node in path if node.start < stop]
-    if nodes and stop < nodes[-1].stop and stop < length:
-        nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
-    for node in nodes:
-        if node.snapshot is not None and node.stop not in kept:
-            node.snapshot = None
-    if nodes and nodes[-1].guessed and stop < length:
-        nodes[-1].resumed = 1
-    return nodes
-
-
-def grow(
-    parent: Node,
-    ids: Ids,
-    row: RowParts,
-    states: Mapping[int, Snapshot],
-    *,
-    prompted: int,
-    own: RowBuffers | None,
-    continued: bool,
-) -> Node:
-    """Add tokens `[parent.stop, len(ids))` below `parent`, and states. Returns the last node."""
-    first, stop = parent.stop, len(ids)
-    edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
-    inner = {at for at in {prompted, *states, *edges} if first < at < stop}
-    for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
-        complete, tokens = row.complete and parent.complete, ids[start:end].copy()
-        child = Node(tokens, start, parent, row.cut(start, end, own), complete)
-        # a conversation that continues may continue again
-        child.hits, child.generated = int(continued), start >= prompted
-        parent.children[int(tokens[0])] = child
-        parent = child
-    for at, state in states.items():
-        attach(parent, at, replace(state, inside=False))
-    return parent
-
-
-def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
-    """Attach a state at token `at` of the path. Returns its node, if that had no state. `wanted`: a
-    row would have resumed there."""
-    node = next((node for node in leaf.path() if node.start < at <= node.stop), None)
-    if node is None or node.complete:
-        return None
-    if at < node.stop:
-        node = split(node, at - node.start)
-    if node.snapshot is not None:
-        return None
-    node.snapshot, node.resumed = state, int(wanted)
-    return node
-
-
-def prune(leaf: Node) -> bool:
-    """Keep at most `1 + RECENT + INSIDE` snapshots of a path: the ends of the first and the
-    last messages; inside messages the most resumed, then the last ones. Returns whether it dropped
-    any."""
-    holders = [node for node in leaf.path() if node.snapshot is not None]
-    inside = [node for node in holders if node.snapshot is not None and node.snapshot.inside]
-    ends: list[Node] = []
-    for node in [node for node in holders if node not in inside]:
-        # the end of a prompt saves almost nothing after that of its last message, once the path
-        # continues
-        if not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]:
-            ends.append(node)
-    inside.sort(key=lambda node: (node.resumed, node.stop))
-    kept = {*ends[:1], *ends[1:][-RECENT:], *inside[-INSIDE:]}
-    for node in holders:
-        if node not in kept:
-            node.snapshot = None
-    return len(kept) < len(holders)
 
 
 def nodes(root: Node) -> Iterator[Node]:
@@ -365,19 +306,44 @@ def nodes(root: Node) -> Iterator[Node]:
             todo.extend(node.children.values())
 
 
-def check(root: Node) -> None:
-    """Raises `AssertionError` if an invariant of `Node` is broken."""
-    for node in nodes(root):
+def outline(roots: Iterable[Node], limit: int) -> list[PrefixNode]:
+    """At most `limit` nodes, parents before children, most recently used first."""
+    found: list[PrefixNode] = []
+    todo = [(0, node) for root in roots for node in root.children.values()]
+    todo.sort(key=lambda placed: placed[1].used)
+    while todo and len(found) < limit:
+        depth, node = todo.pop()
+        resumable = node.complete or node.snapshot is not None
+        found.append(
+            PrefixNode(
+                depth=depth, start=node.start, tokens=len(node.tokens), bytes=node.nbytes,
+                hits=node.hits, resumable=resumable,
+            )
+        )  # fmt: skip
+        todo += [(depth + 1, child) for child in node.children.values()]
+    return found
+
+
+def check(roots: Iterable[Node], totals: Totals) -> None:
+    """Raises `AssertionError` if an invariant of nodes or totals is broken."""
+    every = [node for root in roots for node in nodes(root)]
+    nbytes = sum(node.nbytes for node in every) + sum(totals.rows.values())
+    counted = nbytes, sum(node.buffers for node in every)
+    rules = [("no tree is empty", all(root.children for root in roots))]
+    rules += [(f"{counted} is counted", counted == (totals.nbytes, totals.buffers))]
+    for row in {*totals.rows, *(node.row for node in every if node.row is not None)}:
+        found = {node for node in every if node.row is row}
+        stored = sum(segment_of(node).stored for node in found)
+        rules += [("a row counts its nodes", (found, stored) == (row.nodes, row.stored))]
+    for node in every:
         parent, length = cast("Node", node.parent), len(node.tokens)
-        top, pinned = parent.parent is None, node.sessions.keys() <= parent.sessions.keys()
-        rules = {
-            "parent and child agree": parent.children.get(int(node.tokens[0])) is node,
-            "it starts where its parent ends": node.start == parent.stop and length,
-            "its payload has its length": node.segment and node.segment.length == length,
-            "a complete node has a complete parent": parent.complete or not node.complete,
-            "a pinned node has a pinned parent": top or pinned,
-            "its parent was used as late": top or node.used <= parent.used,
-        }
-        for rule, holds in rules.items():
-            if not holds:
-                raise AssertionError(f"{node.start}: not true that {rule}")
+        top = parent.parent is None
+        rules += [
+            ("parent and child agree", parent.children.get(int(node.tokens[0])) is node),
+            ("it starts where its parent ends", node.start == parent.stop and length > 0),
+            ("its segment has its length", segment_of(node).length == length),
+            ("a complete node has a complete parent", parent.complete or not node.complete),
+            ("its parent was used as late", top or node.used <= parent.used),
+        ]
+    if broken := [rule for rule, holds in rules if not holds]:
+        raise AssertionError(f"not true: {broken}")
