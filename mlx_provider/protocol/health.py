@@ -85,16 +85,6 @@ class EngineStats(_Stats):
     """Prompt tokens prefilled before their request arrived, while tools ran."""
 
 
-class PrefixNode(_Stats):
-    depth: int
-    start: int
-    tokens: int
-    bytes: int
-    hits: int
-    resumable: bool
-    """A row can continue from its end."""
-
-
 class Lookup(_Stats):
     request: str
     ago: float
@@ -120,8 +110,6 @@ class PrefixCacheStats(_Stats):
     """0: no disk tier."""
     hit_rate: float = 0.0
     """Reused share of prompt tokens."""
-    tree: list[PrefixNode] = Field(default_factory=list)
-    """Parents before children, most recently used first; only a part of a large tree."""
     recent: list[Lookup] = Field(default_factory=list)
 
 

@@ -17,7 +17,6 @@ from mlx_provider.protocol.health import (
     MemoryStats,
     ModelMemory,
     PrefixCacheStats,
-    PrefixNode,
     RequestStats,
     Stats,
     StepStats,
@@ -67,7 +66,6 @@ BUSY = Stats(
         nodes=20,
         hit_rate=0.9,
         prompt_tokens=1000,
-        tree=[PrefixNode(depth=0, start=0, tokens=900, bytes=5000, hits=3, resumable=True)],
         recent=[
             Lookup(
                 request="second", ago=3, prompt_tokens=1000, cached_tokens=900,

@@ -49,7 +49,6 @@ MAX_BUFFERS = 250_000
 rest."""
 SPARE_SHARE = 4
 """A continued conversation may get this fraction (1/n) of the free budget for later turns."""
-MAX_OUTLINED = 40
 COUNTED = (
     "lookups", "prompt_tokens", "reused_tokens", "restored_tokens", "refused", "evicted_bytes",
 )  # fmt: skip
@@ -400,7 +399,6 @@ class PrefixCache:
             **{name: found[name] for name in known},
             disk_bytes=disk["bytes"],
             disk_limit=disk["limit"],
-            tree=tree.outline(self._roots.values(), MAX_OUTLINED),
         )
 
     def check_integrity(self) -> None:

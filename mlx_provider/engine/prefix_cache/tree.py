@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...protocol.health import PrefixNode
 from ...records import Prompt
 
 if TYPE_CHECKING:
@@ -304,24 +303,6 @@ def nodes(root: Node) -> Iterator[Node]:
         yield node
         if node.children:
             todo.extend(node.children.values())
-
-
-def outline(roots: Iterable[Node], limit: int) -> list[PrefixNode]:
-    """At most `limit` nodes, parents before children, most recently used first."""
-    found: list[PrefixNode] = []
-    todo = [(0, node) for root in roots for node in root.children.values()]
-    todo.sort(key=lambda placed: placed[1].used)
-    while todo and len(found) < limit:
-        depth, node = todo.pop()
-        resumable = node.complete or node.snapshot is not None
-        found.append(
-            PrefixNode(
-                depth=depth, start=node.start, tokens=len(node.tokens), bytes=node.nbytes,
-                hits=node.hits, resumable=resumable,
-            )
-        )  # fmt: skip
-        todo += [(depth + 1, child) for child in node.children.values()]
-    return found
 
 
 def check(roots: Iterable[Node], totals: Totals) -> None:
