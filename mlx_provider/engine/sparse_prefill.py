@@ -163,7 +163,7 @@ class SparsePrefill:
             self._breaker.passed(used=False)
             self._prefill_whole(job, "the scorer keeps failing")
             return
-        with self._isolated(job):
+        with self._isolate(job):
             if why := self._whole(job, job.done):
                 self._prefill_whole(job, why)
             else:
@@ -174,7 +174,7 @@ class SparsePrefill:
         `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
         now = self.clock()
         end, most = now + seconds, OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS
-        with self._isolated(job):
+        with self._isolate(job):
             while job.scoring is not None:
                 scores = job.scoring.advance()  # the first piece also waits for the rows' pass
                 began, now = now, self.clock()
@@ -186,8 +186,8 @@ class SparsePrefill:
                 elif now + (now - began) > end:
                     break
 
-    def _isolated(self, job: PrefillJob) -> Isolation:
-        return Isolation(lambda fault: self._failed(job, fault.summary))
+    def _isolate(self, job: PrefillJob) -> Isolation:
+        return Isolation(lambda fault: self._fail(job, fault.summary))
 
     def _whole(self, job: PrefillJob, cached: int) -> str:
         """Why all of a long prompt must be computed. Empty: it need not be."""
@@ -213,7 +213,7 @@ class SparsePrefill:
         job.request.prefilling = f"sparse: {len(kept)} of {tokens} prompt tokens were kept"
         job.thin_out(kept)
 
-    def _failed(self, job: PrefillJob, told: str) -> None:
+    def _fail(self, job: PrefillJob, told: str) -> None:
         log.warning("request %s: its prompt is not scored (%s)", job.request.id, told)
         job.scoring = None
         self._breaker.failed()

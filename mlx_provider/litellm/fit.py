@@ -44,7 +44,7 @@ def _as_text(part: Mapping[str, Any], where: str, warnings: Warnings, kind: str 
 def fit_chat(kwargs: dict[str, Any]) -> Warnings:
     """Gives messages the parts that LiteLLM accepts (1.106.2,
     `validate_chat_completion_user_messages`); `video` is renamed."""
-    messages, warnings = _listed(kwargs.get("messages"), "messages"), Warnings()
+    messages, warnings = _list_items(kwargs.get("messages"), "messages"), Warnings()
     if messages:
         typed = typed_index(messages)
         kwargs["messages"] = [
@@ -58,7 +58,7 @@ def fit_chat(kwargs: dict[str, Any]) -> Warnings:
 
 
 def _check_others(kwargs: Mapping[str, Any]) -> None:
-    _listed(kwargs.get("tools"), "tools")
+    _list_items(kwargs.get("tools"), "tools")
     for name in ("allowed_openai_params", "additional_drop_params"):
         names = kwargs.get(name) or []
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
@@ -73,7 +73,7 @@ def _check_others(kwargs: Mapping[str, Any]) -> None:
         raise wrong_part("response_format", f"must be an object, got {shown(form)}")
 
 
-def _listed(items: Any, name: str) -> list[Any]:
+def _list_items(items: Any, name: str) -> list[Any]:
     if not isinstance(items, list | None):
         raise wrong_part(name, f"must be a list, got {type(items).__name__}")
     for index, item in enumerate(items or []):
@@ -90,12 +90,12 @@ def _fit_message(message: Mapping[str, Any], index: int, warnings: Warnings | No
     if not isinstance(content, str | list | None):
         problem = f"must be a text or a list, got {type(content).__name__}"
         raise wrong_part(f"{at}.content", problem)
-    _listed(message.get("tool_calls"), f"{at}.tool_calls")
+    _list_items(message.get("tool_calls"), f"{at}.tool_calls")
     if not isinstance(content, list):
         return message
     parts = [
         _chat_part(part, f"messages[{index}].content[{n}]", warnings if role == "user" else None)
-        for n, part in enumerate(_listed(content, f"{at}.content"))
+        for n, part in enumerate(_list_items(content, f"{at}.content"))
     ]
     for n, part in enumerate(parts if role == "user" else []):
         kind = part.get("type") if isinstance(part, Mapping) else None

@@ -85,7 +85,7 @@ def read_block(
                 return not _shows_cut(reader, parser, marker, emit, tools)
             yield from _not_a_call(reader, marker, emit, start, failure)
             return False
-        yield from _malformed(reader, parser, marker, start, failure)
+        yield from _report_malformed(reader, parser, marker, start, failure)
     return True
 
 
@@ -135,7 +135,7 @@ def _not_a_call(
         yield from failure.rest(reader, emit)
 
 
-def _malformed(
+def _report_malformed(
     reader: TextReader, parser: ToolParser, marker: str, start: int, failure: NotACall
 ) -> Reading[None]:
     reader.abandon_call()

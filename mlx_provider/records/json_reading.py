@@ -78,7 +78,7 @@ def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             refers = True
             todo.append(resolved(each, root))
         elif not kinds:
-            listed, branches = _listed(each), [*_branches(each)]
+            listed, branches = _as_list(each), [*_branches(each)]
             found |= {type_of(value) for value in listed}
             todo += branches
             found |= set() if listed or branches else implied_type(each)
@@ -130,7 +130,7 @@ def _declared(schema: Mapping[str, Any]) -> set[str]:
     return {_json_type(name) for name in names if isinstance(name, str)}
 
 
-def _listed(schema: Mapping[str, Any]) -> list[Any]:
+def _as_list(schema: Mapping[str, Any]) -> list[Any]:
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return values if isinstance(values, list) else []
 

@@ -61,7 +61,7 @@ def weights_estimate(
     config = read_json(folder / "config.json")
     sizes = config.get("quantization") or config.get("quantization_config") or {}
     sizes = sizes if isinstance(sizes, dict) else {}
-    return sum(_expanded(tensors, expanded, sizes) for tensors in (own, added))
+    return sum(_expand(tensors, expanded, sizes) for tensors in (own, added))
 
 
 def stored_tensors(folder: Path) -> dict[str, int]:
@@ -97,7 +97,7 @@ def broken_files(folder: Path) -> list[str]:
     return found
 
 
-def _expanded(tensors: Mapping[str, _Tensor], width: int, sizes: Mapping[str, Any]) -> int:
+def _expand(tensors: Mapping[str, _Tensor], width: int, sizes: Mapping[str, Any]) -> int:
     """Bytes with `width` bytes per value. `sizes`: of groups with one scale, by layer or for all
     (mlx-lm 0.32.2: `quantization` of config.json)."""
     found = 0

@@ -184,7 +184,7 @@ class SparseWindow(RotatingKVCache):
         self, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[mx.array, mx.array]:
         """Return the new keys and values, after those in the window of the first."""
-        gone = self._gone(positions)
+        gone = self._count_gone(positions)
         if self.keys is not None and self.values is not None:
             keys, values = (
                 mx.concatenate([old[..., gone:, :], new], axis=2)
@@ -200,12 +200,12 @@ class SparseWindow(RotatingKVCache):
     ) -> mx.array:
         """(new tokens, held and new tokens) bool: the tokens in the window of each new token."""
         queries = mx.array(list(positions))[:, None]
-        keys = mx.array([*self.positions[self._gone(positions) :], *positions])[None]
+        keys = mx.array([*self.positions[self._count_gone(positions) :], *positions])[None]
         window = min(window_size or self.max_size, self.max_size)
         seen: mx.array = (keys <= queries) & (queries < keys + window)
         return seen
 
-    def _gone(self, positions: Sequence[int]) -> int:
+    def _count_gone(self, positions: Sequence[int]) -> int:
         return bisect_right(self.positions, positions[0] - self.max_size)
 
 

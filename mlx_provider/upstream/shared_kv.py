@@ -58,7 +58,7 @@ class Shared:
 
     def whole(self) -> Any:
         """(B, Hk, P + S, D), a copy."""
-        return _each(_concatenated, self.prefix, self.tail)
+        return _each(_concatenate, self.prefix, self.tail)
 
 
 class Behind:
@@ -180,7 +180,7 @@ def _each(function: Callable[..., mx.array], *stored: Any) -> Any:
     return tuple(function(*arrays) for arrays in zip(*stored, strict=True))
 
 
-def _concatenated(prefix: mx.array, tail: mx.array) -> mx.array:
+def _concatenate(prefix: mx.array, tail: mx.array) -> mx.array:
     rows = tail.shape[0]
     return mx.concatenate([mx.broadcast_to(prefix, (rows, *prefix.shape[1:])), tail], axis=2)
 
@@ -207,7 +207,7 @@ class Call(NamedTuple):
     def whole(self) -> Call:
         if not isinstance(self.keys, Shared):
             return self
-        mask = _widened(self.mask, _length(self.keys.prefix))
+        mask = _widen(self.mask, _length(self.keys.prefix))
         return Call(self.queries, self.keys.whole(), self.values.whole(), mask, self.cache)
 
 
@@ -318,7 +318,7 @@ def _by_kv_head(mask: Any, tokens: int, keys: int, group: int, kv_heads: int) ->
     return found
 
 
-def _widened(mask: Any, prefix: int) -> Any:
+def _widen(mask: Any, prefix: int) -> Any:
     """Add columns for a prefix that is visible to all queries."""
     if not isinstance(mask, mx.array):
         return mask

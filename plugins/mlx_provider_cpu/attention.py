@@ -72,12 +72,12 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
     k, v = np.asarray(part.keys), np.asarray(part.values)
     B, H, L, _ = q.shape
     Hk, S = k.shape[1:3]
-    mask = _masked(part.mask, Hk, H) if _is_array(part.mask) else None
+    mask = _mask(part.mask, Hk, H) if _is_array(part.mask) else None
     causal = isinstance(part.mask, str)
     q, out = (x.reshape(B, Hk, H // Hk, L, -1) for x in (q, out))  # views: an axis is split
 
     def attend_share(at: Share) -> None:
-        own = None if mask is None else mask[_narrowed(at, mask.shape)]
+        own = None if mask is None else mask[_narrow(at, mask.shape)]
         _attend(q[at], k[at[:2]], v[at[:2]], causal, own, out[at])
 
     shares.on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
@@ -134,7 +134,7 @@ def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
     return [tuple(part if i == axis else slice(None) for i in range(3)) for part in parts]
 
 
-def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
+def _mask(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
     """A view that broadcasts to (B, Hk, H / Hk, L, S)."""
     found = np.asarray(mask)
     found = found.reshape((1,) * (4 - found.ndim) + found.shape)
@@ -143,7 +143,7 @@ def _masked(mask: mx.array, Hk: int, H: int) -> NDArray[Any]:
     return found.reshape(rows, *split, *found.shape[2:])
 
 
-def _narrowed(at: Share, shape: tuple[int, ...]) -> Share:
+def _narrow(at: Share, shape: tuple[int, ...]) -> Share:
     return tuple(s if n > 1 else slice(None) for s, n in zip(at, shape, strict=False))
 
 

@@ -33,7 +33,7 @@ def _as_one_matrix(original: Function) -> Function:
             return original(layer, x)
         x = x.reshape(1, tokens, size)
         if tokens >= DEQUANTISE:
-            out = _dequantised(layer, x)
+            out = _dequantise(layer, x)
         elif tokens < TILE:
             out = original(layer, mx.pad(x, [(0, 0), (0, TILE - tokens), (0, 0)]))[:, :tokens]
         else:
@@ -43,7 +43,7 @@ def _as_one_matrix(original: Function) -> Function:
     return call
 
 
-def _dequantised(layer: Any, x: mx.array) -> mx.array:
+def _dequantise(layer: Any, x: mx.array) -> mx.array:
     weights = mx.dequantize(
         layer["weight"],
         scales=layer["scales"],

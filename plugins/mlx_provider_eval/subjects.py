@@ -148,7 +148,7 @@ def staging(
     with separate_gateway(_config(chosen), environ) as apart:
         for number, subject in enumerate(chosen, 1):
             tell(subject.label)
-            staged = _loaded(subject, f"subject-{number}", apart)
+            staged = _load(subject, f"subject-{number}", apart)
             apart.proxy.wait_ready()  # it has started in the meantime
             yield staged
 
@@ -165,7 +165,7 @@ def _config(chosen: Sequence[Subject]) -> dict[str, Any]:
     return config
 
 
-def _loaded(subject: Subject, name: str, apart: SeparateGateway) -> Staged | Result:
+def _load(subject: Subject, name: str, apart: SeparateGateway) -> Staged | Result:
     before = _models(apart)
     try:
         run_request(apart.engine, _request(subject, HELLO, max_tokens=1))
@@ -257,7 +257,7 @@ class Client:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         try:
             made = self._openai.chat.completions.create(**body)
-            return _assembled(made, "delta") if stream else _assembled([made], "message")
+            return _assemble(made, "delta") if stream else _assemble([made], "message")
         except openai.APIStatusError as error:
             return Reply(failure=f"HTTP {error.status_code}: {error.message[:500]}")
         except openai.APIError as error:
@@ -266,7 +266,7 @@ class Client:
             return Reply(failure=f"{type(error).__name__}: {error.message[:500]}")
 
 
-def _assembled(chunks: Iterable[Any], part: Literal["delta", "message"]) -> Reply:
+def _assemble(chunks: Iterable[Any], part: Literal["delta", "message"]) -> Reply:
     text = thought = finish = ""
     prompt_tokens = skipped = tokens = 0
     calls: dict[int, list[str]] = {}

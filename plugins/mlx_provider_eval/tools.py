@@ -100,10 +100,10 @@ def knows_tools(staged: Staged) -> bool:
 
 def play(client: Client, scenario: Scenario) -> Played:
     """Raises `EngineUnavailable` if the gateway has ended."""
-    streamed = _played(client, scenario, stream=True)
+    streamed = _play(client, scenario, stream=True)
     if scenario.stream != "both" or streamed.fault is not None:
         return streamed
-    whole = _played(client, scenario, stream=False)
+    whole = _play(client, scenario, stream=False)
     if whole.fault is not None or whole.replies == streamed.replies:
         return whole
     last = [json.dumps(each.replies[-1], ensure_ascii=False) for each in (streamed, whole)]
@@ -111,7 +111,7 @@ def play(client: Client, scenario: Scenario) -> Played:
     return Played(fault, whole.transcript, whole.replies)
 
 
-def _played(client: Client, scenario: Scenario, *, stream: bool) -> Played:
+def _play(client: Client, scenario: Scenario, *, stream: bool) -> Played:
     messages: list[dict[str, Any]] = [*scenario.history]
     if scenario.system is not None:
         messages.insert(0, {"role": "system", "content": scenario.system})
@@ -155,7 +155,7 @@ def judged(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault
 
 def _text_fault(reply: Reply, wanted: Text) -> Fault | None:
     if reply.calls:
-        return Fault("needless call", "; ".join(map(_shown, reply.calls)))
+        return Fault("needless call", "; ".join(map(_show, reply.calls)))
     if not reply.text.strip():
         return Fault("no text", "the reply is empty")
     said = reply.text.casefold()
@@ -184,8 +184,8 @@ def _calls_fault(
         return fault
     if len(made) != len(wanted):
         name = "missing call" if len(made) < len(wanted) else "extra call"
-        return Fault(name, f"{len(made)} of {len(wanted)}: {'; '.join(map(_shown, made))}")
-    faults = [_paired(made, order) for order in orders(wanted)]
+        return Fault(name, f"{len(made)} of {len(wanted)}: {'; '.join(map(_show, made))}")
+    faults = [_pair(made, order) for order in orders(wanted)]
     return min(faults, key=lambda fault: LEAST_WRONG.index(fault.name) if fault else -1)
 
 
@@ -194,19 +194,19 @@ def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
         return Fault("unknown tool", f"{call.name!r}; there are {', '.join(tools)}")
     arguments = _arguments(call)
     if arguments is None:
-        return Fault("no JSON", _shown(call))
+        return Fault("no JSON", _show(call))
     try:
         jsonschema.validate(arguments, tools[call.name].parameters)
     except jsonschema.ValidationError as error:
-        return Fault("against the schema", f"{_shown(call)}: {error.message}")
+        return Fault("against the schema", f"{_show(call)}: {error.message}")
     return None
 
 
-def _paired(made: Sequence[Made], wanted: Sequence[Call]) -> Fault | None:
+def _pair(made: Sequence[Made], wanted: Sequence[Call]) -> Fault | None:
     for call, wish in zip(made, wanted, strict=True):
         ((name, arguments),) = wish.items()
         if call.name != name:
-            return Fault("wrong tool", f"{_shown(call)}, not {name}")
+            return Fault("wrong tool", f"{_show(call)}, not {name}")
         given = _arguments(call) or {}
         if found := differences(arguments, given):
             of_wish = {argument: given[argument] for argument in given if argument in arguments}
@@ -223,5 +223,5 @@ def _arguments(call: Made) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _shown(call: Made) -> str:
+def _show(call: Made) -> str:
     return f"{call.name}({call.arguments[:200]})"

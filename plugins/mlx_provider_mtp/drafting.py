@@ -84,7 +84,7 @@ class HeadDrafting:
         for step in range(most):
             if step:
                 places = mx.array([len(row.tokens) + step - 2 for row in rows], mx.int32)
-                states = _packed(seen, [1] * len(rows), places)
+                states = _pack(seen, [1] * len(rows), places)
                 hidden = self.head.after(drawn[-1], hidden, states)
             drawn.append(self.head.best(hidden))
             mx.async_eval(drawn[-1])  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ class HeadDrafting:
             sizes.append(row.fresh)
             places += range(first - 1, len(row.tokens) - 1)  # a pair stands where its state does
         hidden = mx.concatenate([row.hidden for row in rows if row.hidden is not None])
-        states = _packed(seen, sizes, mx.array(places, mx.int32))
+        states = _pack(seen, sizes, mx.array(places, mx.int32))
         after = self.head.after(mx.array(tokens, mx.int32), hidden, states)
         return after[mx.array([end - 1 for end in accumulate(sizes)], mx.int32)]
 
@@ -114,11 +114,11 @@ def kv_bytes(room: int | None) -> int:
 
 def _token_bytes(head: BoundHead) -> int:
     seen, first = RowStates(), mx.array([0])
-    mx.eval(head.after(first, head.blank(), _packed([seen], [1], first)))
+    mx.eval(head.after(first, head.blank(), _pack([seen], [1], first)))
     return seen.token_bytes
 
 
-def _packed(rows: Sequence[RowStates], sizes: Sequence[int], positions: mx.array) -> PackedRows:
+def _pack(rows: Sequence[RowStates], sizes: Sequence[int], positions: mx.array) -> PackedRows:
     """For one call of the layer. Without masks, each token attends to all tokens of its row, so
     only the result of a row's last token is valid. `sizes`: tokens of each row; `positions`: (T,)
     int32, row after row."""

@@ -106,7 +106,7 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
         head = yield from reader.run(_HEAD)
         if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
             raise NotACall("not a call")
-        text = head + (yield from _balanced(reader))
+        text = head + (yield from _read_balanced(reader))
         try:
             (call,) = parse_calls(text)
         except ValueError as error:
@@ -120,7 +120,7 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
         yield from reader.space()
 
 
-def _balanced(reader: TextReader) -> Reading[str]:
+def _read_balanced(reader: TextReader) -> Reading[str]:
     brackets, parts = Brackets(quotes="'\"", brackets="()[]{}"), list[str]()
     while not brackets.ended:
         parts.append(reader.skip(brackets.take(reader.ahead())))
@@ -176,7 +176,7 @@ def _between(reader: TextReader, tools: Tools, start: str, end: str) -> Reading[
     yield from reader.accept(end)
 
 
-def _written(start: str, end: str, between: str = ", ") -> CallGrammar:
+def _write(start: str, end: str, between: str = ", ") -> CallGrammar:
     keywords = TaggedArguments("", "=", "", between=", ", text=None, keywords=True)
     return CallGrammar("{name}(", ")", start, end, between, keywords)
 
@@ -187,7 +187,7 @@ PARSERS = (
         first=("[",),
         end="<|python_end|>",
         scan=scan_list,
-        grammar=_written("[", "]"),
+        grammar=_write("[", "]"),
         **row("llama4_pythonic", ("<|python_start|>",), "pythonic llama4", 3),
     ),
     ToolParser(
@@ -196,14 +196,14 @@ PARSERS = (
         first=("[",),
         end="<|tool_call_end|>",
         scan=scan_lfm2,
-        grammar=_written("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        grammar=_write("<|tool_call_start|>[", "]<|tool_call_end|>"),
         **row("lfm2", ("<|tool_call_start|>",), rank=3),
     ),
     ToolParser(
         start="<function_calls>",
         end="</function_calls>",
         scan=partial(_between, start="<function_calls>", end="</function_calls>"),
-        grammar=_written("<function_calls>", "</function_calls>", between="\n"),
+        grammar=_write("<function_calls>", "</function_calls>", between="\n"),
         **row("olmo3", ("<function_calls>",)),
     ),
 )

@@ -132,7 +132,7 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from read_call(reader, name, call_id=call_id)
 
 
-def _written(section: Section, before: str, after: str, between: str = "") -> CallGrammar:
+def _write(section: Section, before: str, after: str, between: str = "") -> CallGrammar:
     begin, end = section.begin[0], section.end[0]
     before, after = section.call + before, after + section.call_end
     return CallGrammar(before, after, begin, end, between)
@@ -173,7 +173,7 @@ def _shows_ids(template: str) -> bool:
 PARSERS = (
     _section(
         DEEPSEEK_V3,
-        grammar=_written(
+        grammar=_write(
             DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
         ),
         **row(
@@ -184,13 +184,13 @@ PARSERS = (
     _section(
         DEEPSEEK_V31,
         after="drop",
-        grammar=_written(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
+        grammar=_write(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
         **row("deepseek_v31", ("<｜tool▁sep｜>",)),
     ),
     _section(
         KIMI_K2,
         after="drop",
-        grammar=_written(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
+        grammar=_write(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
         **row("kimi_k2", ("<|tool_calls_section_begin|>",), "kimi moonshot", 3),
     ),
     _MISTRAL,

@@ -105,13 +105,13 @@ def as_json(
     lists. A value of no allowed type stays a string, so that the client's validation reports it."""
     if not wanted and unknown == "string":
         return _container(text) or json.dumps(text, ensure_ascii=False)
-    converted = _converted(text, wanted)
+    converted = _convert(text, wanted)
     if members and json.loads(converted) not in members and text.strip() in members:
         return json.dumps(text.strip(), ensure_ascii=False)
     return converted
 
 
-def _converted(text: str, wanted: frozenset[str]) -> str:
+def _convert(text: str, wanted: frozenset[str]) -> str:
     if wanted == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     bare = text.strip()

@@ -28,13 +28,13 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
     of the chunk."""
     logits = mx.zeros(1)
     for span in chunk.prompt.spans:
-        if _held(chunk) < min(span.start, chunk.stop):
+        if _count_held(chunk) < min(span.start, chunk.stop):
             logits = _text(model, chunk, min(span.start, chunk.stop))
-        if span.start < chunk.stop and _held(chunk) < span.end:
+        if span.start < chunk.stop and _count_held(chunk) < span.end:
             # The prompt's last token must stay for the call that gives logits.
             end = min(span.end, max(chunk.stop, len(chunk.prompt.tokens) - 1))
             logits = _media(model, chunk, span, end)
-    return _text(model, chunk, chunk.stop) if _held(chunk) < chunk.stop else logits
+    return _text(model, chunk, chunk.stop) if _count_held(chunk) < chunk.stop else logits
 
 
 def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
@@ -62,19 +62,19 @@ def decode_separately(
     return language_logits(model, tokens[:, None], cache, more)[:, -1]
 
 
-def _held(chunk: PrefillChunk) -> int:
+def _count_held(chunk: PrefillChunk) -> int:
     """Tokens in the row's cache; a cache without attention layers is never ahead."""
     offsets = [int(entry.offset) for entry in chunk.cache if hasattr(entry, "offset")]
     return max(offsets, default=chunk.start)
 
 
 def _text(model: Any, chunk: PrefillChunk, stop: int) -> mx.array:
-    tokens = np.asarray(chunk.prompt.tokens[_held(chunk) : stop], np.int32)
+    tokens = np.asarray(chunk.prompt.tokens[_count_held(chunk) : stop], np.int32)
     return _step(model, mx.array(tokens)[None], chunk.cache)
 
 
 def _media(model: Any, chunk: PrefillChunk, span: MediaSpan, end: int) -> mx.array:
-    start = _held(chunk)
+    start = _count_held(chunk)
     more = dict(chunk.features[span.content_hash].arrays)
     embedded = more.pop("inputs_embeds")
     if "position_ids" in more:

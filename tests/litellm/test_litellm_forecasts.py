@@ -82,8 +82,8 @@ class AtAnyCost(KnownText):
 @pytest.fixture
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is foretold depends on no time: nor on when a grammar is compiled."""
-    begun = forecast._begun
-    monkeypatch.setattr(forecast, "_begun", lambda pool, make: begun(None, make))
+    begun = forecast._begin
+    monkeypatch.setattr(forecast, "_begin", lambda pool, make: begun(None, make))
     monkeypatch.setattr(speculation, "Policy", lambda: Policy(known_text=AtAnyCost()))
 
 

@@ -252,7 +252,7 @@ def states_of_groups_swapped(patch: Patch) -> None:
 
         return stacked
 
-    wrap(patch, grouped_kv, "_stacked", turned)
+    wrap(patch, grouped_kv, "_stack", turned)
 
 
 OTHER_BUGS = {

@@ -140,7 +140,7 @@ class CallRules:
             names[argument.rule] = name in required
         if not tags.between:
             return " ".join(rule + ("" if needed else "?") for rule, needed in names.items())
-        return self._separated(f"args_{i}", names, literal(tags.between, self.split))
+        return self._separate(f"args_{i}", names, literal(tags.between, self.split))
 
     def _add(self, rules: list[str]) -> None:
         """Add rules while they can be compiled: each may repeat the whole schema."""
@@ -152,7 +152,7 @@ class CallRules:
                 param="tools",
             )
 
-    def _separated(self, rule: str, names: Mapping[str, bool], between: str) -> str:
+    def _separate(self, rule: str, names: Mapping[str, bool], between: str) -> str:
         rest, more = '""', '""'
         for k, (name, needed) in reversed(list(enumerate(names.items()))):
             first, next_one = f"{name} {more}", f"{between} {name} {more}"
@@ -204,7 +204,7 @@ class TaggedArgument:
         if self.tags.text is not None:
             listed = listed_values(value, self.function.schema) or []
             if any(isinstance(each, str) for each in listed):
-                return [f"{self.rule}: {self._listed(listed, split)}"]
+                return [f"{self.rule}: {self._list_values(listed, split)}"]
         rule, root = self.rule, self.function.schema
         if not self.tags.writes_text(value, root):
             return self._json(rule, split)
@@ -227,7 +227,7 @@ class TaggedArgument:
     def _after(self, split: Split) -> str:
         return literal(self.tags.value_after.replace("{key}", self.name), split)
 
-    def _listed(self, values: list[Any], split: Split) -> str:
+    def _list_values(self, values: list[Any], split: Split) -> str:
         """A key and one of its values. Strings have their own rule if the format requires it."""
         around = self.tags.text or ("", "")
         texts = [value for value in values if isinstance(value, str)]

@@ -71,7 +71,7 @@ class Constraint:
         self._matcher.consume_token(token)
         if not offered and self._matcher.is_error():
             raise RequestFailed(self._complaint())
-        self._moved()
+        self._advance()
 
     def forced(self) -> list[int]:
         self._settle()
@@ -81,7 +81,7 @@ class Constraint:
         """Accept as much as possible of a text that was generated before the grammar applied."""
         self._settle()
         self._matcher.try_consume_tokens(list(tokens))
-        self._moved()
+        self._advance()
 
     @property
     def finished(self) -> bool:
@@ -106,7 +106,7 @@ class Constraint:
                 raise GrammarFailed(f"the grammar gave up: {waited}", param="grammar") from None
             self._ahead = None
 
-    def _moved(self) -> None:
+    def _advance(self) -> None:
         self._packed = None
         self._check()
         # read here, so that `finished` need not wait for the mask in the pool

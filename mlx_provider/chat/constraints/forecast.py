@@ -86,11 +86,11 @@ class CallMatchers:
         if number not in self._made:
             grammar, spaces = self._spellings[number]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
-            self._made[number] = _begun(self._compiler.background, make)
+            self._made[number] = _begin(self._compiler.background, make)
         return self._made[number]
 
 
-def _begun(pool: Executor | None, make: Callable[[], LLMatcher | None]) -> Future[LLMatcher | None]:
+def _begin(pool: Executor | None, make: Callable[[], LLMatcher | None]) -> Future[LLMatcher | None]:
     if pool is not None:
         return pool.submit(make)
     done: Future[LLMatcher | None] = Future()
@@ -130,9 +130,9 @@ class CallForecast:
     def _forced(self) -> list[int]:
         sure: list[int] = list(self._matcher.compute_ff_tokens())
         text = self._matcher.compute_ff_bytes().partition(_SPECIAL)[0].decode(errors="ignore")
-        shown = self._decoded(sure)
+        shown = self._decode(sure)
         open_end = text[len(shown) :] if text.startswith(shown) else ""
-        return [*sure, *self._encoded(open_end)] if open_end else sure
+        return [*sure, *self._encode(open_end)] if open_end else sure
 
     def advance(self, token: int) -> None:
         self._likely = None
@@ -144,10 +144,10 @@ class CallForecast:
             self._look()
 
     def _look(self) -> None:
-        text = self._decoded(self._tail)
+        text = self._decode(self._tail)
         at = text.rfind(self._marker)
         if at >= 0:
-            self._call, self._left, self._tail = self._encoded(text[at:]), len(self._matchers), []
+            self._call, self._left, self._tail = self._encode(text[at:]), len(self._matchers), []
             self._restart()
             self._follow()
 
@@ -182,10 +182,10 @@ class CallForecast:
     def _restart(self) -> None:
         self._matcher, self._taken = None, 0
 
-    def _decoded(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self._matchers.fast.decode(tokens, skip_special_tokens=False)
         return text
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._matchers.fast.encode(text, add_special_tokens=False).ids
         return ids

@@ -199,9 +199,9 @@ class SchemaReader:
         # Refused keywords come last, because their replacement changes the result of the others.
         for key, value in sorted(schema.items(), key=lambda entry: entry[0] in _REFUSED):
             if key in _OF_NAMES:
-                out[key] = self._named(value, f"{at}/{key}")
+                out[key] = self._read_named(value, f"{at}/{key}")
             elif key in _OF_LIST or (key == "items" and isinstance(value, list)):
-                out[key] = self._listed(value, f"{at}/{key}")
+                out[key] = self._read_list(value, f"{at}/{key}")
             elif key in _OF_ONE:
                 out[key] = self._read(value, f"{at}/{key}")
             elif key in _PLAIN:
@@ -224,13 +224,13 @@ class SchemaReader:
             least = out.pop("minProperties")
             self._refuse(f"'minProperties': {least} for names that may stand twice", at, _COUNTED)
 
-    def _named(self, value: Any, at: str) -> dict[str, Any]:
+    def _read_named(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise self._error(f"{at} must be an object of schemas")
         places = {k: k.replace("~", "~0").replace("/", "~1") for k in value}
         return {k: self._read(v, f"{at}/{places[k]}") for k, v in value.items()}
 
-    def _listed(self, value: Any, at: str) -> list[Any]:
+    def _read_list(self, value: Any, at: str) -> list[Any]:
         if not isinstance(value, list):
             raise self._error(f"{at} must be a list of schemas")
         return [self._read(v, f"{at}/{i}") for i, v in enumerate(value)]

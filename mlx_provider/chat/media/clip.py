@@ -46,11 +46,11 @@ class Clip:
         try:
             with os.fdopen(descriptor, "wb") as opened:
                 opened.write(self.data)
-            return self._decoded(file, policy)
+            return self._decode(file, policy)
         finally:
             file.unlink(missing_ok=True)
 
-    def _decoded(self, file: Path, policy: MediaPolicy) -> NDArray[np.uint8]:
+    def _decode(self, file: Path, policy: MediaPolicy) -> NDArray[np.uint8]:
         import numpy as np
 
         bounds = (os.getpid(), policy.max_frames, policy.max_pixels, policy.max_clip_pixels)
@@ -121,7 +121,7 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
     if not capture.isOpened() or width < 1 or height < 1:
         return 1
     if width * height > max_pixels:
-        return _refused(f"its frames are {width} × {height} pixels, more than {max_pixels}")
+        return _refuse(f"its frames are {width} × {height} pixels, more than {max_pixels}")
     length = capture.get(cv2.CAP_PROP_FRAME_COUNT) / max(1.0, capture.get(cv2.CAP_PROP_FPS))
     expected = min(max(1, round(length * RATE)), max_frames)
     frames: list[Any] = []
@@ -131,9 +131,9 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
         read, frame = capture.retrieve()
         if not read:
             break
-        frames.append(_scaled(frame, max_clip_pixels // expected))
+        frames.append(_scale(frame, max_clip_pixels // expected))
         if len(frames) > max_frames or len(frames) > 2 * expected + 2:
-            return _refused(f"it is longer than {max_frames / RATE:g} s, or than its header says")
+            return _refuse(f"it is longer than {max_frames / RATE:g} s, or than its header says")
     if not frames:
         return 1
     written = io.BytesIO()  # NumPy asks a file for its position, which a pipe does not have
@@ -142,7 +142,7 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
     return 0
 
 
-def _scaled(frame: Any, pixels: int) -> Any:
+def _scale(frame: Any, pixels: int) -> Any:
     import cv2
 
     height, width = frame.shape[:2]
@@ -151,7 +151,7 @@ def _scaled(frame: Any, pixels: int) -> Any:
     return cv2.resize(frame, size, interpolation=cv2.INTER_AREA) if share < 1 else frame
 
 
-def _refused(reason: str) -> int:
+def _refuse(reason: str) -> int:
     sys.stdout.buffer.write(reason.encode())
     return REFUSED
 

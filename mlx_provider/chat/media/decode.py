@@ -105,7 +105,7 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
         if (size := webp_size(data)) is not None:
             _check_size(size, path, max_pixels)
             return Picture.of(data, path, size, _turn({"exif": _webp_exif(data)}), "WEBP")
-        picture = _without_metadata_if_broken(data, partial(_opened, data, path, max_pixels))
+        picture = _without_metadata_if_broken(data, partial(_open, data, path, max_pixels))
         if picture is not None:
             return picture
     except (*_BROKEN, Image.DecompressionBombError) as broken:
@@ -123,7 +123,7 @@ def rgb_pixels(
     from PIL import Image
 
     try:
-        reduced = partial(_reduced, picture.shrink(size))
+        reduced = partial(_reduce, picture.shrink(size))
         image = _turned(_without_metadata_if_broken(picture.data, reduced), picture.turn)
         if size is not None and image.size != size[::-1]:
             image = image.resize(size[::-1], resample)
@@ -186,7 +186,7 @@ def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) 
             raise broken from None
 
 
-def _opened(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> Picture | None:
+def _open(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> Picture | None:
     image = _identify(pixels)
     if image is None:
         return None
@@ -239,14 +239,14 @@ def _draft(n: int) -> int:
     return next(part for part in (8, 4, 2, 1) if part <= n)
 
 
-def _reduced(n: int, pixels: bytes, exif: bytes) -> Any:
-    image, n = _decoded(pixels, n)
+def _reduce(n: int, pixels: bytes, exif: bytes) -> Any:
+    image, n = _decode(pixels, n)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
     return _in_strips(image, n)
 
 
-def _decoded(data: bytes, n: int) -> tuple[Any, int]:
+def _decode(data: bytes, n: int) -> tuple[Any, int]:
     """The image, and the part of `n` that is still to be applied. A JPEG without its end marker is
     accepted if no pixel is missing: libjpeg paints missing pixels grey."""
     if not data.startswith(JPEG) or data.rfind(EOI) > data.rfind(SOS):

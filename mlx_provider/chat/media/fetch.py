@@ -140,7 +140,7 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         host = request.url.raw_host.decode("ascii")
         port = request.url.port or (443 if request.url.scheme == "https" else 80)
-        addresses = await self._checked(host, port)
+        addresses = await self._check(host, port)
         for address in addresses[:-1]:
             try:
                 return await self._send(request, host, address)
@@ -148,7 +148,7 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
                 continue
         return await self._send(request, host, addresses[-1])
 
-    async def _checked(self, host: str, port: int) -> Sequence[str]:
+    async def _check(self, host: str, port: int) -> Sequence[str]:
         loop = asyncio.get_running_loop()
         addresses = await loop.run_in_executor(self._resolvers, self._resolve, host, port)
         if not addresses:
@@ -179,12 +179,12 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 def is_public(address: str) -> bool:
     """Also checks addresses inside IPv6 wrappings."""
-    found = _unwrapped(ip_address(address.partition("%")[0]))
+    found = _unwrap(ip_address(address.partition("%")[0]))
     special = found.is_multicast or found.is_reserved or found.is_unspecified
     return found.is_global and not special
 
 
-def _unwrapped(address: Address) -> Address:
+def _unwrap(address: Address) -> Address:
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:

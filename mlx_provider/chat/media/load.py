@@ -192,7 +192,7 @@ class _Load:
         self.result = MediaItem(
             "video",
             (len(frames), *frames[0].shape),
-            lambda size, resample: _stacked(frames, size, resample),
+            lambda size, resample: _stack(frames, size, resample),
             _digest("video", *(frame.content_hash for frame in frames)),
             ref.detail,
             ref.path,
@@ -228,7 +228,7 @@ def _digest(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _stacked(frames: list[MediaItem], size: Size | None, resample: int) -> NDArray[np.uint8]:
+def _stack(frames: list[MediaItem], size: Size | None, resample: int) -> NDArray[np.uint8]:
     import numpy as np
 
     shape = frames[0].shape if size is None else (*size, 3)

@@ -35,7 +35,7 @@ def _png(data: bytes) -> tuple[bytes, bytes]:
         elif kind == b"eXIf":
             exif = exif or body
         elif kind in PACKED:
-            room -= _unpacked(body, PACKED[kind], room)
+            room -= _unpack(body, PACKED[kind], room)
     if not data.endswith(kept[-1]) or kept[-1][4:8] != b"IEND":
         kept.append(bytes(4) + b"IEND" + zlib.crc32(b"IEND").to_bytes(4))
     return b"".join(kept), exif
@@ -55,7 +55,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes, int]]:
     raise ValueError(f"more than {CHUNKS} chunks")
 
 
-def _unpacked(body: bytes, texts: int, room: int) -> int:
+def _unpack(body: bytes, texts: int, room: int) -> int:
     rest = body.partition(b"\0")[2]
     if texts and rest[:1] != b"\1":
         return 0

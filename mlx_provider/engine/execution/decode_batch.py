@@ -189,12 +189,12 @@ class DecodeBatch:
                 chunk_hidden = out.hidden[len(took) :] if after_chunk is not None else None
         return Forward(
             rows,
-            _joined(logits) if logits else None,
+            _join(logits) if logits else None,
             failed,
             took_chunk,
             after_chunk,
             drafts,
-            _joined(hidden) if hidden else None,
+            _join(hidden) if hidden else None,
             chunk_hidden,
         )
 
@@ -217,7 +217,7 @@ class DecodeBatch:
             first = row.length - 1 + row.request.prompt.rope_delta
             tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        return run_pass(self.model, each, _joined(tokens), at, shows=self.shows)
+        return run_pass(self.model, each, _join(tokens), at, shows=self.shows)
 
     def _array(self, drafts: Sequence[int]) -> mx.array:
         if not isinstance(drafts, DeviceTokens):
@@ -336,10 +336,10 @@ def _tokens(pending: Sequence[Pending]) -> mx.array:
     for draw in draws:
         starts[draw], size = size, size + draw.tokens.size
     at = [starts[each.drawn] + each.at for each in pending]
-    return _joined([draw.tokens for draw in draws])[mx.array(at)]
+    return _join([draw.tokens for draw in draws])[mx.array(at)]
 
 
-def _joined(arrays: list[mx.array]) -> mx.array:
+def _join(arrays: list[mx.array]) -> mx.array:
     return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
 
 

@@ -129,7 +129,7 @@ def joined(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = Fa
             return GroupedKV(parts, sizes, counted, apart=apart)
         together = type(parts[0])(len(parts[0].cache))
         states = zip(*(part.cache for part in parts), strict=True)
-        together.cache = [_stacked(each, sizes) for each in states]
+        together.cache = [_stack(each, sizes) for each in states]
         for part in parts:  # otherwise the groups would hold a second copy
             part.cache = [None] * len(part.cache)
         return together
@@ -290,7 +290,7 @@ def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
     ]
 
 
-def _stacked(states: Sequence[Any], sizes: Sequence[int]) -> Any:
+def _stack(states: Sequence[Any], sizes: Sequence[int]) -> Any:
     """One state of all groups. Zeros replace missing states."""
     known = next((state for state in states if state is not None), None)
     if known is None:

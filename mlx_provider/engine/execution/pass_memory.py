@@ -75,10 +75,10 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     for layer in leaves(cache):
         if _quantised(layer):  # in the buffers of the layer
             for each in (*layer.keys, *layer.values):
-                each[:, :, 1:depth] = _repeated(each, depth - 1)
+                each[:, :, 1:depth] = _repeat(each, depth - 1)
             layer.offset = depth
         elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
-            first = [_repeated(each, depth - 1) for each in (layer.keys, layer.values)]
+            first = [_repeat(each, depth - 1) for each in (layer.keys, layer.values)]
             mx.eval(first)  # so that the buffers of the layer are filled in place
             layer.update_and_fetch(*first)
     mx.eval(arrays(cache))
@@ -102,7 +102,7 @@ def _quantised(layer: Any) -> bool:
     return isinstance(getattr(layer, "keys", None), (tuple, list)) and hasattr(layer, "bits")
 
 
-def _repeated(array: mx.array, tokens: int) -> mx.array:
+def _repeat(array: mx.array, tokens: int) -> mx.array:
     """The first token as (1, heads, tokens, D), without a copy of each."""
     first = mx.contiguous(array[:, :, :1])
     return mx.broadcast_to(first, (1, array.shape[1], tokens, array.shape[3]))

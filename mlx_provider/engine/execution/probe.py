@@ -168,11 +168,11 @@ def _trials(
     model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
 ) -> dict[str, Callable[[], Results]]:
     found: dict[str, Callable[[], Results]] = {
-        "mixed": partial(_mixed, model, make_cache, rows),
-        "drafted": partial(_drafted, model, rows),
+        "mixed": partial(_run_mixed, model, make_cache, rows),
+        "drafted": partial(_run_drafted, model, rows),
     }
     if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
-        found["shared"] = partial(_shared, model, make_cache, rows)
+        found["shared"] = partial(_run_shared, model, make_cache, rows)
     if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
         found["padded"] = partial(_together, model, rows, "padded")
     return found
@@ -180,13 +180,13 @@ def _trials(
 
 def _judge(run: Callable[[], Results]) -> Judgement:
     """Compare rows together with the same rows alone. Never raises."""
-    found = attempt(lambda: _compared(run()))
+    found = attempt(lambda: _compare(run()))
     if isinstance(found, Fault):
         return Judgement(found.summary, failed=not isinstance(found.error, UnsupportedModel))
     return found
 
 
-def _compared(results: Results) -> Judgement:
+def _compare(results: Results) -> Judgement:
     pairs = list(results)
     problems = [problem for row, found in pairs if (problem := row.problem(found))]
     widest = max(row.widest(found) for row, found in pairs)
@@ -196,7 +196,7 @@ def _compared(results: Results) -> Judgement:
 def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
     """One row of each group decodes apart for one step."""
     layout, apart = Layout(name), Layout("solo")
-    found = _joined(layout, rows)
+    found = _run_joined(layout, rows)
     leave = list(found)[1::2]
     for step in range(STEPS):
         if step == APART:
@@ -208,12 +208,12 @@ def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results
     return zip(rows, found.values(), strict=True)
 
 
-def _mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
+def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
     """The rows in passes with chunks of one more prompt, and its row."""
     tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
     chunked = solo_rows.chunked(model, make_cache, tokens)
     layout = Layout("grouped")
-    found = _joined(layout, rows)
+    found = _run_joined(layout, rows)
     cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
     for stop in CHUNK_ENDS:
         chunk = MixedChunk(tokens[start:stop], range(start, stop), cache)
@@ -223,7 +223,7 @@ def _mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -
     return zip([*rows, chunked], [*found.values(), after], strict=True)
 
 
-def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
+def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
     """The first row, and the last one twice, with a shared prefix."""
     tokens = rows[-1].tokens
     start = len(tokens) - CHUNK
@@ -235,16 +235,16 @@ def _shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) 
     mx.eval(arrays(cache))
     twin = replace(rows[-1], cache=cache)
     rows, layout = [rows[0], twin, twin], Layout("grouped")
-    found = _joined(layout, rows)
+    found = _run_joined(layout, rows)
     for _ in range(SHARING_STEPS):
         one_step(model, layout, found)
     return zip(rows, found.values(), strict=True)
 
 
-def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> Results:
+def _run_drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> Results:
     """Some rows have several tokens in a pass, of which the last are wrong."""
     layout = Layout("grouped")
-    found = _joined(layout, rows)
+    found = _run_joined(layout, rows)
     drafting = list(found)[: len(DRAFTED)]
     for step in range(max(map(len, DRAFTED))):
         kept = {
@@ -256,7 +256,7 @@ def _drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> Results:
     return zip(rows, (each[:STEPS] for each in found.values()), strict=True)
 
 
-def _joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
+def _run_joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
     found: dict[Row, list[mx.array]] = {}
     for each in rows:
         row = stand_in(each.tokens, each.rope_delta)
@@ -364,13 +364,13 @@ def _steady(model: LoadedModel, make_cache: MakeCache) -> bool:
 
 def _inexact(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
     """Why rows must not share passes of this size. Empty: they may."""
-    filled = [_fixed(model, [row], size)[0] for row in rows]
+    filled = [_run_fixed(model, [row], size)[0] for row in rows]
     wrong = next((p for row, own in zip(rows, filled, strict=True) if (p := row.problem(own))), "")
     if wrong:
         return wrong
     order = [i % len(rows) for i in range(size)]
     for several in (order, order[::-1]):
-        found = _fixed(model, [rows[i] for i in several], size)
+        found = _run_fixed(model, [rows[i] for i in several], size)
         for place, (i, own) in enumerate(zip(several, found, strict=True)):
             if not all(map(_equal, filled[i], own)):
                 return f"at place {place} of {size} its logits differ from those alone"
@@ -381,9 +381,9 @@ def _equal(some: mx.array, other: mx.array) -> bool:
     return bool(mx.array_equal(some, other, equal_nan=True))
 
 
-def _fixed(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> list[ByStep]:
+def _run_fixed(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> list[ByStep]:
     layout = Layout("fixed", size)
-    found = _joined(layout, rows)
+    found = _run_joined(layout, rows)
     for _ in range(STEPS):
         one_step(model, layout, found)
     return list(found.values())
@@ -392,7 +392,7 @@ def _fixed(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> list[BySte
 def _pass_seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
     """Seconds of the fastest pass of one row, padded to `size`."""
     layout, seconds = Layout("fixed", size), []
-    found = _joined(layout, [one])
+    found = _run_joined(layout, [one])
     for _ in range(STEPS):
         began = time.perf_counter()
         one_step(model, layout, found)

@@ -82,22 +82,22 @@ def draw(
     if all(map(_plain, rows)) and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
-    changed = _masked(_biased(penalised(raw, rows), rows), masks)
+    changed = _mask(_bias(penalised(raw, rows), rows), masks)
     kinds: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if not row.request.params.greedy:
             kinds.setdefault(kind(row.request.params), []).append(i)
     if [*map(len, kinds.values())] == [len(rows)]:  # no logits are copied, no token is replaced
-        tokens = _sampled(changed, rows, *kinds)
+        tokens = _sample(changed, rows, *kinds)
     else:
         tokens = mx.argmax(changed, axis=-1).astype(mx.int32)
         for method, wanted in kinds.items():
             index = mx.array(wanted)
-            tokens[index] = _sampled(changed[index], [rows[i] for i in wanted], method)
+            tokens[index] = _sample(changed[index], [rows[i] for i in wanted], method)
     return Drawn(tokens, _logprobs(raw, tokens, rows))
 
 
-def _sampled(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
+def _sample(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
     return sample(method, logits, [row.request.params for row in rows], _keys(rows))
 
 
@@ -112,7 +112,7 @@ def _plain(row: Row) -> bool:
     return row.request.params.plain and len(row.tokens) >= row.request.min_tokens
 
 
-def _biased(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+def _bias(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """Apply biases and forbidden stop tokens in one sparse scatter."""
     found: list[tuple[int, int, float]] = []
     for i, row in enumerate(rows):
@@ -126,7 +126,7 @@ def _biased(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     return logits.at[at_row, at_token].add(shift.astype(mx.float32))
 
 
-def _masked(logits: mx.array, masks: Sequence[NDArray[np.uint32] | None]) -> mx.array:
+def _mask(logits: mx.array, masks: Sequence[NDArray[np.uint32] | None]) -> mx.array:
     wanted = [i for i, mask in enumerate(masks) if mask is not None]
     if not wanted:
         return logits
@@ -223,14 +223,14 @@ def best(values: mx.array, count: int) -> mx.array:
     rows, size = values.shape
     count = min(count, size)
     if size <= 2 * BLOCK * count:
-        return _sorted(values, mx.argpartition(-values, count - 1, axis=-1)[:, :count])
+        return _sort(values, mx.argpartition(-values, count - 1, axis=-1)[:, :count])
     spare = -size % BLOCK
     padded = mx.pad(values, [(0, 0), (0, spare)], constant_values=-mx.inf) if spare else values
     highest = mx.max(padded.reshape(rows, -1, BLOCK), axis=-1)
     blocks = mx.argpartition(-highest, count - 1, axis=-1)[:, :count]
     ids = (blocks[..., None] * BLOCK + mx.arange(BLOCK)).reshape(rows, -1)
     among = mx.argpartition(-mx.take_along_axis(padded, ids, axis=-1), count - 1, axis=-1)
-    return _sorted(padded, mx.take_along_axis(ids, among[:, :count], axis=-1))
+    return _sort(padded, mx.take_along_axis(ids, among[:, :count], axis=-1))
 
 
 def threshold(values: mx.array, weights: mx.array, wanted: mx.array) -> mx.array:
@@ -267,7 +267,7 @@ def _before(bins: mx.array, weights: mx.array, wanted: mx.array) -> tuple[mx.arr
     return mx.sum(short, axis=-1, keepdims=True), weight
 
 
-def _sorted(values: mx.array, ids: mx.array) -> mx.array:
+def _sort(values: mx.array, ids: mx.array) -> mx.array:
     order = mx.argsort(-mx.take_along_axis(values, ids, axis=-1), axis=-1)
     return mx.take_along_axis(ids, order, axis=-1)
 

@@ -92,10 +92,10 @@ def decoding(
     cache, first = prefilled(model, make_cache, tokens), len(tokens) + rope_delta
     alone = decoded(model, copy.deepcopy(cache), tokens[:STEPS], first)
     several = attempt(
-        lambda: _decoded(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
+        lambda: _decode_equal(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
     )
     equal = list(zip(*several, strict=True)) if isinstance(several, list) else []
-    return SoloRow(tokens, cache, alone, _bound(model, alone, equal), rope_delta)
+    return SoloRow(tokens, cache, alone, _rounding_bound(model, alone, equal), rope_delta)
 
 
 def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
@@ -109,7 +109,7 @@ def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> Sol
     others = [
         in_chunks(model, copies(cache, 1, i), tokens, CHUNK_ENDS, CHUNK_START) for i in range(TIMES)
     ]
-    return SoloRow(tokens, cache, alone, _bound(model, alone, others))
+    return SoloRow(tokens, cache, alone, _rounding_bound(model, alone, others))
 
 
 def in_chunks(
@@ -151,10 +151,10 @@ def decoded(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], first: int
 ) -> list[mx.array]:
     """Logits (vocab,) after each token, one by one. `first`: position of the first token."""
-    return [logits[0] for logits in _decoded(model, cache, tokens, first, 1)]
+    return [logits[0] for logits in _decode_equal(model, cache, tokens, first, 1)]
 
 
-def _decoded(
+def _decode_equal(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], first: int, rows: int
 ) -> list[mx.array]:
     """Like `decoded`, (rows, vocab) of equal rows."""
@@ -167,7 +167,7 @@ def _decoded(
     return found
 
 
-def _bound(model: LoadedModel, alone: ByStep, equal: Sequence[ByStep]) -> float:
+def _rounding_bound(model: LoadedModel, alone: ByStep, equal: Sequence[ByStep]) -> float:
     spreads = [spread(*pair) for row in equal for pair in zip(alone, row, strict=False)]
     contexts = [spread(*pair) for pair in itertools.pairwise(alone)]
     return bound(model.info.precision, spreads, contexts)
@@ -203,11 +203,11 @@ def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
     padding alone may change the order of a sum. `seed` chooses the values."""
     copied, seeds = copy.deepcopy(list(cache)), itertools.count(SEEDS * seed)
     for layer in leaves(copied):
-        layer.state = tree_map(lambda each: _repeated(each, count, next(seeds)), layer.state)
+        layer.state = tree_map(lambda each: _repeat(each, count, next(seeds)), layer.state)
     return copied
 
 
-def _repeated(value: Any, count: int, seed: int) -> Any:
+def _repeat(value: Any, count: int, seed: int) -> Any:
     if not isinstance(value, mx.array) or value.ndim < 2:
         return value
     rows = mx.repeat(value, count, axis=0)

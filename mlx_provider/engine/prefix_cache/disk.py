@@ -334,7 +334,7 @@ class DiskTier:
             try:
                 arrays = device_arrays((yield header))
             except (BadFile, OSError) as reason:
-                self._damaged(header.name, reason)
+                self._report_damage(header.name, reason)
                 goal = 0 if states else usable(ids, reached, match, grid)
                 break
             if header.state:
@@ -346,7 +346,7 @@ class DiskTier:
             del by_leaf
         return (filler.finish(goal, snapshot), goal) if goal else (None, 0)
 
-    def _damaged(self, name: str, reason: BadFile | OSError) -> None:
+    def _report_damage(self, name: str, reason: BadFile | OSError) -> None:
         if isinstance(reason, FileNotFoundError):  # another process removed it
             self.index.remove(name)
             return

@@ -81,7 +81,7 @@ class PrefixCachePolicy:
     def look_up(self, job: PrefillJob) -> None:
         if job.ids is None:
             job.ids = as_ids(key_tokens(job.prompt))
-        job.match, job.estimated_cached = self._found(job)
+        job.match, job.estimated_cached = self._find(job)
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +96,7 @@ class PrefixCachePolicy:
     def _match(self, key: CacheKey, ids: Ids) -> Match:
         return self.cache.match(key, ids, len(ids) - 1, self._grid)
 
-    def _found(self, job: PrefillJob) -> tuple[Match, int]:
+    def _find(self, job: PrefillJob) -> tuple[Match, int]:
         """The match, which is a new one if the prefix cache has changed, and the tokens that will
         not be computed. Changes nothing."""
         if job.match is not None and self.cache.holds(job.match):
@@ -111,7 +111,7 @@ class PrefixCachePolicy:
         nothing."""
         if not job.uses_prefix_cache or job.ids is None:
             return ()
-        match, estimated = self._found(job)
+        match, estimated = self._find(job)
         # if more of it comes from disk, these are copies
         first = self._leases.claim(match) if estimated == match.length else None
         return first, *self._forks(job, first)
@@ -188,12 +188,12 @@ class PrefixCachePolicy:
         if any(row.tokens for row in job.rows):
             return None
         job.request.cached = match.length
-        job.request.explanation = self._explained(job, match)
+        job.request.explanation = self._explain(job, match)
         return match
 
     def preview(self, job: PrefillJob) -> Start:
         """How `begin` would let a job start. Changes nothing."""
-        match, estimated = self._found(job)
+        match, estimated = self._find(job)
         start, cuts = match.length, job.cuts
         if job.restore is not None and job.restore.cache is not None:
             start = job.restore.length
@@ -292,7 +292,7 @@ class PrefixCachePolicy:
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
 
-    def _explained(self, job: PrefillJob, match: Match) -> str:
+    def _explain(self, job: PrefillJob, match: Match) -> str:
         at = match.diverged_at
         if at is None or match.stored_token is None:
             return ""

@@ -85,9 +85,9 @@ class DraftCosts:
 
     def timed(self, aside: float, guessing: float, rounds: int) -> None:
         """The device idled for `aside` seconds, in addition to `guessing`."""
-        self.aside = _followed(self.aside, aside)
+        self.aside = _follow(self.aside, aside)
         if rounds:
-            self.per_draft = _followed(self.per_draft, guessing / rounds)
+            self.per_draft = _follow(self.per_draft, guessing / rounds)
 
     def passed(self, drafts: int, times: float) -> None:
         bits, known = drafts.bit_length(), self.factor(drafts)
@@ -103,7 +103,7 @@ class DraftCosts:
             self.slower[bits] = 1 + FORGOTTEN * (times - 1)
 
 
-def _followed(known: float, seconds: float) -> float:
+def _follow(known: float, seconds: float) -> float:
     if not known or SPIKE * seconds < known:
         return seconds
     return DECAY * known + (1 - DECAY) * min(seconds, RISE * known)

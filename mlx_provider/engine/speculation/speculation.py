@@ -219,7 +219,7 @@ class Speculation:
         def drafted() -> dict[Row, Sequence[int]]:
             guesses = self.sources[source].drafting.propose(views)
             return {
-                row: self._checked(own, ask.drafts)
+                row: self._check(own, ask.drafts)
                 for (row, ask), own in zip(asked.items(), guesses, strict=True)
                 if own is not None
             }
@@ -241,7 +241,7 @@ class Speculation:
                 self.policy.learn(source, self.rows[row].odds[source], 0, 0)
         return drafts
 
-    def _checked(self, guesses: Sequence[int], count: int) -> Sequence[int]:
+    def _check(self, guesses: Sequence[int], count: int) -> Sequence[int]:
         """At most `count` guesses, up to the first invalid token. Those on the device are not read;
         the pass replaces invalid ones, and these are not accepted."""
         if isinstance(guesses, DeviceTokens):

@@ -148,19 +148,19 @@ def bad_input(of: Specimen) -> None:
         of.folder(), empty, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
     )
     loading = partial(of.family.load, empty, LoadOptions())
-    _typed("loading a folder without weights", loading, must=True)
+    _check_types("loading a folder without weights", loading, must=True)
     said, answer = user("a"), {"role": "assistant", "content": "b"}
     system = {"role": "system", "content": "c"}
     result = {"role": "tool", "content": "22", "tool_call_id": "x"}
     three = ([said, system, said], [said, result], [system])
     for turns in ([said, said], [answer, said], [said, answer], *three):
-        _typed(f"messages {turns}", partial(of.ask, *turns))
+        _check_types(f"messages {turns}", partial(of.ask, *turns))
     if "image" not in of.model.info.media:
         seen = partial(of.ask, user("x", sees=True), media=[picture(1)])
-        _typed("an image for a model that cannot see", seen, must=True)
+        _check_types("an image for a model that cannot see", seen, must=True)
 
 
-def _typed(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
+def _check_types(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
     found = attempt(run_it)
     if not isinstance(found, Fault):
         demand(not must, f"{what} raises nothing")

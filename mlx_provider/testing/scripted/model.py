@@ -91,11 +91,11 @@ def _find_script(turns: Sequence[Turn]) -> tuple[tuple[Step, ...] | None, int]:
         if found is not None:
             around = WRITTEN.sub("", turn.text)
             quoted = [bool(step.say) and step.say in around for step in found]
-            return found, _answered(found, [*quoted, False].index(False), turns[at + 1 :])
+            return found, _count_answered(found, [*quoted, False].index(False), turns[at + 1 :])
     return None, 0
 
 
-def _answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
+def _count_answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> int:
     """Number of answered steps; `done`: those before `turns`. The words or calls of a step identify
     it. Other texts of the assistant (its thanks for a summary, what a client keeps of earlier
     turns) are not steps."""
