@@ -84,7 +84,7 @@ def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
     requests += asked([SENT + 20], params=sampled, logprobs=2)
     requests += asked([SENT + 33], params=sampled, n=2)
     requests += asked([SENT], logprobs=1)
-    room = [10_000]
+    room = [2**40]
     kept = PrefixCache(budget=lambda: 2**24)
     engine = drafted(
         reciting, drafting, prefix_cache=kept, max_chunk=64, reserve=4, available=lambda: room[0]
@@ -100,7 +100,7 @@ def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
     room[0] = 400
     engine.step()
     assert engine.scheduler.queued
-    room[0] = 10_000
+    room[0] = 2**40
     run(engine)
     again = asked([SENT, SENT + 60])
     for request in again:
