@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from itertools import islice
 from pathlib import Path
@@ -85,15 +86,27 @@ def digest(point: EntryPoint) -> str:
 
 
 def _files(point: EntryPoint) -> Iterator[str]:
-    """The module of an entry point, or all files of its outermost package. Imports nothing."""
-    try:
-        spec = importlib.util.find_spec(point.module.partition(".")[0])
-    except (ImportError, ValueError):
-        return iter(())
-    if spec is None or not (spec.submodule_search_locations or spec.origin):
+    """The module of an entry point, or all files of its package. Imports nothing."""
+    spec = _package(point.module)
+    if spec is None or spec.origin is None:
         return iter(())
     folders = spec.submodule_search_locations
-    return islice(_below(folders), MAX_FILES) if folders else iter((str(spec.origin),))
+    return islice(_below(folders), MAX_FILES) if folders else iter((spec.origin,))
+
+
+def _package(module: str) -> ModuleSpec | None:
+    first, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return None
+    name = first
+    for part in rest:
+        if spec is None or spec.origin is not None:
+            return spec
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations)
+    return spec
 
 
 def _below(roots: list[str]) -> Iterator[str]:

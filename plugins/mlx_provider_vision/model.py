@@ -88,8 +88,8 @@ class AnyVisionModel(VisionModel):
         for item in media:
             image_size(item)
         tokenizer, places = self.hf_tokenizer, self.marks.placeholders
-        hidden, text = tokenizer.rendered(messages, tools, variables)
-        text = hidden.escape(with_places(tokenizer, places, hidden, text, media))
+        hidden, text = tokenizer.rendered(messages, tools, variables, escaped=None)
+        text = with_places(tokenizer, places, hidden, text, media)
         if len(text) > self.info.context_length:
             # raises at the limit; the processor would tokenise the whole text first
             tokenizer.encode(text, special=False)

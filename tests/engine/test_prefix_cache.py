@@ -21,6 +21,7 @@ from agent_traffic import SyntheticModel
 from from_disk import restored
 from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
+from mlx_provider.engine.prefix_cache.segments import ArrayPack
 from mlx_provider.engine.prefix_cache.tree import as_ids, key_tokens, outside_spans
 from mlx_provider.records import MediaSpan, Prompt
 from schedules import Calls
@@ -533,6 +534,24 @@ def test_a_row_of_another_dtype_is_refused(prefix_cache) -> None:
         layer.update_and_fetch(mx.ones((1, 1, 4, 1), mx.float16), mx.ones((1, 1, 4, 1), mx.float16))
     prefix_cache.insert(KEY, [1, 2, 3, 4], half, {})
     assert prefix_cache.match(KEY, [1, 2, 3, 4, 5], 4).length == 3
+
+
+def test_an_insertion_that_fails_leaves_nothing(prefix_cache, monkeypatch) -> None:
+    def fail(*args) -> None:
+        raise RuntimeError("out of memory")
+
+    def row(width: int) -> list:
+        cache, array = KVCache(), mx.zeros((1, 1, 20, width))
+        cache.update_and_fetch(array, array)
+        return [cache]
+
+    ids = list(range(20))
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayPack, "of", fail)
+        with pytest.raises(RuntimeError, match="memory"):
+            prefix_cache.insert(KEY, ids, row(4), {})
+    prefix_cache.check_integrity()
+    assert prefix_cache.insert(KEY, ids, row(8), {}) == 20
 
 
 def test_a_cache_with_too_few_tokens_is_an_error(prefix_cache) -> None:

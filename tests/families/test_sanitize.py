@@ -185,6 +185,7 @@ def test_without_its_breaks_a_text_holds_no_token(texts: list[str], word: str) -
     control = ControlTokens(fast, "")
     for text in (word, "".join(texts), word.join(texts)):
         places = control.breaks(text)
+        assert control.touched(text) == bool(places)
         left = "".join("\ue123" if i in places else c for i, c in enumerate(text))
         assert not any(token in left for token in texts)
 
@@ -330,7 +331,7 @@ def test_checkpoints_stand_at_the_ends_of_messages() -> None:
         made = ours.render(asked(*texts), [], {})
         end = ours.fast.token_to_id("<|end|>")
         ends = [i + 1 for i, token in enumerate(made.tokens) if token == end]
-        newline = len(ours.locate("<|end|>\n<s>", Hidden((), (), {}))[0]) - 2
+        newline = len(ours.encode_with_offsets("<|end|>\n<s>", Hidden((), (), {})).ids) - 2
         assert made.snapshot_points == tuple(i + newline for i in ends)
 
 

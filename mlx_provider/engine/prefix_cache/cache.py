@@ -291,13 +291,16 @@ class PrefixCache:
         if stop == 0:
             return None
         self._roots[key], self._layouts[key] = root, new.row.layout
-        for node in path:
-            if own is not None and node.start >= own.first:
-                node.hold(new.row.cut(node.start, node.stop, own), node.snapshot)
-        continued = 2 * found.shared > len(new.ids)
-        leaf = paths.grow(
-            path[-1] if path else root, new, stop, states, own=own, continued=continued
-        )
+        try:
+            for node in path:
+                if own is not None and node.start >= own.first:
+                    node.hold(new.row.cut(node.start, node.stop, own), node.snapshot)
+            continued = 2 * found.shared > len(new.ids)
+            above = path[-1] if path else root
+            leaf = paths.grow(above, new, stop, states, own=own, continued=continued)
+        finally:
+            if not root.children:
+                self._drop_empty()
         self._clock += grows + 1
         leaf.touch(self._clock)
         return leaf

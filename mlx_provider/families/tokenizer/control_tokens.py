@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,68 +22,126 @@ from .long_text import starts
 
 
 class Edges:
-    """Positions at which strings of a client end or begin within one of `texts`."""
+    """Positions at which strings of a client end or begin within one of the sorted `texts`."""
 
     def __init__(self, texts: Sequence[str], template: str | None) -> None:
-        cuts = [(text, n) for text in texts for n in range(1, len(text))]
-        heads, tails = {text[:n] for text, n in cuts}, {text[n:] for text, n in cuts}
-        code = _tokens(template)
-        strings = [text[1:-1] for kind, text in code if kind == "string"]
-        literals = [*strings, *(text for kind, text in code if kind == "data")]
-        lengths = self._lengths = range(1, max(map(len, texts), default=1))
-        if code:
-            written = [each for text in literals for each in (text, text.strip())]
-            opens = {text[-n:] for text in written for n in lengths} & heads
-            closes = {text[:n] for text in written for n in lengths} & tails
-        else:
-            signs = [{p for p in parts if not any(map(str.isalnum, p))} for parts in (heads, tails)]
-            opens, closes = signs
-        self._heads, self._tails = heads, tails if opens else set[str]()
-        fields = [
-            text for (_, sign), (kind, text) in pairwise(code) if (sign, kind) == (".", "name")
-        ]
-        # a name that the template looks up or compares is intended
-        self._completions = {
-            text[start:end]
-            for text, start in cuts
-            if text[:start] in opens
-            for end in range(start + 1, len(text))
-            if text[end:] in closes
-        }.difference(strings, fields)
-        self._removed = {*_removed_texts(code)}
-        first = pattern_of({text[0] for text in texts})
-        self._removed_or_first = re.compile(f"(?:{pattern_of(self._removed)})|({first})")
+        self._texts = texts
+        self._mirrored = sorted(text[::-1] for text in texts)
+        self._reach = max(map(len, texts), default=1) - 1
+        self._first = any_of({text[0] for text in texts})
+        self._last = any_of({text[-1] for text in texts})
+        opens: Callable[[str], bool] = _is_sign
+        closes: Callable[[str], bool] = _is_sign
+        written = None if template is None else _read_template(template)
+        if written is not None:
+            opens = {*self._parts(written.texts, texts, from_end=True)}.__contains__
+            closes = {*self._parts(written.texts, self._mirrored, from_end=False)}.__contains__
+        removed = [] if written is None else sorted(written.removed, key=len, reverse=True)
+        self._cut = re.compile("|".join(map(re.escape, removed)) or "(?!)")
+        self._longest_cut = max(map(len, removed), default=1)
+        self._cut_or_first = re.compile(f"(?:{self._cut.pattern})|({self._first.pattern})")
+        self._opened = any(opens(text[:n]) for text in texts for n in range(1, len(text)))
+        self._completions = {*_completions(texts, opens, closes)}
+        if written is not None:
+            self._completions -= written.names
 
     def of(self, text: str) -> Iterator[int]:
-        if any(removed in text for removed in self._removed):
-            found = self._removed_or_first.finditer(text)
+        yield from self._around_cuts(text)
+        core = text.rstrip()
+        if core and self._is_begun(core):
+            yield len(core) - 1
+        if core and self._opened:
+            start = len(core) - len(core.lstrip())
+            core = core[start:]
+            if core in self._completions or self._is_ended(core):
+                yield start
+
+    def _around_cuts(self, text: str) -> Iterator[int]:
+        """Beginnings of control tokens in a text from which the template removes something."""
+        if next(starts(self._cut, text, self._longest_cut), None) is not None:
+            found = self._cut_or_first.finditer(text)
             yield from (match.start() for match in found if match[1])
-        core = text.strip()
-        if any(core[-n:] in self._heads for n in self._lengths):
-            yield len(text.rstrip()) - 1
-        if core in self._completions or any(core[:n] in self._tails for n in self._lengths):
-            yield len(text) - len(text.lstrip())
+
+    def _is_begun(self, core: str) -> bool:
+        window = core[max(0, len(core) - self._reach) :]
+        starts = self._first.finditer(window)
+        return any(_begins(self._texts, window[match.start() :]) for match in starts)
+
+    def _is_ended(self, core: str) -> bool:
+        window = core[: self._reach]
+        ends = self._last.finditer(window)
+        return any(_begins(self._mirrored, window[match.end() - 1 :: -1]) for match in ends)
+
+    def _parts(
+        self, literals: Iterable[str], texts: Sequence[str], *, from_end: bool
+    ) -> Iterator[str]:
+        for literal in literals:
+            for n in range(1, min(self._reach, len(literal)) + 1):
+                part = literal[-n:] if from_end else literal[:n]
+                if _begins(texts, part if from_end else part[::-1]):
+                    yield part
 
 
-def _tokens(template: str | None) -> list[tuple[str, str]]:
-    """Kind and text of the parts of a template. Empty: unknown."""
+def _begins(texts: Sequence[str], part: str) -> bool:
+    at = bisect_right(texts, part)
+    return at < len(texts) and texts[at].startswith(part)
+
+
+def any_of(letters: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(letters))) or "(?!)")
+
+
+def _is_sign(part: str) -> bool:
+    return not any(map(str.isalnum, part))
+
+
+def _completions(
+    texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
+) -> Iterator[str]:
+    for text in texts:
+        starts = [n for n in range(1, len(text)) if opens(text[:n])]
+        ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
+        yield from (text[start:end] for start in starts for end in ends if start < end)
+
+
+@dataclass(frozen=True)
+class _TemplateTexts:
+    texts: list[str]
+    """Unchanged and trimmed."""
+    names: frozenset[str]
+    """Names that it looks up or compares. If it writes one of these, it is intended."""
+    removed: frozenset[str]
+    """Texts that it replaces, or at which it splits a text to join it again."""
+
+
+def _read_template(template: str) -> _TemplateTexts | None:
     try:
-        found = jinja2.Environment().lex(template or "")  # noqa: S701
-        return [(kind, text) for _, kind, text in found if kind != "whitespace"]
+        tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
     except jinja2.TemplateSyntaxError:
-        return []
+        return None
+    data = [text for kind, text in tokens if kind == "data"]
+    strings = [text[1:-1] for kind, text in tokens if kind == "string"]
+    after = pairwise(tokens)
+    fields = [text for (_, before), (kind, text) in after if before == "." and kind == "name"]
+    texts = [each for text in (*data, *strings) for each in (text, text.strip())]
+    return _TemplateTexts(texts, frozenset([*strings, *fields]), frozenset(_removed_texts(tokens)))
 
 
-def _removed_texts(code: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Texts that a template replaces, or at which it splits a text to join it again."""
-    calls = {"replace", "split"} if ("name", "join") in code else {"replace"}
+def _removed_texts(tokens: Sequence[tuple[str, str]]) -> Iterator[str]:
+    code = [(kind, text) for kind, text in tokens if kind != "whitespace"]
+    joins = ("name", "join") in code
+    calls = {"replace", "split"} if joins else {"replace"}
     for (_, name), (_, bracket), (kind, text) in zip(code, code[1:], code[2:], strict=False):
-        if name in calls and bracket == "(" and kind == "string" and text[1:-1]:
-            yield text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
+        if name in calls and bracket == "(" and kind == "string":
+            value = text[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
+            if value:
+                yield value
 
 
 SPACE_SIGN = "▁"
 UNKNOWN = "\U0010fffd"
+CHANGES_CASE = re.compile("lower|upper|title|capitalize|swapcase")
+"""Filters and methods in a template that can turn other text into a control token."""
 HTML_TAG = re.compile(
     "</?(?:h[1-6]|[bius]|em|strong|su[bp]|code|blockquote|table|caption|t(?:[rhd]|head|body|foot))>"
 )
@@ -109,26 +169,31 @@ class ControlTokens:
         added: dict[int, Any] = fast.get_added_tokens_decoder()
         source = template or ""
         self.content = {i: t.content for i, t in added.items() if not is_vocabulary(t, source)}
-        normalized = any(added[i].normalized for i in self.content)
+        self.normalized = frozenset(i for i in self.content if added[i].normalized)
         for text in reserved:
             token = fast.token_to_id(text)
             if token is not None:
                 self.content.setdefault(token, text)
+        self.vocabulary = [token for i, token in added.items() if i not in self.content]
         self.texts = sorted({*self.content.values(), *reserved} - {""})
-        # a template may change the case of other text
-        self._find = re.compile(pattern_of(self.texts), re.IGNORECASE)
+        flags = re.IGNORECASE if template is None or CHANGES_CASE.search(template) else re.NOFLAG
+        self._find = re.compile(pattern_of(self.texts), flags)
+        self._find_all = re.compile(f"(?={self._find.pattern})", flags)
         self._longest = max(map(len, self.texts), default=1)
         self._edges = Edges(self.texts, template)
-        changes = fast.normalizer is not None or any(SPACE_SIGN in text for text in self.texts)
-        in_model = (fast.model.token_to_id(text) is not None for text in self.content.values())
-        self.reachable = changes and (normalized or any(in_model))
+        self.reachable = _reachable(fast, self.content, self.normalized)
         """Whether text without a literal control token may still encode to the id of one."""
         self._normalizer = fast.normalizer
+
+    def touched(self, text: str) -> bool:
+        """Whether `text` holds a control token, or a part of one that a template may complete."""
+        within = starts(self._find, text, self._longest)
+        return next(within, None) is not None or next(self._edges.of(text), None) is not None
 
     def breaks(self, text: str) -> array[int]:
         """Ascending indices of characters to hide so that `text` gives no control token, alone or
         within a template. A text of megabytes may consist only of them."""
-        places = array("Q", starts(self._find, text, self._longest))
+        places = array("Q", starts(self._find_all, text, self._longest))
         for place in self._edges.of(text):
             at = bisect_left(places, place)
             if places[at : at + 1] != array("Q", [place]):
@@ -139,7 +204,7 @@ class ControlTokens:
         return self._normalizer is None or mark in self._normalizer.normalize_str(mark)
 
 
-def pattern_of(texts: Iterable[str]) -> str:
+def pattern_of(texts: Sequence[str]) -> str:
     """Matches the longest of `texts`. Common prefixes are compared once."""
     tree: dict[str, Any] = {}
     for text in texts:
@@ -156,3 +221,9 @@ def _expression(node: Mapping[str, Any]) -> str:
     if len(branches) > 1 or (branches and "" in node):
         joined = f"(?:{joined})"
     return joined + "?" * bool(branches and "" in node)
+
+
+def _reachable(fast: Any, content: Mapping[int, str], normalized: frozenset[int]) -> bool:
+    changes = fast.normalizer is not None or any(SPACE_SIGN in text for text in content.values())
+    in_model = partial(fast.model.token_to_id)
+    return changes and (bool(normalized) or any(in_model(t) is not None for t in content.values()))

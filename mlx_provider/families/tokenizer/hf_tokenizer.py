@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from ...errors import BadRequest, ContextTooLong, UnsupportedModel
 from ...records import LoadOptions, Prompt, TemplateForm
 from ..checkpoint import read_json
 from .control_tokens import ControlTokens
-from .long_text import PIECE, pieces
-from .spelling import Hidden, Letters, Located, Messages, Variables, hide, spell
+from .long_text import PIECE, LongText
+from .spelling import Encoded, Hidden, Messages, Variables, hide, spelt
 from .template_fit import fit_messages
 from .template_probe import ASKED, template_form
 from .template_renderer import TemplateLimit, TemplateRenderer, try_render
@@ -53,8 +53,6 @@ class HFTokenizer:
         # two threads must not use a fast tokenizer at once: "Already borrowed"
         self.turns = ByteGate(1)
         self.context: int | None = None
-        self._letters: Letters | None = None
-        """Of the last marks."""
 
     def within(self, context_length: int) -> HFTokenizer:
         """The same tokenizer, with `ContextTooLong` for texts with more tokens than this."""
@@ -63,7 +61,7 @@ class HFTokenizer:
         return bounded
 
     def reserving(self, texts: Sequence[str]) -> HFTokenizer:
-        """The same tokenizer with further reserved texts."""
+        """The same tokenizer (and turns) with further reserved texts."""
         other = HFTokenizer(self._backend, self._renderer, (*self._reserved, *texts))
         other.turns, other.context = self.turns, self.context
         return other
@@ -95,15 +93,8 @@ class HFTokenizer:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         form = self.form
-        if self._renderer is None and self._source([]) is None:
-            return ()
-        try:
-            asked = fit_messages([{"role": "user", "content": ASKED}], form)
-            self.apply_template(asked, [], {}, probe=True)
-        except TemplateLimit:
-            raise
-        except BadRequest as refused:
-            return (f"{REFUSES}: {refused.message}",)
+        if refusal := self._refusal():
+            return (f"{REFUSES}: {refusal}",)
         found = (
             (NO_TOOLS, form.shows_tools == "never"),
             (NO_CALLS, not form.takes_calls),
@@ -111,13 +102,28 @@ class HFTokenizer:
         )
         return tuple(note for note, applies in found if applies)
 
+    def _refusal(self) -> str:
+        """Why the template does not even render a user's message. Empty: it does, or is missing."""
+        if self._renderer is None and self._source([]) is None:
+            return ""
+        try:
+            asked = fit_messages([{"role": "user", "content": ASKED}], self.form)
+            self.apply_template(asked, [], {}, probe=True)
+        except TemplateLimit:
+            raise
+        except BadRequest as refused:
+            return refused.message
+        return ""
+
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Raises `ContextTooLong` once the text certainly has more tokens than `within` allows."""
-        around = self._around if special and len(text) > PIECE else ([], [])
-        if len(text) <= PIECE or around is None:
+        if len(text) <= PIECE:
+            return self._encode(text, special=special)
+        around = self._around if special else ([], [])
+        if around is None:
             return self._encode(text, special=special)
         tokens = [*around[0]]
-        for _, piece in pieces(text, partial(self._encode, special=False)):
+        for _, piece in self._long.pieces(text):
             tokens += self._encode(piece, special=False)
             self._check(len(tokens))
         return tokens + around[1]
@@ -139,6 +145,10 @@ class HFTokenizer:
         if self.context is not None and at_least >= self.context:
             raise ContextTooLong.of(at_least, self.context, "at least ")
 
+    @cached_property
+    def _long(self) -> LongText:
+        return LongText(self.fast, partial(self._encode, special=False))
+
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
         """Tokens of a client's text after `before`, which may hold control tokens. Raises
         `BadRequest` if the tokens that `special` adds are unknown."""
@@ -157,34 +167,29 @@ class HFTokenizer:
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
         if not hidden.marks and not self.control.reachable:
             return self.encode(text, special=False)
-        return list(self.locate(text, hidden)[0])
+        return self.encode_with_offsets(text, hidden).ids
 
-    def locate(self, text: str, hidden: Hidden) -> Located:
-        """Tokens of a rendered text. Raises the errors of `encode`."""
-        encode: Callable[[str], Located] = self._locate
-        if hidden.marks:
-            letters = self._letters
-            if letters is None or letters.marks != hidden.marks:
-                letters = self._letters = Letters(self.fast, hidden.marks)
-            encode = letters.encode
-        ids: list[int] = []
+    def encode_with_offsets(self, text: str, hidden: Hidden) -> Encoded:
+        """Like `tokens`, with the character at which each begins. Raises the errors of `encode`."""
+        found, spans = self._locate(text)
+        if not hidden.marks and not self.control.reachable:
+            return Encoded(found, [start for start, _ in spans])
+        return spelt(self.fast, self.control, text, hidden.marks, found, spans)
+
+    def _locate(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens without added special tokens, and the characters of each: (first, end)."""
+        tokens: list[int] = []
         spans: list[tuple[int, int]] = []
-        for begin, piece in pieces(text, lambda part: encode(part)[0]):
-            tokens, parts = encode(piece)
-            ids += tokens
-            spans += [(begin + first, begin + end) for first, end in parts]
+        for begin, piece in self._long.pieces(text):
+            with self.turns.ask(1):
+                encoding = self._backend(
+                    piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+                )
+            tokens += encoding["input_ids"]
+            spans += [(begin + first, begin + end) for first, end in encoding["offset_mapping"]]
             if len(text) > PIECE:
-                self._check(len(ids))
-        if hidden.marks or self.control.reachable:
-            return spell(self.fast, self.control, text, (ids, spans))
-        return ids, spans
-
-    def _locate(self, piece: str) -> Located:
-        with self.turns.ask(1):
-            encoding = self._backend(
-                piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-        return encoding["input_ids"], encoding["offset_mapping"]
+                self._check(len(tokens))
+        return tokens, spans
 
     def apply_template(
         self,
@@ -236,26 +241,33 @@ class HFTokenizer:
         return str(text)
 
     def rendered(
-        self, messages: Messages, tools: Messages, variables: Variables
+        self,
+        messages: Messages,
+        tools: Messages,
+        variables: Variables,
+        *,
+        escaped: Container[str] | None = (),
     ) -> tuple[Hidden, str]:
-        """A client's input with its control tokens hidden, and the text rendered from it."""
-        hidden = hide(
-            self.control, Hidden(messages, tools, variables), taken=self.chat_template or ""
-        )
+        """A client's input with its control tokens hidden, and the text rendered from it. An escape
+        replaces each mark that does not arrive, because the template changes or drops it.
+        `escaped`: see `hide`."""
+        given = Hidden(messages, tools, variables)
+        hidden = self._hide(given, escaped)
         text = self._text(hidden)
-        if lost := {mark: char for mark, char in hidden.marks.items() if mark not in text}:
-            hidden = hidden.without(lost)
+        lost = hidden.lost_characters(text)
+        if lost:
+            hidden = self._hide(given, lost)
             text = self._text(hidden)
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
         hidden, text = self.rendered(messages, tools, variables)
-        ids, spans = self.locate(text, hidden)
+        encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
         ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))
-        starts = [start for start, _ in spans]
-        points = sorted({bisect_left(starts, end) for end in ends} - {0, len(ids)})
-        return Prompt(ids, hidden.reveal(text), snapshot_points=tuple(points))
+        counts = {bisect_left(encoded.starts, end) for end in ends}
+        points = sorted(c for c in counts if 0 < c < len(encoded.ids))
+        return Prompt(encoded.ids, hidden.reveal(text), snapshot_points=tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
         """The part of a prompt's text that it shares with another user's; "" without a system part.
@@ -278,6 +290,9 @@ class HFTokenizer:
             found.append(try_render(partial(self._text, begun, generation_prompt=False)))
         return [text for text in found if text is not None]
 
+    def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
+        return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")
+
     def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
         text = self.apply_template(
             hidden.messages,
@@ -298,10 +313,12 @@ def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HF
     )
     if getattr(backend, "backend_tokenizer", None) is None:
         raise UnsupportedModel(f"{folder.name} has no tokenizer.json and none can be made")
-    own = backend.chat_template
-    if not (
-        folder / "chat_template.jinja"
-    ).is_file():  # the processor's goes before the tokenizer's
-        own = read_json(folder / "chat_template.json").get("chat_template") or own
-    backend.chat_template = own or None
+    backend.chat_template = _chat_template(folder, backend.chat_template)
     return HFTokenizer(backend)
+
+
+def _chat_template(folder: Path, own: Any) -> str | Mapping[str, str] | None:
+    """The template file next to the weights, else the processor's own, else the tokenizer's."""
+    if not (folder / "chat_template.jinja").is_file():
+        own = read_json(folder / "chat_template.json").get("chat_template") or own
+    return own or None

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 from ...errors import ContextTooLong
 
@@ -16,12 +19,13 @@ SLICE = 2**18
 
 
 def starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
-    """Ascending start positions of matches, which may overlap, for a pattern that reads at most
-    `longest` characters."""
+    """Ascending start positions of matches, for a pattern that reads at most `longest` characters.
+    A match across the end of a slice may be found twice or hide one that begins within it. Exact
+    for patterns that consume nothing, and for whether there is a match at all."""
     for begin in range(0, len(text), SLICE):
-        at, end = begin, begin + SLICE
-        while at < end and (match := pattern.search(text, at, end + longest - 1)):
-            if (at := match.start() + 1) <= end:
+        end = begin + SLICE
+        for match in pattern.finditer(text, begin, end + longest - 1):
+            if match.start() < end:
                 yield match.start()
 
 
@@ -39,35 +43,76 @@ _PLACES = re.compile(
 )
 
 
-Encode = Callable[[str], list[int]]
+class LongText:
+    """Safe from any thread if `encode` is."""
 
+    def __init__(self, fast: Any, encode: Callable[[str], list[int]]) -> None:
+        self._fast = fast
+        self._encode = encode
 
-def pieces(text: str, encode: Encode) -> Iterator[tuple[int, str]]:
-    """The text in pieces, with the start of each. Raises `ContextTooLong` without a cut.
+    def pieces(self, text: str) -> Iterator[tuple[int, str]]:
+        """The text in pieces, with the start of each. Raises `ContextTooLong` without a cut.
 
-    A cut is made where the `NEAR` characters on either side have the same tokens together and
-    apart."""
-    start = 0
-    while len(text) - start > PIECE and (end := _cut(text, start, encode)):
-        yield start, text[start:end]
-        start = end
-    yield start, text[start:]
-
-
-def _cut(text: str, start: int, encode: Encode) -> int | None:
-    """`None`: the piece that begins at `start` is the last."""
-    for first in range(start + PIECE // 2, min(len(text), start + UNDIVIDED), PIECE):
-        for tried, place in enumerate(_PLACES.finditer(text, first, first + PIECE)):
-            at = place.start()
-            left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
-            if right and encode(left) + encode(right) == encode(left + right):
-                return at
-            if tried >= TRIES:
+        A cut is made where the `NEAR` characters on either side have the same tokens together and
+        apart, and the same words of the pre-tokeniser, or are one word with two characters at the
+        cut that no vocabulary entry contains. So no token changes, if the pre-tokeniser and added
+        tokens look no further than that.
+        """
+        start = 0
+        while len(text) - start > PIECE:
+            end = self._cut(text, start)
+            if end is None:
                 break
-    if len(text) - start > UNDIVIDED:
-        raise ContextTooLong(
-            f"the prompt has {UNDIVIDED} characters that cannot be divided for this model's "
-            "tokenizer: shorten it, or break its words",
-            param="messages",
-        )
-    return None
+            yield start, text[start:end]
+            start = end
+        yield start, text[start:]
+
+    def _cut(self, text: str, start: int) -> int | None:
+        """`None`: the piece that begins at `start` is the last."""
+        for first in range(start + PIECE // 2, min(len(text), start + UNDIVIDED), PIECE):
+            for tried, place in enumerate(_PLACES.finditer(text, first, first + PIECE)):
+                if self._splits(text, place.start()):
+                    return place.start()
+                if tried >= TRIES:
+                    break
+        if len(text) - start > UNDIVIDED:
+            raise ContextTooLong(
+                f"the prompt has {UNDIVIDED} characters that cannot be divided for this model's "
+                "tokenizer: shorten it, or break its words",
+                param="messages",
+            )
+        return None
+
+    def _splits(self, text: str, at: int) -> bool:
+        left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
+        if not right:
+            return False
+        words = self._words(left + right)
+        if words != self._words(left) + self._words(right) and not self._never_joined(left, right):
+            return False
+        apart = self._encode(left) + self._encode(right)
+        return apart == self._encode(left + right)
+
+    def _words(self, text: str) -> list[str]:
+        words = self._fast.pre_tokenizer
+        if words is None:
+            return [self._normal(text)]
+        return [word for word, _ in words.pre_tokenize_str(self._normal(text))]
+
+    def _normal(self, text: str) -> str:
+        normaliser = self._fast.normalizer
+        return text if normaliser is None else str(normaliser.normalize_str(text))
+
+    def _never_joined(self, left: str, right: str) -> bool:
+        """Whether both sides are one word in which the model joins nothing at the cut."""
+        whole = self._normal(left + right)
+        if self._words(left + right) != [whole] or whole != self._normal(left) + self._normal(
+            right
+        ):
+            return False
+        return self._normal(left)[-1:] + self._normal(right)[:1] not in self._pairs
+
+    @cached_property
+    def _pairs(self) -> frozenset[str]:
+        entries = self._fast.get_vocab(with_added_tokens=False)
+        return frozenset(a + b for entry in entries for a, b in pairwise(entry))

@@ -3,7 +3,9 @@ them in letters in the rendered text.
 
 One character of each is replaced by a private one that occurs nowhere in the input, has the same
 length and no case, is not white space and passes JSON. So the tokenizer finds only the template's
-own control tokens. A pre-tokenizer then reveals the characters to the model.
+own control tokens. Text with hidden characters between two of them is encoded again, by a tokenizer
+with the same model but no control tokens. A private added token precedes each such piece, because
+some tokenizers write a space at the beginning of a text.
 
 `sanitize_control_tokens` of transformers 5.23 does not suffice: it lacks keys of mappings, tokens
 that a template joins or a normalizer makes, vocabularies with control tokens, and offsets, and it
@@ -14,19 +16,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
 from ...errors import BadRequest
-from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens
+from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens, any_of
 
 MARKS = (
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFD)),
     range(0xA000, 0xA48D),
 )
 """Private characters, and Yi syllables for normalizers that drop those."""
+
+JOINED = 4096
+"""Replacements whose parts are in memory at once. A part takes about a hundred bytes."""
 
 Messages = Sequence[Mapping[str, Any]]
 Variables = Mapping[str, Any]
@@ -45,43 +51,47 @@ class Hidden:
 
     def mend(self, text: str) -> str:
         """A rendered text in which marks in ASCII JSON form are restored."""
-        return with_signs(text, {json.dumps(mark)[1:-1]: mark for mark in self.marks})
-
-    def escape(self, text: str) -> str:
-        """With a visible `\\uXXXX` in place of each hidden character."""
-        return with_signs(text, {mark: f"\\u{ord(char):04x}" for mark, char in self.marks.items()})
-
-    def without(self, lost: Mapping[str, str]) -> Hidden:
-        """With escapes in place of marks that a template changes or drops."""
-        kept = {mark: char for mark, char in self.marks.items() if mark not in lost}
-        return _change_strings(self, replace(self, marks=lost).escape, kept)
-
-
-def hide(control: ControlTokens, given: Hidden, taken: str = "") -> Hidden:
-    """Input in which no string of the client holds a control token. `taken`: text whose characters
-    cannot be marks, besides those of the input."""
-    strings: list[str] = []
-
-    def note(text: str) -> str:
-        strings.append(text)
+        for mark in self.marks:
+            text = text.replace(json.dumps(mark)[1:-1], mark)
         return text
 
-    _change_strings(given, note, {})
-    breaks = {text: places for text in strings if (places := control.breaks(text))}
-    if not breaks:
+    def lost_characters(self, text: str) -> frozenset[str]:
+        return frozenset(char for mark, char in self.marks.items() if mark not in text)
+
+
+def hide(
+    control: ControlTokens,
+    given: Hidden,
+    *,
+    escaped: Container[str] | None = (),
+    taken: str = "",
+) -> Hidden:
+    """Input in which no string of the client holds a control token.
+
+    `escaped`: characters to write as a visible `\\uXXXX` instead of a mark; `None`: all. `taken`:
+    text whose characters cannot be marks, besides those of the input.
+    """
+    strings = _strings(given)
+    touched = {text for text in strings if control.touched(text)}
+    if not touched:
         return given
+    breaks = {text: control.breaks(text) for text in touched}
     letters = {text[i] for text, places in breaks.items() for i in places}
-    free = free_marks(control, "\0".join([taken, *strings]), len(letters))
-    signs = dict(zip(sorted(letters), free, strict=True))
+    plain = letters if escaped is None else {c for c in letters if c in escaped}
+    free = filter(control.keeps, free_marks("\0".join([taken, *strings])))
+    marks = dict(zip(free, sorted(letters - plain), strict=False))
+    # characters without a mark get their JSON escape
+    signs = {c: f"\\u{ord(c):04x}" for c in letters} | {c: mark for mark, c in marks.items()}
 
     def change(text: str) -> str:
-        return _replace(text, breaks[text], signs) if text in breaks else text
+        places = breaks.get(text)
+        return text if places is None else _replace(text, places, signs)
 
-    return _change_strings(given, change, {mark: char for char, mark in signs.items()})
+    return _change_strings(given, change, marks)
 
 
 def with_signs(text: str, signs: Mapping[str, str]) -> str:
-    """No sign may hold one of the replaced texts."""
+    """No sign may be one of the replaced characters."""
     for char, sign in signs.items():
         text = text.replace(char, sign)
     return text
@@ -98,19 +108,13 @@ def _change_strings(
     )
 
 
-def free_marks(control: ControlTokens, text: str, count: int) -> list[str]:
+def free_marks(text: str) -> Iterator[str]:
     """Characters that do not occur in `text`, neither literally nor as JSON escapes."""
     present = {*text}
     escaped = {match[0].lower() for match in re.finditer(r"(?i)\\u[0-9a-f]{4}", text)}
-    unused = (
-        mark
-        for mark in map(chr, chain(*MARKS))
-        if mark not in present and json.dumps(mark)[1:7] not in escaped and control.keeps(mark)
-    )
-    found = [*islice(unused, count)]
-    if len(found) < count:
-        raise BadRequest("the text holds every private character of Unicode", param="messages")
-    return found
+    for mark in map(chr, chain(*MARKS)):
+        if mark not in present and json.dumps(mark)[1:7] not in escaped:
+            yield mark
 
 
 def _message(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
@@ -129,65 +133,156 @@ def _map(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _replace(text: str, places: Sequence[int], signs: Mapping[str, str]) -> str:
-    codes = bytearray(text, "utf-32-le", "surrogatepass")
-    for place in places:
-        codes[4 * place : 4 * place + 4] = signs[text[place]].encode("utf-32-le")
-    return codes.decode("utf-32-le", "surrogatepass")
+    joined, at = [], 0
+    for first in range(0, len(places), JOINED):
+        parts = []
+        for place in places[first : first + JOINED]:
+            parts += [text[at:place], signs[text[place]]]
+            at = place + 1
+        joined.append("".join(parts))
+    return "".join([*joined, text[at:]])
 
 
-Located = tuple[list[int], list[tuple[int, int]]]
-"""Ids of tokens, and the characters of each: (first, end)."""
+def _strings(given: Hidden) -> list[str]:
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    _change_strings(given, note, {})
+    return found
 
 
-class Letters:
-    """A tokenizer (`fast`) that reads marks as characters after it has found control tokens."""
-
-    def __init__(self, fast: Any, marks: Mapping[str, str]) -> None:
-        from tokenizers import Tokenizer
-        from tokenizers.pre_tokenizers import PreTokenizer, Sequence
-
-        self.marks = marks
-        self._tokenizer = Tokenizer(fast.model)
-        if fast.normalizer is not None:
-            self._tokenizer.normalizer = fast.normalizer
-        steps = [PreTokenizer.custom(self), fast.pre_tokenizer]
-        self._tokenizer.pre_tokenizer = Sequence([step for step in steps if step is not None])
-        added = fast.get_added_tokens_decoder()
-        self._tokenizer.add_tokens(list(added.values()))
-        self._ids = {self._tokenizer.token_to_id(t.content): i for i, t in added.items()}
-
-    def pre_tokenize(self, text: Any) -> None:
-        """`text`: a `tokenizers.PreTokenizedString`."""
-        for mark, char in self.marks.items():
-            text.normalize(lambda part, mark=mark, char=char: part.replace(mark, char))
-
-    def encode(self, text: str) -> Located:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return [self._ids.get(token, token) for token in encoding.ids], encoding.offsets
+@dataclass(frozen=True)
+class Encoded:
+    ids: list[int]
+    starts: list[int]
 
 
-def spell(fast: Any, control: ControlTokens, text: str, located: Located) -> Located:
-    """With letters in place of each control token that is not written in `text`: a normalizer made
-    it of other letters, or the vocabulary itself has it."""
-    forbidden = control.content.keys() - {token.id for token in fast.model.tokenize(UNKNOWN)}
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens `first .. last` and characters `start .. stop` between two control tokens."""
 
-    def letters(piece: str) -> list[int]:
-        ids = [token.id for token in fast.model.tokenize(piece)]
-        if forbidden.isdisjoint(ids):
-            return ids
-        # a single sign that is only a control token has no other spelling
-        return letters(piece[:1]) + letters(piece[1:]) if len(piece) > 1 else []
+    first: int
+    last: int
+    start: int
+    stop: int
+    after: int | None
+    """Id of the control token before it. `None`: the beginning of the text."""
 
-    ids: list[int] = []
-    spans: list[tuple[int, int]] = []
-    for token, span in zip(*located, strict=True):
-        content = control.content[token] if token in forbidden else ""
-        spelt = [token] if _is_written(text[slice(*span)], content) else letters(content)
-        ids += spelt
-        spans += [span] * len(spelt)
-    return ids, spans
+
+def spelt(
+    fast: Any,
+    control: ControlTokens,
+    text: str,
+    marks: Mapping[str, str],
+    found: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+) -> Encoded:
+    """`found`, `spans`: ids and characters of the tokens of the complete tokenizer."""
+    own = [i for i, token in enumerate(found) if token in control.content]
+    real = [i for i in own if _is_written(text[slice(*spans[i])], control.content[found[i]])]
+    pieces = [*_pieces(found, spans, real, len(text))]
+    where = [piece.start for piece in pieces]
+    # an id that the template did not write comes from letters that a normalizer changed
+    odd = [spans[i][0] for i in set(own) - set(real)]
+    at = [*odd, *(match.start() for match in re.finditer(any_of(marks), text))]
+    wanted = [pieces[n] for n in sorted({bisect_right(where, i) - 1 for i in at})]
+    if not wanted:
+        return Encoded(list(found), [start for start, _ in spans])
+    shown = with_signs(text, marks)
+    letters = Letters(fast, control, shown)
+    return _join(found, spans, wanted, letters.encode(shown, wanted))
 
 
 def _is_written(part: str, content: str) -> bool:
     """Whether a part of the text is literally a token, with the white space that it absorbs."""
-    return not content or not part.replace(content, "", 1).replace(SPACE_SIGN, " ").strip()
+    return not part.replace(content, "", 1).replace(SPACE_SIGN, " ").strip()
+
+
+def _pieces(
+    found: Sequence[int], spans: Sequence[tuple[int, int]], real: Sequence[int], length: int
+) -> Iterator[_Piece]:
+    first, start, after = 0, 0, None
+    for i in real:
+        yield _Piece(first, i, start, spans[i][0], after)
+        first, start, after = i + 1, spans[i][1], found[i]
+    yield _Piece(first, len(found), start, length, after)
+
+
+def _join(
+    found: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    pieces: Sequence[_Piece],
+    spellings: Sequence[Encoded],
+) -> Encoded:
+    ids: list[int] = []
+    starts: list[int] = []
+    at = 0
+    for piece, spelling in zip(pieces, spellings, strict=True):
+        ids += [*found[at : piece.first], *spelling.ids]
+        starts += [*(start for start, _ in spans[at : piece.first]), *spelling.starts]
+        at = piece.last
+    return Encoded([*ids, *found[at:]], [*starts, *(start for start, _ in spans[at:])])
+
+
+class Letters:
+    def __init__(self, fast: Any, control: ControlTokens, text: str) -> None:
+        from tokenizers import AddedToken, Tokenizer
+
+        self._model = fast.model
+        self._control = control
+        self._plain = Tokenizer(fast.model)
+        if fast.normalizer is not None:
+            self._plain.normalizer = fast.normalizer
+        if fast.pre_tokenizer is not None:
+            self._plain.pre_tokenizer = fast.pre_tokenizer
+        # text after a token that is found after normalising begins differently
+        free = [*islice(filter(control.keeps, free_marks(text)), 2)]
+        if len(free) < 2:
+            raise BadRequest("the text holds every private character of Unicode", param="messages")
+        self._anchor, self._normal = free
+        anchors = [AddedToken(self._anchor, normalized=False), AddedToken(self._normal)]
+        self._plain.add_tokens([*control.vocabulary, *anchors])
+        kept = [token.content for token in control.vocabulary]
+        self._ids = {self._plain.token_to_id(c): fast.token_to_id(c) for c in kept}
+        self._anchor_ids = [self._plain.token_to_id(c) for c in (self._anchor, self._normal)]
+        unknown = {token.id for token in fast.model.tokenize(UNKNOWN)}
+        self._forbidden = control.content.keys() - unknown
+
+    def encode(self, text: str, pieces: Sequence[_Piece]) -> list[Encoded]:
+        parts, shifts, length = [], [], 0
+        for piece in pieces:
+            parts.append(self._before(piece) + text[piece.start : piece.stop])
+            length += len(parts[-1])
+            shifts.append(piece.stop - length)
+        encoding = self._plain.encode("".join(parts), add_special_tokens=False)
+        made = [Encoded([], []) for _ in pieces]
+        at = 0 if pieces[0].after is None else -1
+        for token, (start, _) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token in self._anchor_ids:
+                at += token == self._anchor_ids[0]
+                continue
+            ids = self._allow(self._ids.get(token, token))
+            made[at].ids.extend(ids)
+            made[at].starts.extend([start + shifts[at]] * len(ids))
+        return made
+
+    def _before(self, piece: _Piece) -> str:
+        """The prefix that puts a piece after a token. One found after normalising begins its own
+        text."""
+        if piece.after is None:
+            return ""
+        return self._anchor + self._normal * (piece.after in self._control.normalized)
+
+    def _allow(self, token: int) -> list[int]:
+        """The token, or its letters if the vocabulary itself has a control token."""
+        return self._spell(self._model.id_to_token(token)) if token in self._forbidden else [token]
+
+    def _spell(self, piece: str) -> list[int]:
+        ids = [token.id for token in self._model.tokenize(piece)]
+        if self._forbidden.isdisjoint(ids):
+            return ids
+        # a single sign that is only a control token has no other spelling
+        return self._spell(piece[:1]) + self._spell(piece[1:]) if len(piece) > 1 else []
