@@ -199,8 +199,8 @@ class Request:
 
     phase: Phase = Phase.WAITING
     cached: int = 0
-    """Prompt tokens that came from the prefix cache, and others that it stores."""
     stored: int = 0
+    """Prompt tokens that came from the prefix cache (`cached`), and that it stores besides."""
     prefilled: int = 0
     kept: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""

@@ -104,7 +104,7 @@ class ScoresPrompts(Protocol):
 
     @property
     def longest_scored(self) -> int:
-        """Tokens."""
+        """The longest prompt that is scored, in tokens."""
 
     @property
     def scored_token_bytes(self) -> int:
@@ -277,7 +277,7 @@ class Profile:
     files: Mapping[str, str] = field(default_factory=dict)
     """Content by path below `Gateway.folder`."""
     arguments: tuple[str, ...] = ()
-    """Before the user's own."""
+    """Arguments before those of the user."""
     hidden: tuple[str, ...] = ()
     """Patterns (`ANTHROPIC_*`) of the user's variables that would redirect the client."""
 

@@ -71,7 +71,7 @@ class TemplateForm:
     named_ids: bool = False
     """A call's id is `functions.NAME:INDEX`, where `INDEX` counts the calls of the conversation."""
     text_with_calls: Literal["together", "apart", "dropped"] = "together"
-    """Of a turn with both; `apart`: the text is a turn before the calls; `dropped`: not shown."""
+    """Text beside calls of a turn. `apart`: a turn before the calls; `dropped`: not rendered."""
     parallel_calls: bool = True
     """A turn can have several calls; if not, each is a turn with its result."""
     user_after_result: bool = True
@@ -91,8 +91,8 @@ class TemplateForm:
     shows_tools: Literal["always", "with_system", "never"] = "always"
     """`with_system`: only with a system message. Tools that are not shown are described in one."""
     tool_fields: frozenset[str] = frozenset()
-    """Of every tool: `description`, `parameters`, `properties` for the description of each
-    parameter, `additionalProperties` for that keyword of each object."""
+    """Fields that every tool must have: `description`, `parameters`, `properties` (a description
+    of each parameter), `additionalProperties` (in each object)."""
     type_lists: bool = True
     """A parameter's `type` can be a list."""
 

@@ -21,8 +21,8 @@ from mlx_provider.records import DraftRow
 LOOKS = 8
 """Queries of the score: the prompt's last token, and the written ones."""
 PIECE, SHALLOW, MIN_CHUNK_TOKENS = 512, 4096, 128
-"""Tokens per pass up to a depth; half as many beyond it, a quarter beyond twice of it, because
-attention to a long prompt dominates; and the fewest, which would only wait for weights."""
+"""Passes have `PIECE` tokens up to the depth `SHALLOW`, and half as many each time the depth has
+doubled, because attention dominates there. Below the minimum, reading the weights would."""
 
 
 def watched(cache: Sequence[Any]) -> list[Any]:

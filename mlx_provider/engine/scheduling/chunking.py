@@ -184,8 +184,8 @@ class Chunking:
         return max(self.limits.stall_target, FAIR * alone)
 
     def even_size(self, job: PrefillJob) -> int:
-        """The same in a pass of their own, within the stall target. A prompt always has the
-        same passes, because results depend on where they end."""
+        """Tokens of a chunk in a pass of its own, within the stall target. A prompt always has
+        the same passes, because results depend on where they end."""
         sizes = self._sizes(job)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         sizes = few if job.wants_prompt_logprobs else sizes

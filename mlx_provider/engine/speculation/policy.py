@@ -25,7 +25,7 @@ Seconds = Callable[[int], float]
 """Duration of a pass by the number of its extra tokens."""
 
 DECAY, QUICK = 0.8, 0.7
-"""Weight of the old value at each new measurement of the host, and of passes with drafts."""
+"""Weight of the old value at each new measurement: of the host's time, of passes with drafts."""
 SPIKE, RISE = 3.0, 1.5
 """A measurement above this multiple of the known value is a disturbance; of the host's time."""
 FORGOTTEN = 0.9998
@@ -40,7 +40,7 @@ BELIEF, PLACES = 2.0, 4.0
 """Prior weight, in drafts, of a row at the rate of other rows, and of equal rates at all
 positions."""
 HOPE, GOOD, SUREST = 0.7, 0.9, 0.99
-"""Acceptance rate before any measurement; in a trial; and in one in place of another drafter."""
+"""Acceptance rates: assumed before any measurement; assumed in a trial; the highest estimate."""
 MISSED_PASSES = 3
 """Passes in sequence without an accepted draft, after which a row gets only trials."""
 AWAITED = 2
