@@ -40,7 +40,7 @@ POLL = 0.1
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def no_key_in_sight(key: str | None) -> None:
+def refuse_key(key: str | None) -> None:
     """A key on the command line is visible in the process list."""
     if key is not None:
         raise typer.BadParameter(
@@ -49,7 +49,7 @@ def no_key_in_sight(key: str | None) -> None:
         )
 
 
-ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
+ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=refuse_key)]
 """Only to name the option to use instead."""
 
 

@@ -212,10 +212,10 @@ class SchemaReader:
                 self._add_format(out, value, at)
             elif key in _REFUSED and not _has_no_effect(key, value, schema):
                 self._rewrite(out, key, value, schema, at)
-        self._settle_names(out, at)
+        self._adapt_names(out, at)
         return out
 
-    def _settle_names(self, out: dict[str, Any], at: str) -> None:
+    def _adapt_names(self, out: dict[str, Any], at: str) -> None:
         parts = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
         listed = set[str]().union(*map(_listed_names, parts))
         for part in parts:

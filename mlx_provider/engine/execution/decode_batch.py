@@ -175,16 +175,16 @@ class DecodeBatch:
         rows, logits, hidden, failed = list[Row](), [], [], []
         took_chunk, after_chunk, chunk_hidden = False, None, None
         widths = {row: 1 + len(own) for row, own in drafts.items()}
-        for each in self.layout.passes(chunk, widths):
-            out = attempt(partial(self._launch, each, drafts))
+        for group in self.layout.passes(chunk, widths):
+            out = attempt(partial(self._launch, group, drafts))
             if isinstance(out, Fault):
-                failed.append(([*each.rows, *each.drafting], out))
+                failed.append(([*group.rows, *group.drafting], out))
                 continue
-            took = [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
+            took = [*group.rows, *(row for row in group.drafting for _ in range(widths[row]))]
             rows.extend(took)
-            if each.chunk is not None:
+            if group.chunk is not None:
                 took_chunk = True
-                after_chunk = out.logits[-1] if each.chunk.ends_prompt else None
+                after_chunk = out.logits[-1] if group.chunk.ends_prompt else None
             logits.append(out.logits[: len(took)])
             if out.hidden is not None:
                 hidden.append(out.hidden[: len(took)])
@@ -200,26 +200,26 @@ class DecodeBatch:
             chunk_hidden,
         )
 
-    def _launch(self, each: Pass, drafts: Drafts) -> Output:
-        out = self._run(each, drafts)
-        mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
-        if any(row.retry_alone for row in each.rows[:1]):
+    def _launch(self, group: Pass, drafts: Drafts) -> Output:
+        out = self._run(group, drafts)
+        mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
+        if any(row.retry_alone for row in group.rows[:1]):
             mx.eval(out.logits)  # a fault here belongs to this pass
         return out
 
-    def _run(self, each: Pass, drafts: Drafts) -> Output:
-        pending = [self._pending[row] for row in each.rows]
+    def _run(self, group: Pass, drafts: Drafts) -> Output:
+        pending = [self._pending[row] for row in group.rows]
         # the token to cache is usually not committed yet, so its position is the row's length
         at = [
             row.length - next_one.committed - next_one.behind + row.request.prompt.rope_delta
-            for row, next_one in zip(each.rows, pending, strict=True)
+            for row, next_one in zip(group.rows, pending, strict=True)
         ]
         tokens = [_gather_tokens(pending)] if pending else []
-        for row in each.drafting:
+        for row in group.drafting:
             first = row.length - 1 + row.request.prompt.rope_delta
             tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._to_array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        return run_pass(self.model, each, _join(tokens), at, shows=self.shows)
+        return run_pass(self.model, group, _join(tokens), at, shows=self.shows)
 
     def _to_array(self, drafts: Sequence[int]) -> mx.array:
         if not isinstance(drafts, DeviceTokens):
@@ -284,7 +284,7 @@ class Output(NamedTuple):
 
 def run_pass(
     model: LoadedModel,
-    each: Pass,
+    group: Pass,
     tokens: mx.array,
     positions: Iterable[int],
     *,
@@ -292,12 +292,12 @@ def run_pass(
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
     prompt. `shows`: the same model, if hidden states are wanted."""
-    at, chunk, wanted = list(positions), each.chunk, None
-    if each.fillers:
-        first = [0] * each.fillers
+    at, chunk, wanted = list(positions), group.chunk, None
+    if group.fillers:
+        first = [0] * group.fillers
         tokens = mx.concatenate([tokens, mx.array(first, dtype=tokens.dtype)])
         places = mx.array(at + first, dtype=mx.int32)
-        return Output(model.decode(tokens, each.cache, places)[: len(at)])
+        return Output(model.decode(tokens, group.cache, places)[: len(at)])
     if chunk is not None:
         rows = len(at)
         tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])
@@ -305,10 +305,10 @@ def run_pass(
         wanted = mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])])
     places = mx.array(at, dtype=mx.int32)
     if shows is not None:
-        return Output(*shows.decode_hidden(tokens, each.cache, places, wanted))
+        return Output(*shows.decode_hidden(tokens, group.cache, places, wanted))
     if wanted is None:
-        return Output(model.decode(tokens, each.cache, places))
-    return Output(model.decode(tokens, each.cache, places, wanted))
+        return Output(model.decode(tokens, group.cache, places))
+    return Output(model.decode(tokens, group.cache, places, wanted))
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
