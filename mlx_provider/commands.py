@@ -1,4 +1,4 @@
-"""For authors of commands (`mlx_register_commands`): models of this machine, engines, gateways.
+"""Functions for authors of commands (`mlx_register_commands`), to use models, engines and gateways.
 
 Import it inside a command, because a list of plugins does not need it. These names follow the
 core: a minor version can change them, with a note in the changelog.
@@ -64,6 +64,7 @@ __all__ = [
     "separate_gateway",
 ]
 EVERY = 10.0
+"""Seconds between lines of progress, at most."""
 
 
 def prepare_mlx() -> None:
@@ -82,7 +83,7 @@ def context_in_memory(model: str, most: int) -> int:
 
 
 def load_model(folder: Path, dtype: str | None = None, **options: Any) -> LoadedModel:
-    """With the family and the kernels that an engine would choose. `dtype`: if unset, that of the
+    """Uses the family and the kernels that an engine would choose. `dtype`: if unset, that of the
     checkpoint. `options`: the other fields of `LoadOptions`."""
     from .families.checkpoint import read_json
     from .records import LoadOptions

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..protocol.health import Health
 
-
 NONE_RUNS = 3
+"""Exit code if no engine runs."""
 
 ApiBase = Annotated[
     str | None,
@@ -40,7 +40,7 @@ POLL = 0.1
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def no_key_in_sight(key: str | None) -> None:
+def refuse_key(key: str | None) -> None:
     """A key on the command line is visible in the process list."""
     if key is not None:
         raise typer.BadParameter(
@@ -49,7 +49,7 @@ def no_key_in_sight(key: str | None) -> None:
         )
 
 
-ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=no_key_in_sight)]
+ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=refuse_key)]
 """Only to name the option to use instead."""
 
 
@@ -181,7 +181,7 @@ def stop(
     if why := none_runs(runtime()):
         typer.echo(why)
         return
-    health, ended = _end(http_client(), "`mlx-provider engine stop`", idle=idle)
+    health, ended = _end_engine(http_client(), "`mlx-provider engine stop`", idle=idle)
     how = "has ended" if ended else "ends as soon as no request runs"
     typer.echo(f"engine process {health.pid} {how}")
 
@@ -200,7 +200,7 @@ def restart(
 
     client = http_client()
     if not none_runs(runtime()):
-        health, ended = _end(client, "`mlx-provider engine restart`", idle=idle)
+        health, ended = _end_engine(client, "`mlx-provider engine restart`", idle=idle)
         if not ended:
             typer.echo("requests run: the engine ends when it is idle, the next request starts one")
             return
@@ -266,8 +266,8 @@ def _health(client: HttpClient, *, own: bool = True) -> Health:
         ) from None
 
 
-def _end(client: HttpClient, reason: str, *, idle: bool) -> tuple[Health, bool]:
-    """The engine, and whether it has ended, so that its lock is free or held by another one."""
+def _end_engine(client: HttpClient, reason: str, *, idle: bool) -> tuple[Health, bool]:
+    """Returns its state before, and whether it has ended: its lock is free or another's."""
     from ..client.runtime_folder import has_ended
 
     health, here = _health(client), runtime()

@@ -1,5 +1,5 @@
-"""A model: its files, memory, chat template and formats, one token through a real proxy, and the
-speed that was measured at its last load."""
+"""Checks one model: its files, memory, chat template and formats, one token through a real proxy,
+and the speed that was measured at its last load."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def family(subject: Subject) -> Iterator[Finding]:
     if subject.model is None:
         return
     config = subject.checkpoint.config
-    found, plugin = subject.registry.family_for(config)
-    summary = f"family {found.name} of plugin {plugin.name} serves {config.get('model_type')}"
+    chosen, plugin = subject.registry.family_for(config)
+    summary = f"family {chosen.name} of plugin {plugin.name} serves {config.get('model_type')}"
     yield Finding("model.family", "ok", summary)
     if rivals := subject.registry.rivals(config):
         remedy = "uninstall one, or name the plugins to use in MLX_PROVIDER_PLUGINS"
@@ -146,7 +146,7 @@ def formats(subject: Subject) -> Iterator[Finding]:
 
 
 def messages(subject: Subject) -> Iterator[Finding]:
-    """Whether texts reach the prompt, and a later turn begins with the tokens of the first."""
+    """Whether all texts reach the prompt, and a later turn begins with the text of the first."""
     if (tokenizer := subject.tokenizer) is None:
         return
     said = (("user", ASKED), ("assistant", SAID), ("user", AGAIN))
@@ -166,7 +166,7 @@ def messages(subject: Subject) -> Iterator[Finding]:
 
 
 def tools(subject: Subject) -> Iterator[Finding]:
-    """What the template has no place for, and whether the parser reads calls as it writes them."""
+    """What of tools the template leaves out, and whether the parser reads calls in its format."""
     if (tokenizer := subject.tokenizer) is None:
         return
     for note in tokenizer.notes:
@@ -228,7 +228,7 @@ def decoding(subject: Subject) -> Iterator[Finding]:
 
 
 def last_measured(subject: Subject) -> Measured | None:
-    """With an unchanged KV cache."""
+    """The newest measurements with the KV cache that the model makes by default."""
     if subject.folder is None:
         return None
     stored = Measurements.chosen(subject.settings.measurements, subject.environ)
@@ -270,7 +270,7 @@ def gain(subject: Subject) -> Iterator[Finding]:
 
 
 def gain_text(measured: Measured, cost: float | None) -> str:
-    """With the share of drafts that the engine expects to accept at first."""
+    """The gain by drafts, at the acceptance rate that the engine expects at first."""
     seconds = measured.curve.seconds
     drafts, times = Policy().expected_gain(
         lambda drafts: seconds(1 + drafts), HOPE, per_draft=(cost or 0.0) * seconds(1)

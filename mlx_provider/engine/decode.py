@@ -55,9 +55,9 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> D
     if not plan.rows and chunk is None:
         return None
     count, began = sum(map(len, drafts.values())), engine.clock()
-    expected = _seconds(engine, plan)(count) if count else plan.pass_seconds
-    along = engine.batch.mixed.take_along(chunk)
-    forward = engine.batch.forward(along, drafts)
+    expected = _estimate_seconds(engine, plan)(count) if count else plan.pass_seconds
+    mixed_chunk = engine.batch.mixed.take_along(chunk)
+    forward = engine.batch.forward(mixed_chunk, drafts)
     load = engine.scheduler.chunking.load(plan.rows, chunk)
     engine.timer.launch(expected, engine.clock() if caught_up else began, load)
     if drafts:
@@ -96,24 +96,24 @@ def commit(engine: Engine, decoded: Decoded) -> None:
 
 
 def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
-    """If drafts pay, read the tokens of the last pass first, because drafts follow them.
-    Returns the plan without what ended with these tokens, drafts, and whether any were read."""
-    asked: Mapping[Row, Asks] = {}
+    """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
+    the plan without what ended with these tokens, the drafts, and whether tokens were read."""
+    requested: Mapping[Row, Asks] = {}
     first, drafting = False, engine.drafting
     may_draft = drafting.allowed(plan, possible=engine.batch.checks_drafts)
     may_draft = may_draft and not any(row.retry_alone for row in plan.rows)
     if may_draft:
-        seconds = _seconds(engine, plan)
-        asked, first = drafting.wanted(plan.rows, seconds)
-    if not (asked or first or (plan.rows and engine.batch.drafted)):
+        seconds = _estimate_seconds(engine, plan)
+        requested, first = drafting.wanted(plan.rows, seconds)
+    if not (requested or first or (plan.rows and engine.batch.drafted)):
         return plan, NO_DRAFTS, False
     readable, drafts = _catch_up(engine), NO_DRAFTS
     if may_draft and readable:
-        drafts = drafting.guessed(plan.rows, seconds, asked, fails_next)
+        drafts = drafting.guessed(plan.rows, seconds, requested, fails_next)
     return engine.scheduler.remaining_plan(plan, readable=readable), drafts, True
 
 
-def _seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
+def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
     """Duration of the plan's pass by the number of its drafts."""
     longer = engine.scheduler.chunking.wider(plan)
     return lambda drafts: plan.pass_seconds + longer(drafts)
@@ -127,35 +127,35 @@ def _catch_up(engine: Engine) -> bool:
         retry_all(engine, found)
         return False
     engine.read_at = engine.clock()
-    _take(engine, found, engine.read_at, left=len(engine.pending_chunk_seconds), apart=True)
+    _take(engine, found, engine.read_at, left=len(engine.pending_chunk_seconds), separate=True)
     return True
 
 
 def _take(
-    engine: Engine, found: Sequence[PassResult], now: float, *, left: int, apart: bool = False
+    engine: Engine, found: Sequence[PassResult], now: float, *, left: int, separate: bool = False
 ) -> None:
-    """Take the result of the last pass. `left`: newer passes on the device; `apart`: rows with
+    """Take the result of the last pass. `left`: newer passes on the device; `separate`: rows with
     drafts one by one, after the others, whose caches have all their tokens already."""
-    guessed = any(each.drafts for each in found)
-    times = engine.timer.end(now, left=left, usual=not guessed)
+    with_drafts = any(result.drafts for result in found)
+    times = engine.timer.end(now, left=left, usual=not with_drafts)
     engine.drafting.passed(found, times)
-    together = [each for each in found if not (apart and each.drafts)]
-    take_tokens(engine, [read for each in together for read in each.reads], now)
-    for each in found:
-        if apart and each.drafts:
-            _take_result(engine, each, now)
+    together = [result for result in found if not (separate and result.drafts)]
+    take_tokens(engine, [read for result in together for read in result.reads], now)
+    for result in found:
+        if separate and result.drafts:
+            _take_drafts(engine, result, now)
 
 
-def _take_result(engine: Engine, result: PassResult, now: float) -> None:
-    """Take what held of a row's drafts, token by token."""
+def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
+    """Take a row's accepted drafts, token by token."""
     row = result.row
     if result.drafts:
-        held = len(result.reads) - 1
-        engine.drafting.held(row, result.drafts, held)
+        accepted = len(result.reads) - 1
+        engine.drafting.held(row, result.drafts, accepted)
         engine.recorder.count("tokens_drafted", result.drafts)
-        engine.recorder.count("tokens_accepted", held)
+        engine.recorder.count("tokens_accepted", accepted)
         engine.recent.drafted += result.drafts
-        engine.recent.accepted += held
+        engine.recent.accepted += accepted
     for stay, read in enumerate(result.reads, 1):
         if row.finish is None:
             engine.batch.layout.keep(row, stay)
@@ -163,7 +163,7 @@ def _take_result(engine: Engine, result: PassResult, now: float) -> None:
 
 
 def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
-    """Draw after every place of the rows, as if their drafts held."""
+    """Draw a token for every position of the rows, as if all their drafts were accepted."""
     engine.drafting.show(forward)
     scheduler, batch, fixed = engine.scheduler, engine.batch, engine.fixed
     wanted: Sequence[Place] = list(places(forward.rows))
@@ -202,7 +202,7 @@ def mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
 
 def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
     live = [read for read in reads if read[0].finish is None]
-    for row, token, _ in live:  # before any row ends, because its request's others are stored
+    for row, token, _ in live:  # before any row ends, because that stores its request's other rows
         engine.output.add_token(row.request, now)
         row.tokens.append(token)
     for row, token, logprob in live:
@@ -212,7 +212,7 @@ def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
 def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -> Progress:
     request = row.request
     if token in request.stop_tokens:
-        return _last(row, "stop")
+        return _finish(row, "stop")
     if row.constraint is not None:
         row.constraint.advance(token)
     engine.drafting.follow(row, token)
@@ -221,14 +221,14 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
         described = engine.token_names.describe(token, logprob)
     deltas = list(row.output.push(token, described))
     if row.output.stopped or (row.constraint is not None and row.constraint.finished):
-        return _last(row, "stop", deltas)
+        return _finish(row, "stop", deltas)
     if len(row.tokens) >= request.max_tokens:
-        return _last(row, "length", deltas)
+        return _finish(row, "length", deltas)
     return deltas, None
 
 
 def cut(engine: Engine, row: Row) -> None:
-    _advance(engine, row, _last, "length")
+    _advance(engine, row, _finish, "length")
 
 
 def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any) -> None:
@@ -254,7 +254,7 @@ def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any)
         engine.output.end(request, reason)
 
 
-def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Progress:
+def _finish(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Progress:
     last, reason = row.output.finish(reason)
     end = Finish(index=row.index, reason=reason, stop=row.output.stopped or None)
     return [*deltas, *last, end], reason
@@ -262,10 +262,10 @@ def _last(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Progr
 
 def fails_next(row: Row, part: str) -> Isolation:
     """Wraps a row's own work. An error in it ends its request with its next token."""
-    return Isolation(partial(_fails, row, part))
+    return Isolation(partial(_store_error, row, part))
 
 
-def _fails(row: Row, part: str, fault: Fault) -> None:
+def _store_error(row: Row, part: str, fault: Fault) -> None:
     row.error = error_of(row.request, part, fault)
 
 

@@ -33,7 +33,7 @@ RESTORING_REST = 0.05
 
 
 class Engine:
-    """Engine thread only."""
+    """The queue, rows and caches of one model. Engine thread only."""
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class Engine:
 
     @property
     def rest(self) -> float:
+        """Seconds until the next step is useful, unless a request arrives before."""
         if self.idle:
             return inf
         return RESTORING_REST if self._waits_for_disk else 0.0
@@ -94,7 +95,7 @@ class Engine:
     # -- requests
 
     def submit(self, request: Request) -> None:
-        """The request has passed the scheduler's `check`."""
+        """Queue a request that has passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
         self.end_ahead()
@@ -158,9 +159,8 @@ class Engine:
         running = [row for row in rows if row in scheduler.running]
         self.store(request, running)
         if self.prefix_cache is not None:  # rows may end with their first token
-            failed = self.corrupted
-            intact = [row for row in rows if row not in failed and not row.retry_alone]
-            self.prefix_cache.give_back(intact)
+            usable = [row for row in rows if row not in self.corrupted and not row.retry_alone]
+            self.prefix_cache.give_back(usable)
         self.drop_rows(running)
         scheduler.remove_rows(running)
         for row in rows:
@@ -187,8 +187,8 @@ class Engine:
                 if row in self.corrupted:
                     continue
                 if cached:
-                    own = self.batch.extract(row)
-                    self.prefix_cache.keep_row(row, row.tokens[:cached], own)
+                    row_cache = self.batch.extract(row)
+                    self.prefix_cache.keep_row(row, row.tokens[:cached], row_cache)
                 self.prefix_cache.give_back([row])
             for job in self.scheduler.waiting:
                 if job.request is request and not request.unfinished:
@@ -220,7 +220,7 @@ class Engine:
         prefix cache and the caches of rows. The caller commits each result before it asks for the
         next one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream
         waits for it. If drafts pay, the last tokens are committed before any pass."""
-        self._prepare(record)
+        self._apply_decisions(record)
         plan, drafts, caught_up = decode.draft(self, self.scheduler.remaining_plan(record.plan))
         self.scheduler.charge_step(plan)
         if (decoded := decode.run(self, plan, drafts, caught_up=caught_up)) is not None:
@@ -230,7 +230,7 @@ class Engine:
         if self.prefix_cache is not None:
             self.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
         self.charge_merged()
-        self._remember(record.now, plan)
+        self._record_stats(record.now, plan)
         restoring = any(job.restoring for job in self.scheduler.waiting)
         self._waits_for_disk = restoring and not record.runs
 
@@ -244,8 +244,8 @@ class Engine:
         else:
             prefill.commit(self, result)
 
-    def _prepare(self, record: StepRecord) -> None:
-        """What happens before the passes: requests and rows end or wait, prompts begin."""
+    def _apply_decisions(self, record: StepRecord) -> None:
+        """Before the passes: end requests and rows, preempt rows, admit and begin prompts."""
         prefixes = self.prefix_cache
         for request in record.expired:
             self.fail(request, RequestTimedOut("the request's time limit has passed"))
@@ -276,7 +276,7 @@ class Engine:
         for row in self.scheduler.running:
             row.merged = merged.get(row, 0)
 
-    def _remember(self, now: float, plan: StepPlan) -> None:
+    def _record_stats(self, now: float, plan: StepPlan) -> None:
         ended = self.clock()
         if plan.rows or plan.chunk is not None:
             chunk = 0 if plan.chunk is None else plan.chunk.size
@@ -284,7 +284,7 @@ class Engine:
             self.recent.steps.append(
                 Step(ended, seconds, len(plan.rows), decoded, chunk, plan.mixed)
             )
-            runs = "mixed" if plan.mixed else "chunk" if chunk else "decode"
-            self.recorder.observe("step_seconds", seconds, runs)
+            kind = "mixed" if plan.mixed else "chunk" if chunk else "decode"
+            self.recorder.observe("step_seconds", seconds, kind)
             if chunk:
                 self.recorder.observe("chunk_tokens", chunk)

@@ -1,4 +1,4 @@
-"""A prompt, from its row cache to the first token. Chunks run alone or in the pass of the rows."""
+"""The prefill of a prompt: its row cache, its chunks, and the first tokens of its rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def claim(engine: Engine, job: PrefillJob) -> None:
 
 
 class Previews(StoredPrefixes):
-    """How `claim` and `begin` will let a prompt start."""
+    """Tells the scheduler how `claim` and `begin` will let a prompt start."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -145,7 +145,7 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
-    """A chunk was launched with the rows."""
+    """Count a chunk that ran with the rows. After the last one, let the prompt's rows decode."""
     job, logits = chunk.job, forward.chunk_logits
     if not (forward.took_chunk and chunk.due):
         return
@@ -182,8 +182,8 @@ def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
     features = job.request.features
     if job.tower is None:
         for span in job.unembedded:
-            known = engine.features.get((job.request.salt, span.content_hash))
-            features |= {} if known is None else {span.content_hash: known}
+            cached = engine.features.get((job.request.salt, span.content_hash))
+            features |= {} if cached is None else {span.content_hash: cached}
         job.tower = Tower(engine.model, job.unembedded, engine.clock)
     waiting = job.tower.waiting
     if waiting:
@@ -204,13 +204,13 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
     media = [s for s in job.prompt.spans if s.start < chunk.stop and s.end > chunk.start]
     load = engine.scheduler.chunking.load((), chunk)
     engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
-    given = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
+    prefill_chunk = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
     logits, found = None, []
     if inputs is not None:
-        inputs.run(engine.model, given)
+        inputs.run(engine.model, prefill_chunk)
         found = [] if inputs.found is None else [inputs.found]
     else:
-        logits = _logits(engine, chunk, given)
+        logits = _logits(engine, chunk, prefill_chunk)
         found = [logits, *job.hidden] if last else []
     wanted = found if last else [*arrays(cache), *found]
     # a family may run a whole image with its first tokens, and others without cost
@@ -220,14 +220,14 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
     return logits if last else None
 
 
-def _logits(engine: Engine, chunk: Chunk, given: PrefillChunk) -> mx.array:
+def _logits(engine: Engine, chunk: Chunk, prefill_chunk: PrefillChunk) -> mx.array:
     """Logits (vocab,) after a chunk."""
     job = chunk.job
     if job.places is not None:
         return run_alone(engine.model, mixed_chunk(chunk))
     if not job.wants_prompt_logprobs:
-        return engine.drafting.prefilled(engine.model, job, given)
-    found, logits = prompt_logprobs(engine.model, given, job.request, engine.token_names)
+        return engine.drafting.prefilled(engine.model, job, prefill_chunk)
+    found, logits = prompt_logprobs(engine.model, prefill_chunk, job.request, engine.token_names)
     for row in job.request.rows:
         engine.output.post(job.request, [Delta(index=row.index, logprobs=found)])
     return logits
@@ -274,7 +274,7 @@ def _launch_pass(
 
 
 def _record_chunk(engine: Engine, chunk: Chunk) -> None:
-    """The chunk is in its job's cache."""
+    """Count a chunk that its job's cache now holds."""
     job = chunk.job
     job.done = chunk.stop
     job.request.prefilled += chunk.size
@@ -308,12 +308,12 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
         caches = engine.prefix_cache.fork(job.rows, cache)
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
-    for row, own in zip(job.rows, caches, strict=True):
+    for row, row_cache in zip(job.rows, caches, strict=True):
         if row.held > len(job.tokens):
             engine.scheduler.add_row(row)
-            engine.batch.join_again(row, own)
+            engine.batch.join_again(row, row_cache)
         else:
-            _start_row(engine, row, own, logits)
+            _start_row(engine, row, row_cache, logits)
             engine.drafting.begin(row, job)
 
 
@@ -354,8 +354,8 @@ def prompt_logprobs(
 
 def isolated_cache(request: Request) -> Isolation:
     """Wraps a use of the prefix cache. An error in it costs only this use."""
-    return Isolation(partial(_cache_failed, request))
+    return Isolation(partial(_log_cache_fault, request))
 
 
-def _cache_failed(request: Request, fault: Fault) -> None:
+def _log_cache_fault(request: Request, fault: Fault) -> None:
     log.error("request %s: the prefix cache failed\n%s", request.id, fault.trace)

@@ -1,4 +1,4 @@
-"""Installed plugins and their source files, the choice among them, and how their names compare."""
+"""Lists installed plugins without loading them, hashes their files, and compares their names."""
 
 from __future__ import annotations
 
@@ -16,21 +16,6 @@ from pathlib import Path
 
 from ..hookspecs import PROJECT
 from ..records import UpstreamPatch
-
-_MARKS = re.compile(r"[-_. ]")
-
-
-def canonical(name: str) -> str:
-    """The common form of `My-Format`, `my_format` and `myformat`."""
-    return _MARKS.sub("", name).lower()
-
-
-def near(name: str, known: Iterable[str]) -> list[str]:
-    spelt: dict[str, str] = {}
-    for each in known:
-        spelt.setdefault(canonical(each), each)
-    return [spelt[match] for match in get_close_matches(canonical(name), spelt, n=3)]
-
 
 FIRST_PARTY = "mlx-provider"
 """The distribution whose plugins a third party may replace."""
@@ -62,13 +47,42 @@ class Plugin:
         return f"{self.name} ({self.distribution} {self.version})"
 
 
+SELECTION = "MLX_PROVIDER_PLUGINS"
+"""Variable that chooses plugins. Unset: all. Empty: none. Else a comma-separated list of names."""
+
+
+def installed() -> list[tuple[Plugin, EntryPoint]]:
+    """Installed plugins, not loaded yet: built-in ones first, then by distribution and name."""
+    points = list(entry_points(group=PROJECT))
+    known = {id(point.dist): _read_distribution(point.dist) for point in points}
+    found = [(Plugin(point.name, *known[id(point.dist)]), point) for point in points]
+    return sorted(found, key=lambda pair: (not pair[0].ours, pair[0].distribution, pair[0].name))
+
+
+def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
+    given = environ.get(SELECTION)
+    if given is None:
+        return None
+    return frozenset(name.strip() for name in given.split(",") if name.strip())
+
+
+def _read_distribution(dist: Distribution | None) -> tuple[str, str]:
+    """Name and version. Each access to one of them reads the metadata again."""
+    if dist is None:
+        return "", ""
+    metadata = dist.metadata
+    name, version = metadata["Name"], metadata["Version"]
+    normal = name.lower().replace("_", "-").replace(".", "-")
+    return FIRST_PARTY if normal == FIRST_PARTY else name, version
+
+
 SUFFIXES = (".py", ".jinja", ".jinja2", ".lark", ".metal", ".so", ".dylib")
-"""A plugin may write other files beside these while it runs."""
+"""Source files. A plugin may write other files beside these while it runs."""
 MAX_FILES = 2000
 
 
 def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
-    """Modification time in nanoseconds and size in bytes."""
+    """Modification time in nanoseconds and size in bytes of each source file."""
     found = {}
     for path in _files(point):
         try:
@@ -80,8 +94,8 @@ def times(point: EntryPoint) -> dict[str, tuple[int, int]]:
 
 
 def digest(point: EntryPoint) -> str:
-    """Independent of the files' location."""
-    parts = sorted((Path(path).name, _content(path)) for path in _files(point))
+    """Of the source files, independent of their location."""
+    parts = sorted((Path(path).name, _hash_content(path)) for path in _files(point))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -91,7 +105,7 @@ def _files(point: EntryPoint) -> Iterator[str]:
     if spec is None or spec.origin is None:
         return iter(())
     folders = spec.submodule_search_locations
-    return islice(_below(folders), MAX_FILES) if folders else iter((spec.origin,))
+    return islice(_walk(folders), MAX_FILES) if folders else iter((spec.origin,))
 
 
 def _package(module: str) -> ModuleSpec | None:
@@ -109,7 +123,7 @@ def _package(module: str) -> ModuleSpec | None:
     return spec
 
 
-def _below(roots: list[str]) -> Iterator[str]:
+def _walk(roots: list[str]) -> Iterator[str]:
     for root in roots:
         for folder, folders, names in os.walk(root):
             folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
@@ -120,37 +134,23 @@ def _below(roots: list[str]) -> Iterator[str]:
             )
 
 
-def _content(path: str) -> bytes:
+def _hash_content(path: str) -> bytes:
     try:
         return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
     except OSError:
         return b""
 
 
-SELECTION = "MLX_PROVIDER_PLUGINS"
-"""Unset: every installed plugin. Empty: none. Else a comma-separated list of names."""
+_MARKS = re.compile(r"[-_. ]")
 
 
-def installed() -> list[tuple[Plugin, EntryPoint]]:
-    """Installed plugins, not loaded yet: built-in ones first, then by distribution and name."""
-    points = list(entry_points(group=PROJECT))
-    known = {id(point.dist): _distribution(point.dist) for point in points}
-    found = [(Plugin(point.name, *known[id(point.dist)]), point) for point in points]
-    return sorted(found, key=lambda pair: (not pair[0].ours, pair[0].distribution, pair[0].name))
+def canonical(name: str) -> str:
+    """The common form of `My-Format`, `my_format` and `myformat`."""
+    return _MARKS.sub("", name).lower()
 
 
-def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
-    given = environ.get(SELECTION)
-    if given is None:
-        return None
-    return frozenset(name.strip() for name in given.split(",") if name.strip())
-
-
-def _distribution(dist: Distribution | None) -> tuple[str, str]:
-    """Name and version. Each access to one of them reads the metadata again."""
-    if dist is None:
-        return "", ""
-    metadata = dist.metadata
-    name, version = metadata["Name"], metadata["Version"]
-    canonical = name.lower().replace("_", "-").replace(".", "-")
-    return FIRST_PARTY if canonical == FIRST_PARTY else name, version
+def near(name: str, known: Iterable[str]) -> list[str]:
+    spelt: dict[str, str] = {}
+    for each in known:
+        spelt.setdefault(canonical(each), each)
+    return [spelt[match] for match in get_close_matches(canonical(name), spelt, n=3)]

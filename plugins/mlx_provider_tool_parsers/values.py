@@ -1,5 +1,5 @@
-"""Arguments between tags: values are bare text, with names and types from the request's tools.
-Later text of a reply decides where a value ends."""
+"""For formats with arguments as bare text between tags: reads tags, asks the request's tools for
+types, and writes text as JSON of these types. `Arguments` reports a call while it is read."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
 
 
 Repeats = Literal["mistake", "apart", "text"]
-"""A closing tag directly before another one is the end of the value (the other one is a mistake),
-the same only with white space between them (`apart`), or text of the value."""
+"""Of two closing tags in a row, the first one ends the value (`mistake`), does so only if white
+space separates them (`apart`), or is text of the value (`text`)."""
 
 
 Unknown = Literal["string", "json"]
@@ -117,7 +117,7 @@ def _convert(text: str, wanted: frozenset[str]) -> str:
     bare = text.strip()
     if bare.lower() in ("null", "none") and ("null" in wanted or "string" not in wanted):
         return "null"
-    if "string" in wanted and not wanted & _structured:
+    if "string" in wanted and not wanted & _STRUCTURED:
         return json.dumps(text, ensure_ascii=False)
     if bare in ("True", "False") and ("boolean" in wanted or not wanted):
         return bare.lower()
@@ -132,7 +132,7 @@ def _convert(text: str, wanted: frozenset[str]) -> str:
 
 
 _WHOLE = re.compile(r"[-+]?\d{1,300}")
-_structured = frozenset({"object", "array", "integer", "number", "boolean"})
+_STRUCTURED = frozenset({"object", "array", "integer", "number", "boolean"})
 
 
 def _container(text: str) -> str:
@@ -179,8 +179,8 @@ def _fits(literal: str, wanted: frozenset[str]) -> bool:
 
 @dataclass
 class Arguments:
-    """`lines`: one line end after the opening tag of a value and one before its closing tag belong
-    to the tags."""
+    """Reports one call as JSON: `begin`; for each value `open`, `piece`, `close`; then `end`.
+    `lines`: line ends directly inside the tags of a value belong to the tags."""
 
     report: TextReader
     tools: Tools
@@ -191,7 +191,7 @@ class Arguments:
     keys: list[str] = field(default_factory=list)
     is_text: bool = False
     _parts: list[str] = field(default_factory=list)
-    """Of a value that is no text."""
+    """Pieces of a value that is no text."""
     _first: str = ""
     _last: str = ""
     _line_end: str = ""

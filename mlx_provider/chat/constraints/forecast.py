@@ -1,5 +1,5 @@
 """Predicts the text of tool calls that no grammar restricts (`tool_choice: auto`). From a call's
-marker on, the grammar that `required` would enforce follows what the model writes; the text that it
+marker on, the grammar that `required` would enforce reads the model's tokens; the text that it
 forces becomes drafts, which the model verifies. Nothing is compiled before the first marker."""
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 LEAST_MARKER = 4
 """Shorter markers, such as a brace, begin other text more often."""
 REPLAYED = 256
-"""Most tokens of a call that another spelling may replay, in less than a millisecond."""
+"""Most tokens of a call that the grammar of another spelling reads again (below 1 ms)."""
 SPACED: Spaces = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
 COMPACT: Spaces = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
 _SPECIAL = b"\xff"
 """Marks a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
-_PLACES = ("{name}", "{digits}", "{id}")
+_FIELDS = ("{name}", "{digits}", "{id}")
 
 Spelling = tuple[CallGrammar, Spaces]
 
@@ -39,7 +39,7 @@ def call_marker(parser: ToolParser) -> str:
     """The opener with which the grammar's text begins, or the grammar's text up to the name."""
     grammar = parser.call_grammar()
     text = grammar.open + grammar.before
-    fixed = text[: min((text.find(place) for place in _PLACES if place in text), default=len(text))]
+    fixed = text[: min((text.find(place) for place in _FIELDS if place in text), default=len(text))]
     openers = [each for each in parser.openers() if fixed.startswith(each)]
     marker = max(openers, key=len, default="")
     found = marker if len(marker) >= LEAST_MARKER else fixed
@@ -49,19 +49,21 @@ def call_marker(parser: ToolParser) -> str:
 def spellings(grammar: CallGrammar, spaces: Spaces) -> list[Spelling]:
     compact = replace(
         grammar,
-        open=_tight(grammar.open),
-        before=_tight(grammar.before),
+        open=_drop_spaces(grammar.open),
+        before=_drop_spaces(grammar.before),
         between="," if grammar.between == ", " else grammar.between,
     )
     own = [] if spaces == ONE_LINE else [(grammar, spaces)]
     return [(grammar, SPACED), (compact, COMPACT), *own]
 
 
-def _tight(text: str) -> str:
+def _drop_spaces(text: str) -> str:
     return text.replace('": ', '":').replace('", "', '","')
 
 
 class CallMatchers:
+    """Compiles the grammars of a request's calls, one for each spelling, when first needed."""
+
     def __init__(
         self, compiler: GrammarCompiler, request: GenerateRequest, parser: ToolParser
     ) -> None:
@@ -75,19 +77,19 @@ class CallMatchers:
         )
         self._compiler = compiler
         self._spellings = spellings(parser.call_grammar(), compiler.spaces)
-        self._made: dict[int, Future[LLMatcher | None]] = {}
+        self._futures: dict[int, Future[LLMatcher | None]] = {}
 
     def __len__(self) -> int:
         return len(self._spellings)
 
-    def made(self, number: int) -> Future[LLMatcher | None]:
+    def matcher(self, number: int) -> Future[LLMatcher | None]:
         """A matcher at the beginning of the calls in one spelling, to copy (engine thread). `None`:
         these tools have none."""
-        if number not in self._made:
+        if number not in self._futures:
             grammar, spaces = self._spellings[number]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
-            self._made[number] = _begin(self._compiler.background, make)
-        return self._made[number]
+            self._futures[number] = _begin(self._compiler.background, make)
+        return self._futures[number]
 
 
 def _begin(pool: Executor | None, make: Callable[[], LLMatcher | None]) -> Future[LLMatcher | None]:
@@ -104,15 +106,15 @@ class CallForecast:
     def __init__(self, matchers: CallMatchers) -> None:
         self._matchers = matchers
         self._marker = matchers.marker
-        self._reach = len(self._marker.encode()) + 1
+        self._marker_tokens = len(self._marker.encode()) + 1
         self._tail: list[int] = []
         self._call: list[int] | None = None
         """Tokens from the marker on. `None`: outside a call."""
         self._matcher: Any = None
-        """State after `_taken` tokens of the call. `None`: not compiled yet."""
-        self._taken = 0
+        """State after `_consumed` tokens of the call. `None`: not compiled yet."""
+        self._consumed = 0
         self._spelling = 0
-        self._left = 0
+        self._untried = 0  # spellings
         self._likely: list[int] | None = None
 
     @property
@@ -123,7 +125,7 @@ class CallForecast:
         """Guessed tokens. Their borders may differ: the model may write the last one joined with
         its successor."""
         if self._likely is None:
-            current = self._matcher is not None and self._taken == len(self._call or ())
+            current = self._matcher is not None and self._consumed == len(self._call or ())
             self._likely = self._forced() if current else []
         return self._likely
 
@@ -136,51 +138,51 @@ class CallForecast:
 
     def advance(self, token: int) -> None:
         self._likely = None
-        self._tail = [*self._tail, token][-self._reach :]
+        self._tail = [*self._tail, token][-self._marker_tokens :]
         if self._call is not None:
             self._call.append(token)
-            self._follow()
+            self._consume()
         if self._call is None:
-            self._look()
+            self._find_marker()
 
-    def _look(self) -> None:
+    def _find_marker(self) -> None:
         text = self._decode(self._tail)
         at = text.rfind(self._marker)
         if at >= 0:
-            self._call, self._left, self._tail = self._encode(text[at:]), len(self._matchers), []
+            self._call, self._untried, self._tail = self._encode(text[at:]), len(self._matchers), []
             self._restart()
-            self._follow()
+            self._consume()
 
-    def _follow(self) -> None:
+    def _consume(self) -> None:
         call = self._call
-        while call is not None and self._left:
-            if self._matcher is None and not self._started():
+        while call is not None and self._untried:
+            if self._matcher is None and not self._start_matcher():
                 return
             if self._matcher is not None:
-                taken = self._matcher.try_consume_tokens(call[self._taken :])
-                self._taken += taken
-                fits = self._taken == len(call) and not self._matcher.is_error()
+                taken = self._matcher.try_consume_tokens(call[self._consumed :])
+                self._consumed += taken
+                fits = self._consumed == len(call) and not self._matcher.is_error()
                 if fits and not self._matcher.is_stopped():
                     return
                 if fits or len(call) > REPLAYED:
                     break
-            self._left -= 1
+            self._untried -= 1
             self._spelling = (self._spelling + 1) % len(self._matchers)
             self._restart()
         self._call = None
         self._restart()
 
-    def _started(self) -> bool:
-        made = self._matchers.made(self._spelling)
-        if not made.done():
+    def _start_matcher(self) -> bool:
+        future = self._matchers.matcher(self._spelling)
+        if not future.done():
             return False
         with Isolation():
-            matcher = made.result()
+            matcher = future.result()
             self._matcher = matcher and matcher.deep_copy()
         return True
 
     def _restart(self) -> None:
-        self._matcher, self._taken = None, 0
+        self._matcher, self._consumed = None, 0
 
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self._matchers.fast.decode(tokens, skip_special_tokens=False)

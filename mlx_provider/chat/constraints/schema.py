@@ -1,8 +1,8 @@
-"""Pieces of llguidance's Lark: texts, special tokens, JSON schemas, and a Lark grammar as one
-regular expression, so that its text can stand in a call, bare or as JSON.
+"""Parts of grammars for llguidance. `json_rule` and `literal` write Lark. `text_pattern` makes a
+Lark grammar a regular expression, so that its text can stand in a call, bare or as JSON.
 
-Unsupported keywords of a schema are refused by name. The lists follow llguidance 1.9.1
-(parser/src/json/schema.rs and docs/json_schema.md)."""
+`SchemaReader` adapts a client's schema, and refuses unsupported keywords by name. The lists follow
+llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md)."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ def text_pattern(lark: str) -> str:
             rule = found["rule"]
             rules[rule] = []
         elif not found["skip"]:
-            rules[rule].append((bool(found["name"]), found["name"] or _piece(found)))
-    return _whole_rule("start", rules, {})
+            rules[rule].append((bool(found["name"]), found["name"] or _convert_piece(found)))
+    return _expand_rule("start", rules, {})
 
 
-def _piece(found: re.Match[str]) -> str:
+def _convert_piece(found: re.Match[str]) -> str:
     if found["plain"]:
         return _BRACKETS.get(found["plain"], found["plain"])
     if found["first"]:
@@ -126,14 +126,14 @@ def plain_pattern(text: str) -> str:
     return re.sub(r"[!-/:;=?@\[-^`{-~]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
-def _whole_rule(
+def _expand_rule(
     rule: str, rules: Mapping[str, list[tuple[bool, str]]], known: dict[str, str]
 ) -> str:
-    """`known`: expressions of rules; empty while one is written."""
+    """`known`: expressions of rules; empty while a rule is being expanded."""
     if rule not in known:
         known[rule] = ""
         pieces = rules.get(rule, ())
-        parts = [_whole_rule(x, rules, known) if is_name else x for is_name, x in pieces]
+        parts = [_expand_rule(x, rules, known) if is_name else x for is_name, x in pieces]
         known[rule] = f"(?:{''.join(parts)})"
         if len(known[rule]) > LONGEST_PATTERN:
             raise ValueError(f"a text of more than {LONGEST_PATTERN} characters")
@@ -177,7 +177,7 @@ _MAX_WARNINGS = 20
 
 @dataclass
 class SchemaReader:
-    """`lenient`: unsupported keywords are reported and left out, not refused."""
+    """Adapts a schema to llguidance. `lenient`: unsupported keywords are reported and left out."""
 
     where: str
     lenient: bool = False
@@ -207,15 +207,15 @@ class SchemaReader:
             elif key in _PLAIN:
                 out[key] = value
             elif key == "$ref":
-                self._reference(out, value, at)
+                self._add_reference(out, value, at)
             elif key == "format":
-                self._format(out, value, at)
-            elif key in _REFUSED and not _no_effect(key, value, schema):
+                self._add_format(out, value, at)
+            elif key in _REFUSED and not _has_no_effect(key, value, schema):
                 self._rewrite(out, key, value, schema, at)
-        self._names(out, at)
+        self._adapt_names(out, at)
         return out
 
-    def _names(self, out: dict[str, Any], at: str) -> None:
+    def _adapt_names(self, out: dict[str, Any], at: str) -> None:
         parts = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
         listed = set[str]().union(*map(_listed_names, parts))
         for part in parts:
@@ -235,13 +235,13 @@ class SchemaReader:
             raise self._error(f"{at} must be a list of schemas")
         return [self._read(v, f"{at}/{i}") for i, v in enumerate(value)]
 
-    def _reference(self, out: dict[str, Any], value: Any, at: str) -> None:
+    def _add_reference(self, out: dict[str, Any], value: Any, at: str) -> None:
         if isinstance(value, str) and (value == "#" or value.startswith("#/")):
             out["$ref"] = self.root + value[1:]
         else:
             self._refuse(f"'$ref' to {value!r}", at, "refer to '#/$defs/...' in the same schema")
 
-    def _format(self, out: dict[str, Any], value: Any, at: str) -> None:
+    def _add_format(self, out: dict[str, Any], value: Any, at: str) -> None:
         if not isinstance(value, str):
             raise self._error(f"'format' at {at} must be a text")
         if value in _FORMATS:
@@ -256,7 +256,7 @@ class SchemaReader:
             names = _allowed_names(value)
             if names is not None:
                 out.pop("additionalProperties", None)
-                out.update(_only(names, rest))
+                out.update(_allow_only(names, rest))
                 return
         if key == "unevaluatedProperties" and value is False and not composed:
             out.setdefault("additionalProperties", False)
@@ -274,7 +274,7 @@ class SchemaReader:
         return BadRequest(f"{self.where}: {message}", param=self.where)
 
 
-def _no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+def _has_no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
     if key == "uniqueItems":
         return value is False or schema.get("maxItems") in (0, 1)
     if key == "propertyNames":
@@ -295,7 +295,7 @@ def _allowed_names(value: Any) -> dict[str, Any] | None:
     return rules if one and fits else None
 
 
-def _only(names: dict[str, Any], rest: Any) -> dict[str, Any]:
+def _allow_only(names: dict[str, Any], rest: Any) -> dict[str, Any]:
     if "pattern" in names:
         return {"patternProperties": {names["pattern"]: rest}, "additionalProperties": False}
     listed = names["enum"] if "enum" in names else [names["const"]]

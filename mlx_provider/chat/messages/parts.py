@@ -1,5 +1,5 @@
-"""The parts of one message: text, media references, thoughts of earlier turns, and their tool calls
-as chat templates iterate over them."""
+"""Reads one message, in the forms of several APIs: text, references to media, thoughts, and tool
+calls as chat templates iterate over them. Parts that no model can take become text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Detail = Literal["auto", "low", "high"]
 
 @dataclass(frozen=True)
 class MediaRef:
-    """Nothing is fetched yet."""
+    """An image, video or audio that is not fetched yet."""
 
     kind: MediaKind
     source: str | tuple[str, ...] | None
@@ -59,7 +59,7 @@ def content_parts(
     if not isinstance(content, Sequence):
         raise wrong_part(path, "must be a string, a list of parts or null")
     parts = [
-        _part_or_text(part, f"{path}[{i}]", notes)
+        _read_part_or_text(part, f"{path}[{i}]", notes)
         for i, part in enumerate(content)
         if not (isinstance(part, Mapping) and part.get("type") in _THOUGHTS)
     ]
@@ -73,22 +73,22 @@ def reasoning_text(message: Mapping[str, Any]) -> str:
             return value
     content = message.get("content")
     for blocks in (message.get("thinking_blocks"), content):
-        texts = [_thought(block) for block in blocks] if isinstance(blocks, list) else []
+        texts = [_read_thought(block) for block in blocks] if isinstance(blocks, list) else []
         if any(texts):
             return "\n\n".join(text for text in texts if text)
     return ""
 
 
-def _thought(block: Any) -> str:
+def _read_thought(block: Any) -> str:
     if not isinstance(block, Mapping) or block.get("type") not in _THOUGHTS:
         return ""
     text = block.get("thinking") or block.get("text") or ""
     return text if isinstance(text, str) else ""
 
 
-def _part_or_text(part: Any, path: str, notes: list[str] | None) -> Part:
+def _read_part_or_text(part: Any, path: str, notes: list[str] | None) -> Part:
     try:
-        found = _part(part, path)
+        found = _read_part(part, path)
     except BadRequest as error:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if notes is None or not isinstance(kind, str) or kind in _TEXT:
@@ -98,23 +98,23 @@ def _part_or_text(part: Any, path: str, notes: list[str] | None) -> Part:
     return found if notes is None or isinstance(found, str) else replace(found, required=False)
 
 
-def _part(part: Any, path: str) -> Part:
+def _read_part(part: Any, path: str) -> Part:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
         raise wrong_part(path, "must be an object with a `type`")
     kind = part.get("type")
     if isinstance(kind, str) and kind in _TEXT:
-        return _text(part, _TEXT[kind], path)
+        return _read_text(part, _TEXT[kind], path)
     if kind == "tool_reference":
         return f"[tool: {part.get('tool_name') or part.get('name') or ''}]"
     if isinstance(kind, str) and kind in _MEDIA:
-        return _media(part, kind, path)
+        return _read_media(part, kind, path)
     problem = "which is not supported; send text or image_url parts"
     raise wrong_part(path, f"is of type {kind!r}, {problem}")
 
 
-def _text(part: Mapping[str, Any], key: str, path: str) -> str:
+def _read_text(part: Mapping[str, Any], key: str, path: str) -> str:
     text = part.get(key)
     if text is None:
         return ""
@@ -123,12 +123,12 @@ def _text(part: Mapping[str, Any], key: str, path: str) -> str:
     return text
 
 
-def _media(part: Mapping[str, Any], word: str, path: str) -> MediaRef:
+def _read_media(part: Mapping[str, Any], word: str, path: str) -> MediaRef:
     kind = _MEDIA[word]
     if part.get("file_id"):
         problem = "names an uploaded file, which is not supported"
         raise wrong_part(path, f"{problem}; send a data: or https: URL")
-    value, detail = _value(part, word, kind), part.get("detail")
+    value, detail = _find_value(part, word, kind), part.get("detail")
     if isinstance(value, Mapping):
         detail = value.get("detail", detail)
     wanted = next((known for name, known in _DETAILS if name == detail), None)
@@ -136,25 +136,25 @@ def _media(part: Mapping[str, Any], word: str, path: str) -> MediaRef:
         raise BadRequest(f"{path}: detail must be auto, low or high", param=path)
     if isinstance(value, (list, tuple)) and kind == "video":
         source: str | tuple[str, ...] | None = tuple(
-            _frame(frame, f"{path}.video[{i}]") for i, frame in enumerate(value)
+            _read_frame(frame, f"{path}.video[{i}]") for i, frame in enumerate(value)
         )
     else:
-        source = None if value is None else _url(value, path)
+        source = None if value is None else _read_url(value, path)
     return MediaRef(kind, source, path, wanted)
 
 
-def _value(part: Mapping[str, Any], word: str, kind: str) -> Any:
+def _find_value(part: Mapping[str, Any], word: str, kind: str) -> Any:
     keys = (word, f"{kind}_url", kind, "source", "url")
     return next((part[key] for key in keys if part.get(key) is not None), None)
 
 
-def _frame(frame: Any, path: str) -> str:
+def _read_frame(frame: Any, path: str) -> str:
     if isinstance(frame, Mapping) and "type" in frame:
-        frame = _value(frame, str(frame["type"]), "image")
-    return _url(frame, path)
+        frame = _find_value(frame, str(frame["type"]), "image")
+    return _read_url(frame, path)
 
 
-def _url(value: Any, path: str) -> str:
+def _read_url(value: Any, path: str) -> str:
     if isinstance(value, Mapping):
         if isinstance(value.get("data"), str):
             media_type = value.get("media_type") or value.get("format") or ""
@@ -169,12 +169,12 @@ def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, An
     calls = message.get("tool_calls")
     legacy = message.get("function_call")
     if calls is None and legacy is not None:
-        return (_call({"function": legacy}, f"{path}.function_call"),)
+        return (_read_call({"function": legacy}, f"{path}.function_call"),)
     if calls is None:
         return ()
     if not isinstance(calls, (list, tuple)):
         raise wrong_part(f"{path}.tool_calls", "must be a list")
-    return tuple(_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls))
+    return tuple(_read_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls))
 
 
 def check_arguments(messages: Sequence[Any]) -> None:
@@ -201,7 +201,7 @@ def _argument_texts(message: Any) -> Iterator[str]:
             yield arguments
 
 
-def _call(call: Any, path: str) -> dict[str, Any]:
+def _read_call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
@@ -234,8 +234,8 @@ def arguments_mapping(arguments: Any) -> dict[str, Any]:
 # -- blocks and items that only another server can use, as text for a model: agents resend them in
 # every turn of a conversation that began with a cloud model
 
-LONGEST = 20_000
-DEEPEST = 12
+MAX_CHARACTERS = 20_000
+MAX_DEPTH = 12
 IMAGES = ("image", "input_image", "image_url", "computer_screenshot")
 READABLE = (
     "name", "tool_name", "server_label", "query", "queries", "input", "arguments", "action",
@@ -251,11 +251,11 @@ def foreign_text(block: Mapping[str, Any]) -> str:
     kind = str(block.get("type") or "block")[:100]
     if kind in IMAGES:
         return "[image: not available, not shown]"
-    lines = list(dict.fromkeys(line for line in _lines(block, DEEPEST) if line.strip()))
+    lines = list(dict.fromkeys(line for line in _lines(block, MAX_DEPTH) if line.strip()))
     if not lines:
         return f"[{kind}: not shown, this model cannot take it]"
     text = "\n".join([f"[{kind}]", *lines])
-    return text if len(text) <= LONGEST else text[:LONGEST] + "\n[cut]"
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + "\n[cut]"
 
 
 def _lines(value: Any, deeper: int) -> Iterator[str]:

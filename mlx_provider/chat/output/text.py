@@ -24,21 +24,21 @@ def read_reply(
     is_open: bool | None,
     layout: TurnLayout,
 ) -> Reading[None]:
-    """`is_open`: whether the prompt ended inside a thought; `None`: unknown."""
+    """Read a whole reply. `is_open`: whether the prompt ended inside a thought; `None`: unknown."""
     for kind, parser in (("reasoning", thoughts), ("tool", calls)):
         if parser is not None and parser.whole is not None:
             name = f"{kind} parser {parser.name!r}"
-            return _whole(parser.whole, name, reader, tools if calls else None, note)
+            return _read_whole(parser.whole, name, reader, tools if calls else None, note)
     thoughts = thoughts or ReasoningParser(name="", start="", end="", calls=())
     parser = calls or ToolParser(name="", start="", end="")
     breaks = {} if calls else dict(thoughts.calls)
-    return _Marked(reader, note, thoughts, parser, breaks, tools, layout).run(is_open)
+    return _MarkedReply(reader, note, thoughts, parser, breaks, tools, layout).run(is_open)
 
 
-def _whole(
+def _read_whole(
     read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
 ) -> Reading[None]:
-    """For parsers of whole replies. Text left unread after a failure is content."""
+    """Run a parser of whole replies. Text that it leaves unread after a failure is content."""
     with Isolation(generator=True) as isolation:
         yield from read(reader, tools)
     if isolation.fault is None:
@@ -50,7 +50,9 @@ def _whole(
 
 
 @dataclass
-class _Marked:
+class _MarkedReply:
+    """Reads a reply in which markers separate thoughts, answer and calls."""
+
     reader: TextReader
     note: Note
     thoughts: ReasoningParser
@@ -61,8 +63,9 @@ class _Marked:
     held: str = ""
     """White space that is text only if more answer follows."""
     owed: int = 0
-    """Expected closers for openers inside a thought. They are not text."""
+    """Closers still to come, for openers inside a thought or a call that broke one. No text."""
     dropping: bool = False
+    """Whether text after a call is discarded."""
 
     def __post_init__(self) -> None:
         self.openers = self.thoughts.openers()

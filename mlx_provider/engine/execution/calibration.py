@@ -1,5 +1,5 @@
-"""Times passes at load as they will run on this device: chunks, decode passes, mixed passes, passes
-with drafts, rows that share a prefix."""
+"""Times passes at load as they will run on this device: chunks, rows, both, drafts, and rows that
+share a prefix. `calibrate` is the entry: `Times` chooses the passes, and `OnDevice` runs them."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ DEEP_WIDTHS = (1, 8, 64, 256, 1024)
 """Widths that are also timed over a deep cache. On Metal (mlx 0.32.4), attention has kernels for up
 to 8 tokens; the others keep scores and take as long for 9 as for 64."""
 SCORED = (16, 32)
-"""Tokens of passes over it that tell the memory of scores and of copies of keys."""
+"""Tokens of passes over the deep cache that show the memory of scores and of copied keys."""
 DEPTHS = (8192, 4096, 2048, 1024)
 """Depths of the deep cache. The first within the context and the free memory is used."""
 SLOW_DEPTHS = DEPTHS[2:]
-"""The same on a CPU."""
+"""`DEPTHS` on a CPU."""
 SHALLOW = 8
 """A timed pass has at most this fraction (1/n) of the tokens of the deep cache."""
 ROWS = (1, 2, 4, 8, 16)
-"""Rows of the timed decode passes,"""
+"""Rows of the timed decode passes. No two have the same length."""
 LONGEST_ROW, SLOW_ROW = 1920, 240
-"""and tokens of the longest on a GPU and on a CPU. No two have the same length."""
+"""Tokens of the longest of these rows, on a GPU and on a CPU."""
 MIXED, BRIEF = 4, 0.2
 """Rows of the timed mixed pass, and the most seconds of its chunk."""
 DRAFTS = (1, 3, 7)
@@ -70,17 +70,17 @@ CLEARLY = 0.9
 """Rows are padded if their passes then take less than this part of the time. Wider passes are not
 timed if they take more than this part of the time of as many tokens in narrower ones."""
 SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
-"""Tokens from which on rows share a prefix without a trial: reading so many keys of an 8B model
-takes as long as the additional kernels (by arithmetic for 400 GB/s). And where the trial is not
-faster: only a prefix whose copies take much of the free memory."""
+"""Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
+takes as long as the additional kernels (by arithmetic for 400 GB/s). If sharing was not faster:
+never, except for a prefix whose copies take much of the free memory."""
 SHARED_GAIN = 1.2
-"""It is faster where a step with copies takes this many times as long. On an H100, copies of 10,000
-tokens were faster (36 against 41 ms)."""
+"""Sharing counts as faster if a step with copies takes this many times as long. On an H100, copies
+of 10,000 tokens were faster (36 against 41 ms)."""
 SHARED_DEPTH, SLOW_SHARED_DEPTH, TAIL = 4096, 1024, 16
 """Tokens of the prefix in the trial, on a GPU and on a CPU; own tokens of its two rows."""
 
 Took = Sequence[float]
-"""Seconds of passes of one shape, the first perhaps of the first ever. Empty: no memory is free."""
+"""Seconds of passes of one shape, in order. Empty: too little memory is free."""
 Seconds = dict[int, float]
 """Seconds by the tokens, rows or drafts of a pass."""
 
@@ -108,31 +108,31 @@ class Times:
             self._first += [max(0.0, took[0] - min(took[1:]))] if took and width >= FLAT else []
             return took
 
-        self.short = self._each([n for n in WIDTHS if n <= self._context], run)
+        self.short = self._time([n for n in WIDTHS if n <= self._context], run)
         deepest = attempt(lambda: next(filter(self._passes.deepen, self._depths), 1))
         self.depth = deepest if isinstance(deepest, int) else 1
         most = min(self.depth // SHALLOW, self._context - self.depth)
         deep = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
-        self.deep = self._each(deep, self._passes.deep)
+        self.deep = self._time(deep, self._passes.deep)
 
     def rows(self, layout: str) -> Seconds:
-        return self._each(ROWS, lambda count: self._passes.rows(self.unlike(count), layout))
+        return self._time(ROWS, lambda count: self._passes.rows(self.lengths(count), layout))
 
     def saved(self, layout: str, rows: Seconds) -> float | None:
         """By how many seconds a mixed pass is faster than two passes. `None`: not measured."""
         width = max((n for n, s in self.short.items() if n <= WIDE and s <= BRIEF), default=0)
         if MIXED not in rows or width < 2:
             return None
-        took = self._each([width], lambda n: self._passes.rows(self.unlike(MIXED), layout, n))
+        took = self._time([width], lambda n: self._passes.rows(self.lengths(MIXED), layout, n))
         return rows[MIXED] + self.short[width] - took[width] if took else None
 
     def drafts(self, layout: str, rows: Seconds) -> Seconds:
         """By how many seconds passes of one row with drafts are longer than one without."""
         counts = DRAFTS if 1 in rows else ()
-        took = self._each(counts, lambda n: self._passes.rows(self.unlike(1), layout, 0, n))
+        took = self._time(counts, lambda n: self._passes.rows(self.lengths(1), layout, 0, n))
         return {n: seconds - rows[1] for n, seconds in took.items()}
 
-    def unlike(self, count: int) -> list[int]:
+    def lengths(self, count: int) -> list[int]:
         return [max(REPEATS, self._longest_row * (i + 1) // count) for i in range(count)]
 
     def curve(self, rows: Seconds, saved: float | None, drafts: Seconds) -> Curve:
@@ -142,16 +142,16 @@ class Times:
         short, deep = sorted(self.short.items()), sorted(self.deep.items())
         per_key = Curve.through(short, deep, self.depth).per_key(1)
         least = min(self.short.values()) / 2
-        alone = [(n, max(least, t - sum(self.unlike(n)) * per_key)) for n, t in rows.items()]
+        alone = [(n, max(least, t - sum(self.lengths(n)) * per_key)) for n, t in rows.items()]
         first = first if first >= LITTLE else 0.0
         found = Curve.through(short, deep, self.depth, alone, saved, first)
-        keys = sum(self.unlike(1))
+        keys = sum(self.lengths(1))
         own = [(n, max(0.0, t - found.with_drafts(n, 1, 1, keys))) for n, t in drafts.items()]
         return replace(found, drafts=own)
 
-    def _each(self, sizes: Sequence[int], run: Callable[[int], Took]) -> Seconds:
-        """By ascending sizes, until too little memory or time is left, a pass fails, or a wider one
-        would take as long for each token, or longer than any may."""
+    def _time(self, sizes: Sequence[int], run: Callable[[int], Took]) -> Seconds:
+        """The fastest time for each of the ascending sizes. Stops if too little memory or time is
+        left, a pass fails, or a wider pass would take as long for each token, or too long."""
         spent, found = 0.0, Seconds()
         for size in sizes:
             (n, s), (m, t) = [(1, inf), (1, 0.0), *found.items()][-2:]
@@ -247,9 +247,9 @@ class OnDevice:
         self._depth = self._held = 0
         """Tokens of the deep cache, and its bytes with those of the copy of one of its layers."""
         self._over_empty: dict[int, int] = {}
-        """Bytes that passes of so many tokens released at their peak,"""
+        """Peak bytes of temporary arrays in passes over an empty cache, by tokens."""
         self._over_deep: dict[int, int] = {}
-        """and over the deep cache."""
+        """The same over the deep cache."""
 
     def chunk(self, tokens: int) -> Took:
         if tokens == 1:

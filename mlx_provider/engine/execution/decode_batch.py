@@ -1,4 +1,4 @@
-"""The rows that decode: their caches, and their drawn tokens that are not read yet."""
+"""The rows that decode: their caches, passes, and drawn tokens, which are read one step later."""
 
 from __future__ import annotations
 
@@ -68,10 +68,12 @@ class Forward:
 
 
 class Pending(NamedTuple):
+    """The token at index `at` of `drawn` that the row's next pass takes."""
+
     drawn: Drawn
     at: int
     committed: bool
-    """The token was already read."""
+    """Whether the token was already read."""
     drafts: Sequence[int] = ()
     """Drafts in its pass. The result is the next token, then one more for each accepted draft."""
     behind: int = 0
@@ -79,13 +81,13 @@ class Pending(NamedTuple):
 
     @classmethod
     def again(cls, row: Row, behind: int) -> Pending:
-        """The committed token with this many committed tokens after it."""
+        """A token that is committed already, with `behind` committed tokens after it."""
         token = row.tokens[-1 - behind]
         return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, behind=behind)
 
 
 class DecodeBatch:
-    """Device work of decoding: one forward pass per step; its tokens are read one step later."""
+    """`forward` launches passes, `read` waits for the last tokens, `drawn` adds the next ones."""
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class DecodeBatch:
         self.mixed.passed()
         if not self._together.passed(used=rows > 1):
             return
-        fault = attempt(lambda: self._go_on_in(self._best))
+        fault = attempt(lambda: self._switch_layout(self._best))
         if fault is None:
             log.info("rows decode together again, with layout %s", self._best)
         elif self._together.failed():
@@ -136,12 +138,12 @@ class DecodeBatch:
         if self._together.failed():
             count = self._together.failures
             log.error("batched decoding failed %d times: rows decode alone now", count)
-            self._go_on_in("solo")
+            self._switch_layout("solo")
 
-    def _go_on_in(self, name: str) -> None:
+    def _switch_layout(self, name: str) -> None:
         layout = self._new_layout(name)
-        for each in self.layout.passes():
-            for row in each.rows:
+        for group in self.layout.passes():
+            for row in group.rows:
                 layout.add(row, self.extract(row))
         self.layout = layout
 
@@ -173,16 +175,16 @@ class DecodeBatch:
         rows, logits, hidden, failed = list[Row](), [], [], []
         took_chunk, after_chunk, chunk_hidden = False, None, None
         widths = {row: 1 + len(own) for row, own in drafts.items()}
-        for each in self.layout.passes(chunk, widths):
-            out = attempt(partial(self._launch, each, drafts))
+        for group in self.layout.passes(chunk, widths):
+            out = attempt(partial(self._launch, group, drafts))
             if isinstance(out, Fault):
-                failed.append(([*each.rows, *each.drafting], out))
+                failed.append(([*group.rows, *group.drafting], out))
                 continue
-            took = [*each.rows, *(row for row in each.drafting for _ in range(widths[row]))]
+            took = [*group.rows, *(row for row in group.drafting for _ in range(widths[row]))]
             rows.extend(took)
-            if each.chunk is not None:
+            if group.chunk is not None:
                 took_chunk = True
-                after_chunk = out.logits[-1] if each.chunk.ends_prompt else None
+                after_chunk = out.logits[-1] if group.chunk.ends_prompt else None
             logits.append(out.logits[: len(took)])
             if out.hidden is not None:
                 hidden.append(out.hidden[: len(took)])
@@ -198,28 +200,28 @@ class DecodeBatch:
             chunk_hidden,
         )
 
-    def _launch(self, each: Pass, drafts: Drafts) -> Output:
-        out = self._run(each, drafts)
-        mx.async_eval(out.logits, offsets(each.cache))  # type: ignore[no-untyped-call]
-        if any(row.retry_alone for row in each.rows[:1]):
+    def _launch(self, group: Pass, drafts: Drafts) -> Output:
+        out = self._run(group, drafts)
+        mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
+        if any(row.retry_alone for row in group.rows[:1]):
             mx.eval(out.logits)  # a fault here belongs to this pass
         return out
 
-    def _run(self, each: Pass, drafts: Drafts) -> Output:
-        pending = [self._pending[row] for row in each.rows]
+    def _run(self, group: Pass, drafts: Drafts) -> Output:
+        pending = [self._pending[row] for row in group.rows]
         # the token to cache is usually not committed yet, so its position is the row's length
         at = [
             row.length - next_one.committed - next_one.behind + row.request.prompt.rope_delta
-            for row, next_one in zip(each.rows, pending, strict=True)
+            for row, next_one in zip(group.rows, pending, strict=True)
         ]
-        tokens = [_tokens(pending)] if pending else []
-        for row in each.drafting:
+        tokens = [_gather_tokens(pending)] if pending else []
+        for row in group.drafting:
             first = row.length - 1 + row.request.prompt.rope_delta
-            tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._array(drafts[row])]
+            tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._to_array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        return run_pass(self.model, each, _join(tokens), at, shows=self.shows)
+        return run_pass(self.model, group, _join(tokens), at, shows=self.shows)
 
-    def _array(self, drafts: Sequence[int]) -> mx.array:
+    def _to_array(self, drafts: Sequence[int]) -> mx.array:
         if not isinstance(drafts, DeviceTokens):
             return mx.array([*drafts], dtype=mx.int32)
         return mx.clip(drafts.array.astype(mx.int32), 0, self.model.info.vocab_size - 1)
@@ -282,7 +284,7 @@ class Output(NamedTuple):
 
 def run_pass(
     model: LoadedModel,
-    each: Pass,
+    group: Pass,
     tokens: mx.array,
     positions: Iterable[int],
     *,
@@ -290,12 +292,12 @@ def run_pass(
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
     prompt. `shows`: the same model, if hidden states are wanted."""
-    at, chunk, wanted = list(positions), each.chunk, None
-    if each.fillers:
-        first = [0] * each.fillers
+    at, chunk, wanted = list(positions), group.chunk, None
+    if group.fillers:
+        first = [0] * group.fillers
         tokens = mx.concatenate([tokens, mx.array(first, dtype=tokens.dtype)])
         places = mx.array(at + first, dtype=mx.int32)
-        return Output(model.decode(tokens, each.cache, places)[: len(at)])
+        return Output(model.decode(tokens, group.cache, places)[: len(at)])
     if chunk is not None:
         rows = len(at)
         tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])
@@ -303,10 +305,10 @@ def run_pass(
         wanted = mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])])
     places = mx.array(at, dtype=mx.int32)
     if shows is not None:
-        return Output(*shows.decode_hidden(tokens, each.cache, places, wanted))
+        return Output(*shows.decode_hidden(tokens, group.cache, places, wanted))
     if wanted is None:
-        return Output(model.decode(tokens, each.cache, places))
-    return Output(model.decode(tokens, each.cache, places, wanted))
+        return Output(model.decode(tokens, group.cache, places))
+    return Output(model.decode(tokens, group.cache, places, wanted))
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
@@ -327,7 +329,7 @@ def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
     return found
 
 
-def _tokens(pending: Sequence[Pending]) -> mx.array:
+def _gather_tokens(pending: Sequence[Pending]) -> mx.array:
     draws = list(dict.fromkeys(each.drawn for each in pending))
     first, indices = draws[0], [each.at for each in pending]
     if len(draws) == 1 and indices == list(range(first.tokens.size)):

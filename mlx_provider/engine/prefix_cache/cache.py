@@ -160,8 +160,8 @@ class PrefixCache:
                 self._warn(reason)
 
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
-        """Tokens of such a row, with the state at their end, that fit the session's share."""
-        windows = sum(window * each for window, each in memory.windows)
+        """Tokens of a row that fit the session's share, with the state at their end."""
+        windows = sum(window * nbytes for window, nbytes in memory.windows)
         # a window is stored twice: in the segments until it wraps, and in the state
         share, _ = self.sessions.share(session, self.budget())
         room = share - memory.state_bytes - 2 * windows
@@ -250,8 +250,8 @@ class PrefixCache:
         paths.prune(leaf)
         self.evict(buffers=self._max_buffers, keep=leaf.path())
         if session is not None:
-            each = row.stored(complete=row.complete).token_bytes + ID_BYTES
-            self.sessions.pin(session, leaf, len(ids) * each, awaited=awaited)
+            per_token = row.stored(complete=row.complete).token_bytes + ID_BYTES
+            self.sessions.pin(session, leaf, len(ids) * per_token, awaited=awaited)
         return min(leaf.stop, len(ids))
 
     def _budget_after(self, new: NewPath) -> int:
@@ -277,8 +277,8 @@ class PrefixCache:
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored = paths.shared_path(found, new)
-        most, heads = self.sessions.share(session, budget)
-        stop, kept = paths.fit(stored, new, most)
+        share, heads = self.sessions.share(session, budget)
+        stop, kept = paths.fit(stored, new, share)
         own = new.own if stop == len(new.ids) and paths.refers(new, stored) else None
         path = paths.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
@@ -328,9 +328,9 @@ class PrefixCache:
             return 0
         if before - nbytes <= sum(totals.rows.values()):
             self._trim(nbytes)
-        held, weights = 0, self.sessions.weights()
-        while (totals.nbytes > nbytes or totals.buffers > buffers) and held != totals.nbytes:
-            held = totals.nbytes  # more may go, once no entry refers to it
+        last, weights = 0, self.sessions.weights()
+        while (totals.nbytes > nbytes or totals.buffers > buffers) and last != totals.nbytes:
+            last = totals.nbytes  # a prefix can go once no entry continues it
             rows = [(row, row.stored) for row in totals.rows]
             evict(
                 [*self.nodes()], totals, nbytes, buffers, clock=self._clock, weights=weights,

@@ -1,7 +1,4 @@
-"""A radix tree over token ids, in which content hashes replace images, and how its paths grow.
-
-Imports no mlx.
-"""
+"""A radix tree of token ids, with content hashes for images. `paths` adds to it. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -168,7 +165,7 @@ class Node:
         return self.snapshot is not None and self.snapshot.inside and not self.resumed
 
     def touch(self, clock: int) -> list[Node]:
-        """Its path, which is in use now."""
+        """Mark its path as used now. Returns the path."""
         path = self.path()
         for node in path:
             siblings, first = cast("Node", node.parent).children, int(node.tokens[0])

@@ -1,5 +1,4 @@
-"""Who has how many bytes: what rows of an engine take, and what all else leaves for them. Imports
-no mlx."""
+"""Counts memory: bytes that rows of an engine take, and those available to them. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class Limits:
 
 
 class Ledger(ABC):
-    """Any thread may ask."""
+    """Any thread may call it, except for `reclaim`."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -54,11 +53,11 @@ class Ledger(ABC):
         """Bytes for live rows if no other model were loaded."""
 
     def pass_bytes(self, tokens: int, rows: int) -> int:
-        """Of a running pass of this many prompt tokens and rows."""
+        """Bytes of a running pass of this many prompt tokens and rows."""
         return 0
 
     def image_bytes(self) -> int:
-        """That requests use for a while besides their rows: images before they reach the model."""
+        """Bytes of images that requests hold, besides their rows, until these reach the model."""
         return 0
 
     def others_go_on(self) -> bool:
@@ -108,8 +107,8 @@ class Ledger(ABC):
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""
-        whole = self.row_bytes(self._own_capacity(row))  # also what others hold now
-        if whole + self.pass_bytes(self._tokens_to_run(row), 1) > self.alone():
+        full = self.row_bytes(self._own_capacity(row))  # a shared prefix included
+        if full + self.pass_bytes(self._tokens_to_run(row), 1) > self.alone():
             return False
         return active_rows > 1 or self.others_go_on()
 
@@ -128,7 +127,7 @@ class Ledger(ABC):
         return max(0, reserved - self._bytes(row.lease, self.kv_needed(row)))
 
     def kv_needed(self, row: Row) -> int:
-        """Token capacity of a row without that."""
+        """Token capacity of a row without room for later turns."""
         return whole_steps(kv_capacity(*self._first_capacity(row.request), row.held + 1))
 
     def outgrown(self, row: Row) -> bool:
@@ -136,7 +135,7 @@ class Ledger(ABC):
         return len(row.tokens) >= self.limits.output_reserve
 
     def exceeds(self, row: Row) -> bool:
-        """The same, also because of a longer row in the same cache."""
+        """The same as `outgrown`, or because of a longer row in the same cache."""
         longer = row.merged and row.merged > self._first_capacity(row.request)[0]
         return self.outgrown(row) or bool(longer)
 

@@ -1,4 +1,4 @@
-"""What a step does, as a value, and how rows and prompts share the memory in it. Imports no mlx."""
+"""The decisions of a step, and the builder that fits its rows into memory. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 30.0
 """After this time, a prompt that does not fit stops later prompts from overtaking it."""
 CLAIMS_PER_STEP = 4
-"""Prompts whose use of the prefix cache is looked up again in a step that admits one of them."""
+"""Most prompts per step that are tried with what they can use of the prefix cache in place."""
 WORTH_WAITING = 256
-"""Least tokens that a started prompt must be about to store of another one, which waits for it."""
+"""A prompt waits for an admitted one that will store at least so many more tokens of its prefix."""
 
 
 @dataclass
 class StepRecord:
-    """One step. The fields before `plan` are what the engine does first, in their order."""
+    """One step. The engine does the fields before `plan` first, in this order."""
 
     now: float
     """When the step began, in monotonic seconds."""
@@ -39,15 +39,14 @@ class StepRecord:
     """Rows that give back capacity, and the tokens that they keep room for."""
     preempted: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
-    reclaim: int = 0
-    """Bytes of live rows for which prefixes and models without requests make room. 0: nothing to
-    do."""
-    tried: Sequence[PrefillJob] = ()
-    """Prompts that were tried for admission, which are looked up again."""
-    admitted: PrefillJob | None = None
     claims: bool = False
-    """The admitted prompt leases the stored buffers that it will use in place, before memory is
-    reclaimed. Prefixes that it will copy are not protected."""
+    """Whether the admitted prompt leases the stored buffers that it will use in place, before
+    memory is reclaimed. Prefixes that it will copy are not protected."""
+    reclaim: int = 0
+    """Bytes of live rows for which prefixes and idle models make room. 0: nothing to do."""
+    admitted: PrefillJob | None = None
+    tried: Sequence[PrefillJob] = ()
+    """Prompts that were tried for admission. The engine looks them up again."""
     begins: Sequence[PrefillJob] = ()
     """Prompts that get a cache, or start a restore from disk."""
     plan: StepPlan = field(default_factory=StepPlan)
@@ -63,7 +62,7 @@ class StepRecord:
 
 
 class StoredPrefixes:
-    """What the scheduler asks of the prefix cache. Nothing changes. Here, nothing is stored."""
+    """Questions of the scheduler to the prefix cache, which change nothing. Here it is empty."""
 
     def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What the rows of a queued prompt would use in place. Empty: nothing."""
@@ -74,8 +73,7 @@ class StoredPrefixes:
         return Start(job.done, job.cuts, job.estimated_cached)
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
-        """Bytes that this many rows of a prompt of so many tokens take less because they share
-        it."""
+        """Bytes that so many rows of a prompt save because they share its tokens."""
         return 0
 
 
@@ -85,15 +83,14 @@ class StepBuilder:
     def __init__(self, scheduler: Scheduler, now: float) -> None:
         self.scheduler = scheduler
         self.ledger = scheduler.ledger
-        gone = [r for r in scheduler.requests() if r.deadline is not None and now > r.deadline]
-        self.record = StepRecord(now, sorted(gone, key=lambda request: request.arrived))
-        self.rows = [row for row in scheduler.running if row.request not in gone]
-        self.jobs = scheduler.in_order(now, [j for j in scheduler.waiting if j.request not in gone])
-        self._released = sum(row.stored for request in gone for row in request.rows)
+        late = [r for r in scheduler.requests() if r.deadline is not None and now > r.deadline]
+        self.record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
+        self.rows = [row for row in scheduler.running if row.request not in late]
+        self.jobs = scheduler.in_order(now, [j for j in scheduler.waiting if j.request not in late])
+        self._released = sum(row.stored for request in late for row in request.rows)
         """Bytes of the prefix cache that rows no longer use."""
         self._claims: dict[PrefillJob, Sequence[Lease | None]] = {}
-        """What prompts would use of it. The record has none: memory that is reclaimed is free at
-        once."""
+        """What prompts would use of it. The record has no lease, so reclaimed memory is free."""
 
     @property
     def live(self) -> list[Row]:
@@ -121,8 +118,8 @@ class StepBuilder:
 
     def displace(self) -> PrefillJob | None:
         """Preempt rows so that the first prompt of an account without rows can be admitted. Returns
-        the prompt. `None`: no account has only prompts that wait, there is room, or this would not
-        make enough."""
+        the prompt. `None`: every account has rows, the prompt fits anyway, or preempting would
+        not free enough."""
         if not self.scheduler.shares.several or not self.live:
             return None
         present = {row.request.account for row in self.live}
@@ -134,8 +131,8 @@ class StepBuilder:
         for row in above_share(self.rows):
             rows.append(row)
             if self._room(job, rows) is not None:
-                for each in rows:
-                    self._remove(each, self.record.preempted)
+                for victim in rows:
+                    self._remove(victim, self.record.preempted)
                 return job
         return None
 
@@ -152,7 +149,7 @@ class StepBuilder:
                 continue
             claims = tried < CLAIMS_PER_STEP
             tried += 1
-            # `fits_ahead` has found its memory free
+            # `Scheduler.fits_ahead` has found room for a background prefill
             if job.request.ahead or self._admit(job, claims=claims):
                 return job
             if self.record.now - job.arrived > PATIENCE_SECONDS:
@@ -203,10 +200,10 @@ class StepBuilder:
     def _room(
         self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
     ) -> Room | None:
-        """The room for a prompt beside the live rows, `without` some. `None`: it does not fit.
-        `claims`: what it will use of the prefix cache is no part of its need, and stays. Images are
-        temporary, and may belong to the prompt itself, so they do not block a prompt that would run
-        alone."""
+        """The room for a prompt beside the live rows, except those in `without`. `None`: it does
+        not fit. `claims`: the prompt uses stored buffers in place, which stay and are not part of
+        its need. Images are temporary, and may be the prompt's own, so they do not block a prompt
+        that would run alone."""
         rows = [row for row in self.live if row not in without]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return None
@@ -215,7 +212,7 @@ class StepBuilder:
         pinned = sum(lease.pins for lease in leases if lease is not None)
         need, images = self._need([*rows, *job.rows], claimed), self.ledger.image_bytes()
         if not claims and rows and job.uses_prefix_cache:
-            # a step more for it behind a prefix, and for the row that has the prefix now
+            # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
             need += self.ledger.row_bytes(2 * STEP_TOKENS)
         limit = self._limit(need + images, pinned)
         spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
@@ -224,22 +221,22 @@ class StepBuilder:
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, claims, trims=True)
         self.record.reclaim = self.record.reclaim or need + images
-        # behind a prefix, a row may take more than without it, which may be all that there is
+        # behind a prefix, a row may need more than without it, perhaps more than is available
         return self._room(job, claims=False) if claims and not rows else None
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows that give way to an account without rows, one after the other: the youngest of the
     account with the most rows. Each account keeps one."""
-    left = sorted(rows, key=lambda row: (row.request.arrived, row.index))
-    held = Counter(row.request.account for row in left)
-    while held:
-        account, count = held.most_common(1)[0]
+    remaining = sorted(rows, key=lambda row: (row.request.arrived, row.index))
+    counts = Counter(row.request.account for row in remaining)
+    while counts:
+        account, count = counts.most_common(1)[0]
         if count < 2:
             return
-        at = max(at for at, row in enumerate(left) if row.request.account == account)
-        held[account] -= 1
-        yield left.pop(at)
+        at = max(at for at, row in enumerate(remaining) if row.request.account == account)
+        counts[account] -= 1
+        yield remaining.pop(at)
 
 
 @dataclass(frozen=True)

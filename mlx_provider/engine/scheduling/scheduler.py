@@ -1,13 +1,12 @@
 """The queue, the rows that decode, and the plan of a step. Imports no mlx.
 
 `schedule` decides a step with integers and changes nothing. `apply` makes the changes of its record
-that are the scheduler's own. Rows decode in every step, except when
-brief prompts may precede them. One prompt at a time is prefilled: the one with the least work left,
-which waiting makes more urgent. Its chunk shares the pass of the rows if that is faster. It has one
-of a few fixed sizes: the smallest with nearly the best rate, among those whose step takes little
-more than the stall target, or else at most 0.75 seconds. Steps without a chunk follow until the
-average time of a token is within the stall target. So streams keep a steady pace, and the prompt
-gets the rest of the device in efficient passes.
+to the queue. All rows decode in every step, unless a brief prompt goes first. One prompt at a time
+is prefilled: the one with the least work left, and waiting makes a prompt more urgent. Its chunk
+shares the pass of the rows if that is faster. It has one of a few fixed sizes: the smallest with
+nearly the best rate, among those whose step takes at most 1.5 times the stall target, or else 0.75
+seconds. Steps without a chunk follow until the average time of a token is within the stall target.
+So streams keep a steady pace, and the prompt gets the rest of the device in efficient passes.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class FairShares:
         return len(self._served) > 1
 
     def join(self, request: Request, present: Iterable[Request]) -> None:
-        served = {each.account: self._served.get(each.account, 0.0) for each in present}
+        served = {other.account: self._served.get(other.account, 0.0) for other in present}
         served.setdefault(request.account, min(served.values(), default=0.0))
         self._served = served
 
@@ -129,8 +128,8 @@ class Scheduler:
                 job.aged += seconds
 
     def charge_tower(self, plan: StepPlan, seconds: float) -> None:
-        """The vision tower has run for these seconds. The other prompts in prefill have waited for
-        it, and decoding rows for what exceeds the plan."""
+        """The vision tower has run for these seconds. Other prompts in prefill have waited as long,
+        and decoding rows for the time beyond the plan."""
         self._age_others(plan.prepared, seconds)
         self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
 
@@ -197,33 +196,34 @@ class Scheduler:
         alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
         record.plan = StepPlan(rows, pass_seconds=alone)
         if job is not None:
-            record.plan = self._with_prompt(record.plan, job, starts.get(job), mixes, stalled)
+            record.plan = self._add_prompt(record.plan, job, starts.get(job), mixes, stalled)
         return record
 
-    def _with_prompt(
+    def _add_prompt(
         self, plan: StepPlan, job: PrefillJob, start: Start | None, mixes: bool, stalled: float
     ) -> StepPlan:
-        """`start`: how the prompt begins in this step; `None`: it has begun."""
-        sizes, rows, alone = self.chunking, plan.rows, plan.pass_seconds
-        at = job if start is None else job.after(start)
-        if rows and self._itl_debt and (at.unembedded or not self._precedes(at)):
+        """Add a prompt's chunk or earlier work. `start`: how it begins; `None`: it has begun."""
+        chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
+        begun = job if start is None else job.after(start)
+        if rows and self._itl_debt and (begun.unembedded or not self._precedes(begun)):
             return plan
-        if at.unembedded or at.scoring is not None or (start is not None and start.scored):
-            most = sizes.fair(alone) - alone if at.unembedded else sizes.limits.stall_target
-            return replace(plan, prepared=job, preparing_seconds=most if rows else IDLE_SECONDS)
-        brief = self._precedes(at)
-        mixed = bool(rows) and mixes and at.text_follows and not (brief or at.own_pass)
-        tokens = sizes.even_size(at) if at.own_pass else sizes.size(at, rows, alone, mixed=mixed)
-        chunk = Chunk(job, at.done, at.done + tokens)
+        if begun.unembedded or begun.scoring is not None or (start is not None and start.scored):
+            share = chunking.fair(alone) - alone
+            limit = share if begun.unembedded else chunking.limits.stall_target
+            return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
+        brief, even = self._precedes(begun), begun.own_pass
+        mixed = bool(rows) and mixes and begun.text_follows and not (brief or even)
+        size = chunking.even_size(begun) if even else chunking.size(begun, rows, alone, mixed=mixed)
+        chunk = Chunk(job, begun.done, begun.done + size)
         if mixed:
-            return StepPlan(rows, chunk, mixed=True, pass_seconds=sizes.seconds(rows, chunk))
-        plan = replace(plan, chunk=chunk, chunk_seconds=sizes.own_pass(at, tokens))
-        first = brief and not at.own_pass and stalled + plan.chunk_seconds <= sizes.longest_gap
+            return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
+        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.own_pass(begun, size))
+        first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
         return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
 
     def apply(self, record: StepRecord) -> list[PrefillJob]:
-        """Let rows wait, reclaim memory and admit a prompt. The requests that end have ended.
-        Returns the prefills with which rows that wait will continue."""
+        """Let rows wait, reclaim memory and admit a prompt, after the engine has ended requests.
+        Returns the prefills with which the waiting rows will continue."""
         if record.need is not None:
             self.reclaimed_bytes = record.need
             self.fitting_limit = record.limit if record.need <= record.limit else None
@@ -280,7 +280,7 @@ class Scheduler:
     def reservation(self, rows: Iterable[Row]) -> int:
         return self.ledger.reservation(rows)
 
-    # -- what is here
+    # -- counts
 
     @property
     def queued(self) -> int:
@@ -302,8 +302,7 @@ class Scheduler:
         return bool(self.running) or any(not job.request.ahead for job in self.waiting)
 
     def fits_ahead(self, request: Request, stored: int) -> bool:
-        """Whether the row of a prompt that will come fits in addition to `stored` bytes of
-        prefixes."""
+        """Whether the row of a background prefill fits beside `stored` bytes of prefixes."""
         return self.reservation(request.rows) + stored <= self.ledger.available()
 
     @property
