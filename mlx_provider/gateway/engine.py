@@ -235,11 +235,20 @@ def loading(served: Served, engine: EngineClient, tell: Tell) -> Iterator[None]:
     with show_load(engine.stats, tell):
         yield
         warm.result()
-    tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
+    _tell_loaded(engine, served, begun, tell)
 
 
-def _engine_line(engine: EngineClient, served: Served) -> str:
+def load(served: Served, engine: EngineClient, tell: Tell) -> None:
+    """In this thread, so that a signal ends it. Raises the errors of the load."""
+    begun = time.monotonic()
+    with show_load(engine.stats, tell):
+        warm_up(engine, served.model, served.options.get("context_length"))
+    _tell_loaded(engine, served, begun, tell)
+
+
+def _tell_loaded(engine: EngineClient, served: Served, begun: float, tell: Tell) -> None:
     health = engine.health()
     status = next((each for each in health.models if each.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""
-    return f"process {health.pid} on {health.device}{by}"
+    seconds = time.monotonic() - begun
+    tell("engine", f"process {health.pid} on {health.device}{by}, {seconds:.1f} s")

@@ -38,11 +38,12 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 @contextmanager
 def ending_by_signal(notice: str = "") -> Iterator[None]:
     """Signals that end a process raise `Ended` in the main thread, so that clean-ups run, which
-    ignore further ones."""
+    ignore further ones, but not SIGQUIT."""
 
     def end(number: int, frame: FrameType | None) -> None:
         for each in PASSED_ON:
             signal.signal(each, signal.SIG_IGN)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # Ctrl-\ ends a clean-up that hangs
         sys.stderr.write(notice)
         raise Ended(number)
 

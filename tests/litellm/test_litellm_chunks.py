@@ -8,11 +8,34 @@ from mlx_provider.protocol.events import (
     Delta,
     Finish,
     TokenLogprob,
+    ToolCallDelta,
 )
 
 
 def chunks(events):
     return list(ChunkStream("r", "m", 1).feed(events))
+
+
+def test_each_kind_of_output_has_its_own_chunk():
+    event = Delta(
+        reasoning="r",
+        content="c",
+        tool_calls=[
+            ToolCallDelta(index=0, id="a", name="f", arguments="{"),
+            ToolCallDelta(index=0, arguments="}"),
+            ToolCallDelta(index=1, id="b", name="g"),
+        ],
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks([event])]
+    assert [delta.role for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+    assert deltas[0].reasoning_content == "r"
+    assert deltas[1].content == "c"
+    calls = [delta.tool_calls[0] for delta in deltas[2:]]
+    assert [(call.index, call.id, call.function.name) for call in calls if call.id] == [
+        (0, "a", "f"),
+        (1, "b", "g"),
+    ]
+    assert "".join(call.function.arguments for call in calls if call.index == 0) == "{}"
 
 
 def test_several_choices_finish_beside_the_first(scripted):
