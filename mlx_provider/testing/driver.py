@@ -27,8 +27,6 @@ from ..records import Features, LoadedModel, MediaItem, PrefillChunk, Prompt
 
 @dataclass
 class TokenOutput:
-    """Keeps tokens and logprobs as they are."""
-
     stopped: str = ""
     reasoning_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
