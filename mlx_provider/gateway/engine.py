@@ -9,7 +9,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..client.messages import Address
 from ..client.runtime_folder import POLL, has_ended, is_held
 from ..config import LOCK, PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
+from ..isolation import Fault, attempt
 from ..protocol.events import Failed
 from ..protocol.health import Stats
 from ..protocol.requests import GenerateRequest, ModelOptions
@@ -228,27 +229,25 @@ def _end_for_good(engine: HttpClient, lock: Path) -> None:
 
 @contextmanager
 def loading(served: Served, engine: EngineClient, tell: Tell) -> Iterator[None]:
-    """Load the model beside the block, after which it is ready. Raises the errors of the load."""
-    begun, pool = time.monotonic(), ThreadPoolExecutor(1, thread_name_prefix="warm-up")
-    warm = pool.submit(warm_up, engine, served.model, served.options.get("context_length"))
-    pool.shutdown(wait=False)
+    """Load the model beside the block, after which it is ready. Raises the errors of the load. The
+    thread is a daemon: a pool's thread would delay the end of an interrupted process until the
+    model is loaded."""
+    begun, loaded = time.monotonic(), Future[Fault | None]()
+    context = served.options.get("context_length")
+
+    def run() -> None:
+        loaded.set_result(attempt(lambda: warm_up(engine, served.model, context)))
+
+    threading.Thread(target=run, name="warm-up", daemon=True).start()
     with show_load(engine.stats, tell):
         yield
-        warm.result()
-    _tell_loaded(engine, served, begun, tell)
+        if (fault := loaded.result()) is not None:
+            raise fault.error
+    tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
 
 
-def load(served: Served, engine: EngineClient, tell: Tell) -> None:
-    """In this thread, so that a signal ends it. Raises the errors of the load."""
-    begun = time.monotonic()
-    with show_load(engine.stats, tell):
-        warm_up(engine, served.model, served.options.get("context_length"))
-    _tell_loaded(engine, served, begun, tell)
-
-
-def _tell_loaded(engine: EngineClient, served: Served, begun: float, tell: Tell) -> None:
+def _engine_line(engine: EngineClient, served: Served) -> str:
     health = engine.health()
     status = next((each for each in health.models if each.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""
-    seconds = time.monotonic() - begun
-    tell("engine", f"process {health.pid} on {health.device}{by}, {seconds:.1f} s")
+    return f"process {health.pid} on {health.device}{by}"

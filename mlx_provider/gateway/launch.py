@@ -27,7 +27,7 @@ from ..isolation import plugin_call
 from ..records import Client, Gateway, Profile
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
-from .engine import Tell, load, loading, show_prefill
+from .engine import Tell, loading, show_prefill
 from .proxy import Proxy, master_key, require_proxy, start_proxy
 
 DIRECT = ("NO_PROXY", "no_proxy")
@@ -184,7 +184,8 @@ class Launch:
         return proxy
 
     def _listen(self, engine: HttpClient, ending: ExitStack, tell: Tell) -> tuple[str, str]:
-        load(self.served, engine, tell)
+        with loading(self.served, engine, tell):
+            pass
         key, model = master_key(), self.served
         fields = {"model": model.model, "max_tokens": model.output, "options": model.options}
         url, stream = engine.open_listener({"key": key, **fields})

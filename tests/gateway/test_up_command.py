@@ -72,7 +72,7 @@ def stand_in_proxy(
     script.write_text(FAKE_PROXY)
     monkeypatch.setattr(proxy, "COMMAND", (sys.executable, str(script)))
     monkeypatch.setattr(engine, "warm_up", lambda *options: None)
-    monkeypatch.setattr(engine, "_tell_loaded", lambda *loaded: None)
+    monkeypatch.setattr(engine, "_engine_line", lambda *engine: "none")
     started: list[Proxy] = []
 
     def start_proxy(*arguments: Any, **options: Any) -> Proxy:
