@@ -229,12 +229,13 @@ def metrics(
 
 
 def _serve(client: HttpClient, host: str, port: int, *, keyless: bool) -> None:
-    from ..client.messages import is_address
+    from ..client.messages import ip_address
     from ..config import engine_settings
     from ..server.access import Key, ensure_key, own_key_file, own_names
     from ..server.metrics_page import metrics_page, serve_page
 
-    if keyless and host != "localhost" and not is_address(host, loopback=True):
+    address = ip_address(host)
+    if keyless and host != "localhost" and not (address and address.is_loopback):
         raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
     keys, summary, file = None, "no key", own_key_file(name="metrics.key")
     if not keyless:

@@ -42,12 +42,10 @@ def parse_address(api_base: str) -> Address:
     )
 
 
-def is_address(host: str, *, loopback: bool = False) -> bool:
-    """`loopback`: whether it is one of this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback or not loopback
-    except ValueError:
-        return False
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
 
 
 def request_body(request: ModelRequest) -> bytes:

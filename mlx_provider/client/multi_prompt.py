@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from ..errors import BadRequest
@@ -24,16 +25,18 @@ def submit_all(submit: Submit, requests: Sequence[ModelRequest]) -> Generation:
     if len(requests) == 1 and not any(request.echo for request in texts):
         return submit(requests[0])
     parts: list[Generation] = []
-    try:
-        for request in texts:
-            part = submit(request)
-            parts.append(part)
-    except BaseException as error:
-        _close(parts)
-        if isinstance(error, BadRequest) and len(texts) > 1:
+    with ExitStack() as undo:
+        undo.callback(_close, parts)
+        try:
+            for request in texts:
+                part = submit(request)
+                parts.append(part)
+        except BadRequest as error:
+            if len(texts) == 1:
+                raise
             message = f"prompt[{len(parts)}]: {error.message}"
             raise type(error)(message, param="prompt") from None
-        raise
+        undo.pop_all()
     queue, accepted = EventQueue(), [part.accepted for part in parts]
     total = {
         "prompt_tokens": sum(each.prompt_tokens for each in accepted),

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..client.messages import is_address
+from ..client.messages import ip_address
 from ..config import PREFIX
 from ..errors import (
     BadRequest,
@@ -199,7 +199,7 @@ class Gate:
     def _check(self, method: str, headers: Headers, *, known: bool) -> None:
         host = host_of(headers.get("host", ""))
         # A page can rebind its host name to this machine, but not an IP address.
-        if host not in self._hosts and not is_address(host):
+        if host not in self._hosts and ip_address(host) is None:
             raise Forbidden(
                 "this Host is not the engine's: address it by IP, or let its owner list the name "
                 "(MLX_PROVIDER_ALLOWED_HOSTS)",

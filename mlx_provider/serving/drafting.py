@@ -188,8 +188,10 @@ def sparse_prefill_of(
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
-    if not scorer.longest_scored or own > most:
+    if not scorer.longest_scored:
+        why = "it keeps no prompt whole"
+    elif own > most:
         why = f"it takes {own} bytes for each token of a prompt, the model itself {most}"
-        why = why if scorer.longest_scored else "it keeps no prompt whole"
+    if why:
         raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
     return SparsePrefill(scorer, share=share, least=LONG)

@@ -24,7 +24,7 @@ from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import wrong_option
-from ..isolation import attempt, plugin_call
+from ..isolation import Fault, attempt, plugin_call
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
@@ -90,22 +90,20 @@ class EngineBuilder:
         `mlx_provider.errors`."""
         if kind in weights.engines:
             return
-        fault = attempt(lambda: self._add(weights, kind, options))
-        if fault is None:
+        built = attempt(lambda: self._build(weights, kind, options))
+        if not isinstance(built, Fault):
+            weights.engines[kind] = built
             return
-        if options.dtype in NOT_EVERYWHERE and not fault.ours:
+        if options.dtype in NOT_EVERYWHERE and not built.ours:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
-            raise wrong_option("dtype", f"{remedy} ({fault.summary})")
+            raise wrong_option("dtype", f"{remedy} ({built.summary})")
         raise load_error(
-            fault,
+            built,
             weights.name,
             weights.family,
             trusted=options.trust_remote_code,
             stranger=weights.stranger,
         )
-
-    def _add(self, weights: Weights, kind: str, options: ModelOptions) -> None:
-        weights.engines[kind] = self._build(weights, kind, options)
 
     def _build(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)

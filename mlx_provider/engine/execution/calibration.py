@@ -154,6 +154,7 @@ class Times:
         left, a pass fails, or a wider pass would take as long for each token, or too long."""
         spent, found = 0.0, Seconds()
         for size in sizes:
+            # the two widest so far: (size, seconds)
             (n, s), (m, t) = [(1, inf), (1, 0.0), *found.items()][-2:]
             linear = m > FLAT and t >= CLEARLY * s * m / n
             late = spent > ENOUGH or (size > FLAT and (linear or t * size / m > LONGEST_GAP))

@@ -274,7 +274,7 @@ class Leases:
     def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
         """What a row will use in place: the buffers of an entry, or those whose first tokens it
         will share; and how many tokens."""
-        held = [segment_of(node).held for node in match.path]
+        held = [node.row for node in match.path]
         if not held or not self._in_place:
             return None, None, 0
         base, own = held[0], held[-1]
@@ -282,7 +282,7 @@ class Leases:
             return own, None, match.length
         if base is None or base.first:
             return None, None, 0
-        shared = [*takewhile(lambda node: segment_of(node).held is base, match.path)]
+        shared = [*takewhile(lambda node: node.row is base, match.path)]
         end = min(shared[-1].stop, match.length)
         if not base.common:
             end = self._divisible(base, end)
@@ -361,8 +361,7 @@ class Leases:
         if own.common or own.needed or not own.intact:
             return False
         fits = all(
-            segment_of(node).held is (own if node.start >= own.first else own.base)
-            for node in match.path
+            node.row is (own if node.start >= own.first else own.base) for node in match.path
         )
         # what the row would overwrite is copied
         return fits and self._beyond(own, match) <= match.length - own.first

@@ -117,7 +117,7 @@ class PrefixCachePolicy:
         return first, *self._forks(job, first)
 
     def claim(self, job: PrefillJob) -> None:
-        """Acquire these."""
+        """Let the rows of a queued prompt hold them."""
         for row, lease in zip(job.rows, self.claims(job), strict=False):
             row.lease = lease and lease.acquire()
 
@@ -126,7 +126,7 @@ class PrefixCachePolicy:
             row.lease.trim(tokens)
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
-        """The same for the rows after the first."""
+        """What the rows after the first will share with it."""
         further = len(job.rows) - 1
         nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
         if first is not None and first.base is not None:

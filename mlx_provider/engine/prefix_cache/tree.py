@@ -110,15 +110,13 @@ class Node:
 
     def hold(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
         """Replace what it holds. Nothing else changes the totals of nodes."""
-        totals, old = self.totals, self.row
+        totals, old, nbytes, buffers = self.totals, self.row, self.nbytes, self.buffers
         totals.version += 1
-        totals.nbytes -= self.nbytes
-        totals.buffers -= self.buffers
         if old is not None:
             old.stored -= segment_of(self).stored
         self.segment, self.snapshot = segment, snapshot
-        totals.nbytes += self.nbytes
-        totals.buffers += self.buffers
+        totals.nbytes += self.nbytes - nbytes
+        totals.buffers += self.buffers - buffers
         if self.row is not None:
             self.row.stored += segment_of(self).stored
             self.row.nodes.add(self)

@@ -179,9 +179,9 @@ class Scheduler:
     def schedule(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
     ) -> StepRecord:
-        """Decide the next step. Changes nothing. `mixes`: chunks may share the pass
-        of the decoding rows; `stalled`: seconds that these rows have waited for their token;
-        `passes`: forward passes per token of each row."""
+        """Decide the next step. Changes nothing. `mixes`: chunks may share the pass of the
+        decoding rows; `stalled`: seconds that these rows have waited for their token; `passes`:
+        forward passes per token of each row."""
         step = StepBuilder(self, now)
         record = step.record
         if self._decoded:
