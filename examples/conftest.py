@@ -1,7 +1,5 @@
 """Each example as if it were installed, where it is not: importable, and known by its metadata."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

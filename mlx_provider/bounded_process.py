@@ -3,8 +3,6 @@ endless: a thread cannot be stopped. A child runs this file with a program that 
 `answerer(*arguments)`, a function from a message to its answer (`None` for a setup), and optionally
 `stack_bytes()` of the thread that answers. Neither imports this package."""
 
-from __future__ import annotations
-
 import json
 import resource
 import runpy

@@ -1,8 +1,6 @@
 """Bounds on one request's content, on every route, far above real use: few stop strings (OpenAI
 permits four; chat front ends send one per speaker), some hundred tools, some thousand messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar

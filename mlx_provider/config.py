@@ -1,7 +1,5 @@
 """Settings of this process from the environment, and versions of what is installed."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

@@ -1,7 +1,5 @@
 """CPU cores that this process may use."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

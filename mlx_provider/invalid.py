@@ -1,8 +1,6 @@
 """Converts validation errors to messages for the client, the same through LiteLLM and directly to
 an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sized
 from reprlib import Repr
 from typing import Any

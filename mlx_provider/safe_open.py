@@ -1,7 +1,5 @@
 """Opens only regular files: no pipe, device, link, or file of another user."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """What `mission.toml` names exists: tests that an environment of tox runs, commands, and pages."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import re

@@ -1,7 +1,5 @@
 """Run real clients against scripted models: `tox -e agents`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """A process of the gateway, which must go on answering."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

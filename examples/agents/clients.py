@@ -3,8 +3,6 @@
 What tells them of a gateway are the records by which `mlx-provider launch` starts them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

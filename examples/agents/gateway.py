@@ -1,7 +1,5 @@
 """A LiteLLM proxy and an engine with scripted models, and what both have seen."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The pinned clients, installed once into a folder by their ordinary installers."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ the environment: `LOOP`, a script of one call and then two at once, `ONE` of a s
 `PERSON`, whose reply is an object, called for or said.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Which Python clients are run, where, and what must come of it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

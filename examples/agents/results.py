@@ -1,7 +1,5 @@
 """What runs have found so far, so that one client can be run again without the others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What every coding agent is put through."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What was found, as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from scenarios import Outcome

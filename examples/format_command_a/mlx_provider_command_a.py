@@ -7,8 +7,6 @@
 Their thoughts are read by the reasoning parser `north`, which mlx-provider brings.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ An empty line, Ctrl-D or Ctrl-C ends the chat and the proxy. The engine process 
 once nobody has used it for ten minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -6,8 +6,6 @@ MLX reads the 4 and 8 bit blocks of GGUF as its own quantised arrays, so no weig
 names change, and the order of the rows in `q_proj` and `k_proj`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

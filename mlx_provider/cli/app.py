@@ -1,8 +1,6 @@
 """Assembles the commands. Without one, `mlx-provider` shows the state of this machine and the next
 steps. Our own errors are shown as one line, not as a traceback."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,8 +1,6 @@
 """Models and plugins of this machine: `mlx-provider pull`, `list`, `rm`, `doctor`, `plugins` and
 `new-plugin`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`mlx-provider parse`: what a parser reads in a reply, for plugin authors and bug reports."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any

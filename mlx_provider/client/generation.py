@@ -1,7 +1,5 @@
 """The interface of an engine, in this process or elsewhere, and the reply to one request."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar

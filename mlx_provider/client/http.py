@@ -1,7 +1,5 @@
 """An engine in another process, over a unix socket or TCP."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping

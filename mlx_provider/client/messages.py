@@ -1,7 +1,5 @@
 """What a client sends to an engine and reads from it: addresses, bodies, events and errors."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 from contextlib import suppress

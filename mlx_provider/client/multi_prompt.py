@@ -1,7 +1,5 @@
 """Runs the prompts of one call of `/completions` as one generation."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -2,8 +2,6 @@
 may read its events. A request is sent again only if no running engine can have accepted it: no
 process listens, the engine refuses because it is ending, or the connection is lost at once."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,8 +1,6 @@
 """What `mlx-provider demo` asks of the shipped model as an OpenAI client, with an engine and a
 proxy of its own, and whether the answers are right."""
 
-from __future__ import annotations
-
 import base64
 import io
 import os

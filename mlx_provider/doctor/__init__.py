@@ -3,8 +3,6 @@
 A check is a function from a `Subject` to `Finding`s. It changes nothing, and uses the network only
 for a model that is not on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial

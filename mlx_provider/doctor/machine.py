@@ -1,8 +1,6 @@
 """Memory of the machine, its folders, settings and plugins, the engine of this user, and the
 `config.yaml` of a LiteLLM proxy in the working folder."""
 
-from __future__ import annotations
-
 import difflib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping

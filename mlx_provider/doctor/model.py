@@ -1,8 +1,6 @@
 """Checks one model: its files, memory, chat template and formats, one token through a real proxy,
 and the speed that was measured at its last load."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Compares our dependencies with the tested versions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Tokens to text, one at a time, for one row."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """One model's engine: its queue, and the step: schedule, run, commit."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence

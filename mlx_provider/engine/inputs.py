@@ -1,8 +1,6 @@
 """What a prompt computes beside its tokens: its media, through the vision tower a slice of layers
 at a time, with a cache of their features, and the vectors of texts to embed."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence

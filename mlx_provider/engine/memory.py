@@ -1,7 +1,5 @@
 """Memory of a model's rows, and the limits of the device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

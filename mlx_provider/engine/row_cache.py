@@ -19,8 +19,6 @@ counts only as a whole, like STATE. Of an unknown class every attribute is kept,
 `state` leaves some out; a class with attributes other than arrays and plain data is not stored.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ later ones; chunks with little are left out. The model does not see them, so onl
 enable it. In a pass, each token is a row at its own position; attention and recurrent layers treat
 the tokens as one row. A trial shows whether a model supports that."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

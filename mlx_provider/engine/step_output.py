@@ -1,8 +1,6 @@
 """Output of a step for readers and for the operator: events, logprobs, counts, recent steps, one
 log line per request."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Other threads give it calls. Between calls it steps every engine that has work. 
 takes its engines with it; the next call starts a new one.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

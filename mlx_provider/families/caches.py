@@ -8,8 +8,6 @@ Their call must take hidden states (B, length, hidden) first and the cache under
 return only hidden states. Without `route`, long prompts run in separate passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any

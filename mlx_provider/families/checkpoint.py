@@ -1,7 +1,5 @@
 """What the JSON files of a model's folder say, and whether upstream has a class for it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace

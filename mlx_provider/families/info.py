@@ -5,8 +5,6 @@ the modules after the model, `1_Pooling/config.json` selects the states,
 `config_sentence_transformers.json` has the prefixes of inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args

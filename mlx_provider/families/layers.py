@@ -14,8 +14,6 @@ modules of `model` have upstream's functions.
 than those for float32 (mlx 0.32.4; prefill of 3,800 tokens in bf16: 17 times).
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -4,8 +4,6 @@ Upstream's models apply it to every token of a call. It is as large as several l
 chunk needs it only after its last token, if at all.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """A loaded text model of mlx-lm, for families that take only text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The configuration of a LiteLLM proxy that serves one local model: for a proxy of ours, and as
 `config.yaml` and `.env` for one that its operator manages."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

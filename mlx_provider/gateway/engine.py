@@ -1,7 +1,5 @@
 """Starts, watches and ends the engine behind a proxy or a listener."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

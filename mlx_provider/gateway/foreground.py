@@ -1,7 +1,5 @@
 """Runs a program in the terminal's foreground, where signals mean the program."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

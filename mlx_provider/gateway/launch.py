@@ -3,8 +3,6 @@
 Its folder has the same path at the next launch: agents write the path of their settings into system
 prompts, so a new path would miss the prefix cache."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

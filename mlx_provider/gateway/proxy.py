@@ -1,8 +1,6 @@
 """A LiteLLM proxy as a child process on loopback. `python -m mlx_provider.gateway.proxy` is that
 process, on a socket of its parent, which `litellm` cannot take (1.106.2, `proxy_cli.py`)."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

@@ -2,8 +2,6 @@
 would lose on the way. Parameters travel under names that it does not drop; warnings and the ending
 of a message travel in the logging object of the call, which handler and hooks share."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -2,8 +2,6 @@
 exceptions reach streaming clients as a Python traceback (1.106.2), and calls that mlx models do not
 serve as a traceback, or the 404 of another server."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from math import ceil

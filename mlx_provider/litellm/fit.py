@@ -5,8 +5,6 @@ parts are refused, elsewhere they become text, as on the engine's own routes.
 
 Every function raises `BadRequest` that names the part."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any

@@ -1,8 +1,6 @@
 """Changes and checks of a request before LiteLLM's own checks and dispatch, and changes of its
 errors and replies."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 

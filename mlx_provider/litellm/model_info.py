@@ -1,8 +1,6 @@
 """Options of the gateway's operator, and facts about our models in LiteLLM's map of models and in
 the `model_info` of config entries."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import sys

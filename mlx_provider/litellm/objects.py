@@ -4,8 +4,6 @@ Rules of streams (1.106.2, `CustomStreamWrapper`): usage comes before a finish c
 nothing else. The finish of choice 0 ends the stream, so it comes last. The finish of another choice
 is the second entry beside an empty choice 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """Wrappers of LiteLLM's functions that would lose data and have no hook (1.106.2 and 1.109.1;
 `docs/upstream.md` lists them), and the registration of provider, hook and models."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping

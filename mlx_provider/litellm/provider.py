@@ -2,8 +2,6 @@
 LiteLLM calls in an executor thread, and returns after the engine has accepted the request: errors
 come before a stream starts, so that retries and fallbacks apply."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import cached_property, partial
 from typing import Any, TypeVar

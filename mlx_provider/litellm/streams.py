@@ -4,8 +4,6 @@ classes, because a generator that was never started would not run its `finally`.
 The heartbeat of chat is an empty delta. The bridges of the other routes drop it (1.106.2 and
 1.109.1), so there heartbeats are added after them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping

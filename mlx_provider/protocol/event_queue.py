@@ -1,7 +1,5 @@
 """The queue of a request's events."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

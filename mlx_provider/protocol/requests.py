@@ -3,8 +3,6 @@
 The reply is a stream of `events`. Each line is a JSON list: the events of one engine step. The
 first line has `Accepted`; the last event is `Done` or `Failed`."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Reads blocks of calls between two markers: a block is reported, shown as text, or dropped."""
 
-from __future__ import annotations
-
 import re
 
 from .json_reading import function_of

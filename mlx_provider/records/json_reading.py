@@ -1,7 +1,5 @@
 """Reads JSON while it is written, and the parameters in the definitions of tools."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Lists installed plugins without loading them, hashes their files, and compares their names."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

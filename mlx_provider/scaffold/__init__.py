@@ -1,8 +1,6 @@
 """New plugins from templates, whose tests pass at once: `templates/common` and a folder for each
 kind. All are Jinja2 files; `package` becomes the name of the module."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

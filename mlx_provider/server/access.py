@@ -1,8 +1,6 @@
 """Access to a server on TCP: the key of its operator (given, or made and stored for its owner),
 named keys for others, and the refusal of web pages and of clients without a key."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -2,8 +2,6 @@
 its plugins have changed on disk: it refuses a request, and the client sends it to the engine that
 it then starts."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

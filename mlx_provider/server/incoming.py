@@ -1,8 +1,6 @@
 """Reads requests within limits of bytes, values and time, parses them, and marks their origin. Work
 on one request that would keep the event loop waiting runs in threads."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

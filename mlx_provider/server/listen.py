@@ -1,8 +1,6 @@
 """The listening sockets of an engine process (on TCP, or a unix socket for processes of its owner
 alone)."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

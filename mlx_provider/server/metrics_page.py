@@ -1,7 +1,5 @@
 """Metrics of an engine on a separate port, because the owner's engine listens on no port."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Starts the drafters of a model, the operator's or all that support it, and its sparse prefill."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

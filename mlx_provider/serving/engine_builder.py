@@ -1,7 +1,5 @@
 """Builds an engine on the weights of a model: KV cache, probe, measurements, drafters, start."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

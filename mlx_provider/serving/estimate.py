@@ -6,8 +6,6 @@ MLX computes only what is read. So upstream's class of a model is made without w
 with one token, and the shapes of the caches that it fills say what a row takes.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

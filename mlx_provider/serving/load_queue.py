@@ -10,8 +10,6 @@ queued, and weights never take the memory for the largest of them. So one queued
 run, and requests in the queue hold nothing. Models load and leave in a separate thread, so that a
 cancelled request delays no other."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Loads weights from a folder into memory, selects their kernels, and unloads them completely."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Prometheus metrics of the engine for its operator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

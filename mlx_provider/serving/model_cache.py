@@ -1,8 +1,6 @@
 """Models of this process: found by name, loaded on demand, shared by all names and options that
 need the same weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

@@ -6,8 +6,6 @@ own form. So history and reply are rendered with a placeholder for the results, 
 and prefilled while no request is here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

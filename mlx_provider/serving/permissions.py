@@ -9,8 +9,6 @@
 The owner's file is TOML: a table of `ModelOptions` per model, under its name in requests.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The prefix cache that all models of the process share, and the memory for rows of an engine."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future

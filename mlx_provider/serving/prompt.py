@@ -1,7 +1,5 @@
 """A request's prompt as tokens: messages in the form of the model's template, or raw text."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

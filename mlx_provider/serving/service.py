@@ -1,7 +1,5 @@
 """Serves requests: admission, model, engine, events, end."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

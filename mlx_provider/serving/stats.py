@@ -1,8 +1,6 @@
 """The requests in flight, and live statistics of the engine, collected in the caller's thread. Only
 the prefix tree comes from the engine thread, between two steps."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """An engine without threads: submit requests, step it, read their tokens."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """`--mlx-conformance`. Every pytest run beside this package imports this module: slow imports are
 inside functions."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path

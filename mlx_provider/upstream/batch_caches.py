@@ -5,8 +5,6 @@ Upstream's methods (mlx_lm/models/cache.py 0.32.2) copy too much and wait for th
 paddings from the device in every layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any

@@ -2,8 +2,6 @@
 0.32) contains the slow reference (6 GFLOP/s in float32, an optimised BLAS 213). The dynamic linker
 prefers symbols of a library opened with `RTLD_GLOBAL` before `import mlx.core`."""
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 import importlib

@@ -5,8 +5,6 @@ mlx-lm has one number for the count of tokens and for the rotary offset of the n
 (`KVCache.offset`). In a sparse cache it is only the rotary offset.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any

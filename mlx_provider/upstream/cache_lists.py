@@ -1,8 +1,6 @@
 """Row caches with layers that are lists of caches (`CacheList`, mlx_lm/models/cache.py 0.32.2).
 Imports no mlx."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 (mlx_lm/utils.py): checkpoints with weights that the model's `sanitize` does not know, and those of
 a backbone without an output matrix, whose names lack the complete model's prefix."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

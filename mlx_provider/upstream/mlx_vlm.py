@@ -4,8 +4,6 @@ Its M-RoPE models store the positions of the last request on the model object. T
 neither read nor leave such state (mlx_vlm/models: `LanguageModel._rope_deltas`, `_position_ids`).
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Replaces functions of upstream's modules, and restores the originals."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator

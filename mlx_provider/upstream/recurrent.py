@@ -8,8 +8,6 @@ layer imports it from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), writes it
 gathers its convolution window at `lengths` (one row can have several).
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

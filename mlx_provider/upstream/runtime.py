@@ -19,8 +19,6 @@ the kernel when a few MB are free, so that new arrays cause page faults again, a
 free blocks ("fast bins") when a block above 64 KiB is freed; a decode step frees thousands.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """The routes of all APIs of other servers, and the form of their errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

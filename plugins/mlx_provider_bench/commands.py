@@ -1,7 +1,5 @@
 """The commands of `bench`: measurements that anyone can repeat; the last line is JSON."""
 
-from __future__ import annotations
-
 import json
 from enum import StrEnum
 from functools import partial

@@ -1,8 +1,6 @@
 """`mlx-provider bench MODEL`. Each row is a prompt length and a number of streams: one round
 computes the prompts and one token, the second finds them in the prefix cache and decodes."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

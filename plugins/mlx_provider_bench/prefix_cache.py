@@ -1,8 +1,6 @@
 """`mlx-provider bench prefix`: what a stored prefix saves, in time to first token and over a
 conversation. Prompts of a new tenant are cold; each greedy reply is compared with a cold one."""
 
-from __future__ import annotations
-
 import base64
 import io
 import random

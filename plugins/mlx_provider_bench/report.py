@@ -1,7 +1,5 @@
 """The description of the machine in every benchmark, and the format of figures."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Coding agents for `mlx-provider launch`: a table of each, with the source of its names."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Kernels for CPUs that MLX's build does not optimise: all but Apple's."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 

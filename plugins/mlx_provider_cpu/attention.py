@@ -2,8 +2,6 @@
 NumPy 2 ns. Blocks of queries attend to the keys up to their positions, in place; the heads of a
 large call are divided among the cores."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping, Sequence

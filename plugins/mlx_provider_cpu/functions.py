@@ -2,8 +2,6 @@
 (mlx 0.32.4, mlx-lm 0.32.2, mlx-vlm 0.7.10). Small arrays, and those not float32, go to the
 original. Activations are evaluated at once, by the formulas of `mlx.nn`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

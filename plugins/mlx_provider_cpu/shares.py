@@ -3,8 +3,6 @@ the core of its waker. The threads of MLX's BLAS spin between two products, so n
 each of our threads stays off the core of the thread that waits for it; otherwise two cores were no
 faster than one."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """Quantised products in the forms that MLX's CUDA kernels compute fast."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from mlx_provider import Kernels, Replacement, UpstreamPatch, hookimpl

@@ -6,8 +6,6 @@ model in 4 bit on an H100: (16, 1, d) 49, (1, 16, d) 5.0, (1, 7, d) 28, (1, 8, d
 (1, 512, d) 59, and 28 with dequantised weights.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

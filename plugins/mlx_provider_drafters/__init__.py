@@ -1,7 +1,5 @@
 """Drafters for any model: prompt lookup, and a smaller model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

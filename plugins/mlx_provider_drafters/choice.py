@@ -1,7 +1,5 @@
 """Whether a smaller model can guess for another one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

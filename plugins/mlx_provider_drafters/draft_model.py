@@ -3,8 +3,6 @@ reads up to `LONGEST` of a row's last tokens, in pieces between the larger model
 cache that can remove rejected ones. Rows that exceed `KV_BYTES` are not followed until another row
 has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any

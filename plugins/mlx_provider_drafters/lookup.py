@@ -7,8 +7,6 @@ Earlier occurrences are chains of positions by hashed n-grams, as in deflate (RF
 a bucket has the last position of its n-grams, each position refers to the previous one in its
 bucket. 8 bytes per token; the cost per token does not depend on the text's length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

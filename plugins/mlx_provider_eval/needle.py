@@ -3,8 +3,6 @@
 A long prompt is a report of different sentences. One of them tells a code, for which the end asks.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing

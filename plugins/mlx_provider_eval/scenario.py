@@ -3,8 +3,6 @@
 Expected arguments are values or matchers such as `{$in: [a, b]}`: docs/evaluation.md lists them.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """The subjects of a comparison: models with options, each loaded behind one gateway, and an OpenAI
 client that asks them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

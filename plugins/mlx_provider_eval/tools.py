@@ -1,7 +1,5 @@
 """`mlx-provider eval tools`: scenarios through the gateway turn by turn, and the fault of each."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

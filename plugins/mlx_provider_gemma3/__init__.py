@@ -1,7 +1,5 @@
 """Gemma 3, with and without vision."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Its text model has attention in both directions inside an image. mlx-vlm 0.7.10
 models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one image see each
 other, in sliding layers within the window."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

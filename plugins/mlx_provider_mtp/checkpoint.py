@@ -1,7 +1,5 @@
 """Reads the tensors of an MTP head from a checkpoint, with the names of our `Head`."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping

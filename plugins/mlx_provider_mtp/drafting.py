@@ -1,8 +1,6 @@
 """Drafts of a head for all rows at once: it reads the new tokens, then its own guesses, which stay
 on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from weakref import WeakSet

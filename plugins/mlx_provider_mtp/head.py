@@ -1,8 +1,6 @@
 """The MTP head: joins a state and the next token; one layer, with the model's embedding and output
 matrix. Its weights are checked, and quantised as they are stored."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from functools import partial

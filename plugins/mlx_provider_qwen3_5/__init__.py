@@ -1,7 +1,5 @@
 """Qwen3.5, dense and mixture of experts: attention and gated delta nets, with vision."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ chunks of 64, each solved in 64 sequential steps. On a CPU, chunks of 16 take 0.
 tokens and 0.53 for 1,024. All calls use one size, because another size rounds differently: a result
 must not depend on the length of passes, which end on multiples of it."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qwen3-VL, dense and mixture of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Its text model takes explicit `position_ids`, and features for its first layers 
 exactly the media tokens of a chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate

@@ -2,8 +2,6 @@
 processors. Public functions of mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py 0.7.10 make all
 patches of a request at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,8 +1,6 @@
 """Reasoning formats of model families: thoughts between `<think>` and `</think>`, or between other
 markers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any

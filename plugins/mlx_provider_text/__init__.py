@@ -1,7 +1,5 @@
 """The default family: any text model that mlx-lm knows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

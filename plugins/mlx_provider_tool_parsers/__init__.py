@@ -1,8 +1,6 @@
 """Tool-call formats of model families, with shared structures. Formats that address whole messages
 (Harmony, Muse) also have their reasoning parsers here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain

@@ -2,8 +2,6 @@
 one; and Muse, whose messages are addressed to the model itself or to the user, with calls as
 `atem:` tags."""
 
-from __future__ import annotations
-
 import re
 
 from mlx_provider import ReasoningParser, ToolParser

@@ -1,7 +1,5 @@
 """`call:NAME{key:value,...}` with special quotes for strings: Gemma 4 and FunctionGemma."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Harmony (gpt-oss): every message has a channel, and calls a recipient."""
 
-from __future__ import annotations
-
 import re
 
 from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolParser

@@ -2,8 +2,6 @@
 of calls in histories of some servers, which models imitate; and Apertus, a list of objects in which
 the tool's name is the key of its arguments."""
 
-from __future__ import annotations
-
 import json
 
 from mlx_provider import CallGrammar, ToolParser

@@ -1,8 +1,6 @@
 """Reads calls as JSON objects, single or in a list, after a marker or at the start of an answer.
 Drops turn-end markers that models write as text after their calls."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

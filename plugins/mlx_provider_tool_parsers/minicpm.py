@@ -1,7 +1,5 @@
 """MiniCPM 5: one well-formed XML element per call, with declared parameters only."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Calls written as Python calls: Llama 4, LFM2, Olmo 3."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,8 +1,6 @@
 """Calls as `NAME marker {json}` inside a section: DeepSeek V3 and V3.1, Mistral, and Kimi K2, which
 names a call by an id, `functions.NAME:INDEX`, or in other forms."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

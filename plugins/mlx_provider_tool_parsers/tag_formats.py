@@ -1,8 +1,6 @@
 """The formats of `tagged`: names in attributes of tags (Qwen3-Coder and related models, and
 `<invoke name="NAME">` with variants), and names and keys between tags (GLM, Poolside, Hunyuan)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -2,8 +2,6 @@
 (`<function=NAME><parameter=KEY>value</parameter></function>`), or a name and pairs of tags
 (`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>`)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

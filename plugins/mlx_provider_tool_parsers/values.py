@@ -1,8 +1,6 @@
 """For formats with arguments as bare text between tags: reads tags, asks the request's tools for
 types, and writes text as JSON of these types. `Arguments` reports a call while it is read."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Vision models of mlx-vlm without a family of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ One prompt with two images is computed by mlx-vlm's own processor and from its p
 end inside an image. Tokens, the images' rows and the logits must be the same.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

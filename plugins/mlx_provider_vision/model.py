@@ -1,7 +1,5 @@
 """Fallback for an unknown mlx-vlm model: features of images are never shared between prompts."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 prompt, or of one image, are the model's; what else they return are arguments of the language
 model's prefill, which aligns them by its cache's offset. M-RoPE models get every row's position."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """A model that embeds each image separately, so that any prompt can reuse it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

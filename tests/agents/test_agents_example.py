@@ -1,7 +1,5 @@
 """The program that runs real clients, as far as it goes without them."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import signal

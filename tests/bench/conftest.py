@@ -1,7 +1,5 @@
 """The command line of the benchmarks, in a process of its own or in this one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

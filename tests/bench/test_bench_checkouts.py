@@ -1,7 +1,5 @@
 """Two checkouts compared: whose code runs, and what is said of their figures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The group `bench`: when it is there, what it costs the others, and what it needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the comparison says of servers that are wrong, slow, silent or gone."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from pathlib import Path

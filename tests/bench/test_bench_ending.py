@@ -1,7 +1,5 @@
 """A benchmark that a signal ends leaves no proxy, no engine and no server."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

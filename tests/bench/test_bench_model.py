@@ -1,7 +1,5 @@
 """`bench MODEL`: what it shows of a model, and of prompts that the model does not take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `speculation` of the benchmarks measures and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Benchmarks that developers run: `python tests/benchmarks NAME`; without a name, their list."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

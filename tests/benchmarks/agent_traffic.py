@@ -6,8 +6,6 @@ Reported per scenario: prompt tokens, the share that was reused, and what the pr
 the end in units of one token's KV (a recurrent state counts as `STATE_UNITS`); then lookup time.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

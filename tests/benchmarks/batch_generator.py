@@ -7,8 +7,6 @@ The model has random weights: what is measured does not depend on them. Greedy t
 sides are compared, so that a fast wrong answer does not count.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Our engine and mlx-lm's BatchGenerator with one interface, for measurements."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

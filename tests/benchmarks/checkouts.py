@@ -6,8 +6,6 @@ each pair of runs. What mlx-lm and mlx-vlm did in the same runs is no different 
 side: how far their ratios are from 1 says how far ours are to be believed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

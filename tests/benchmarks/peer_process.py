@@ -1,8 +1,6 @@
 """`python peer_process.py MODULE ARGUMENT...` runs a peer's module after loading the BLAS that our
 engine uses: all sides compute with the same one."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

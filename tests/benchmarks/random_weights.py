@@ -1,7 +1,5 @@
 """Random-weight model folders large enough to be timed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

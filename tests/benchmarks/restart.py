@@ -5,8 +5,6 @@ from the tokens. `between` are the most bytes that an 8B model with 36 layers of
 floats in 16 bits has copied into a row between two steps of other requests.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

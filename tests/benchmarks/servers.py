@@ -1,7 +1,5 @@
 """Servers in processes of their own on 127.0.0.1, and measured requests to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -6,8 +6,6 @@ each session left out; `least` is what a cache computes that keeps the longest h
 session's last prompt that its share of the budget holds, with the state at its end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Calls that no grammar demands are foretold from their marker on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any

@@ -1,7 +1,5 @@
 """What a format's grammar lets a model write, its own parser reads as exactly that call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

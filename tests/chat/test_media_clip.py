@@ -1,7 +1,5 @@
 """Clips: decoded to two frames a second, within bounds, whatever their bytes are."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import io

@@ -1,7 +1,5 @@
 """The texts of tools with a grammar of their own: enforced, and read back, in every format."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -4,8 +4,6 @@ Output -> our reply -> a client's history -> the next prompt, which must begin w
 prompt and the output. The templates are those of model families, cut to how they write a turn.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

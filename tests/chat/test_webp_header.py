@@ -1,7 +1,5 @@
 """Sizes and turns of WebP files, as Pillow tells them."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """`mlx-provider cache`, over HTTP."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

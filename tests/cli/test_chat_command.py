@@ -1,7 +1,5 @@
 """`mlx-provider chat`, over a service whose replies are scripted."""
 
-from __future__ import annotations
-
 import base64
 from io import StringIO
 from pathlib import Path

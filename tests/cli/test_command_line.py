@@ -1,7 +1,5 @@
 """The command line as a whole: what it loads, how it fails."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The program's own ends, before a command has its handlers."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

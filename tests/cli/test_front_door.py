@@ -1,7 +1,5 @@
 """Bare `mlx-provider`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

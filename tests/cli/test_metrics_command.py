@@ -1,7 +1,5 @@
 """`mlx-provider metrics`: printed, and served to who may have them."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

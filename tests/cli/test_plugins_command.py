@@ -1,7 +1,5 @@
 """`mlx-provider plugins`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

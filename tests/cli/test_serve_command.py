@@ -1,7 +1,5 @@
 """`mlx-provider serve`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

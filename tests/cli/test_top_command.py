@@ -1,7 +1,5 @@
 """`mlx-provider top`, over HTTP, and without one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler

@@ -1,7 +1,5 @@
 """What commands say of an engine that does not run, and of what is typed into them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

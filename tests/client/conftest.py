@@ -1,7 +1,5 @@
 """Clients over a fake engine that is started on demand, as the real one is."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

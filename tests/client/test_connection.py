@@ -1,7 +1,5 @@
 """Which client `connect` gives, and the two carriers behind one interface."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An engine whose plugins were edited, installed or removed: replaced when idle, told when busy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

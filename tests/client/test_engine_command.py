@@ -1,7 +1,5 @@
 """`mlx-provider engine`: what it tells of an engine, of none, and of what is no engine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """An engine that is out of date is replaced when that disturbs nobody; else it says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests, errors, cancellation and death, over the socket of a real process."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """One engine per machine and user, started by whoever comes first."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

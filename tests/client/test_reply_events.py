@@ -1,7 +1,5 @@
 """Replies over TLS, cut off anywhere, and read in any thread."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """A reader that takes its time costs its worker, and the engine, a bounded amount of memory."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """Bytes into events, errors and states."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

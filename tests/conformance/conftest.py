@@ -1,7 +1,5 @@
 """Run the checks of one plugin in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

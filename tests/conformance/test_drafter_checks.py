@@ -1,7 +1,5 @@
 """Each check of a drafter finds the drafter that breaks its promise, and names the promise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Each check of a family finds the family that breaks its promise, and names the promise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

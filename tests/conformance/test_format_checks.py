@@ -1,7 +1,5 @@
 """Each check of a format finds the format that breaks its promise, and names the promise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

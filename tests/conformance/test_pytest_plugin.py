@@ -1,7 +1,5 @@
 """`pytest --mlx-conformance` as an author runs it: beside a conftest, in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

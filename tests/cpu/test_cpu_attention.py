@@ -1,7 +1,5 @@
 """Our attention on the CPU against MLX's own."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 import numpy as np
 import pytest

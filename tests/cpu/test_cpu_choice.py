@@ -1,7 +1,5 @@
 """Where the kernels are chosen, and what other devices pay for them: nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """NumPy's functions against upstream's, and where they take their place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Work shared among the cores."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

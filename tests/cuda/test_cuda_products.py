@@ -3,8 +3,6 @@
 These tests run its functions on this machine's CPU: they prove results and forms, not speed.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path

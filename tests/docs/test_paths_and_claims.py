@@ -1,7 +1,5 @@
 """Files that the pages name exist, and a claim that two pages make is the same on both."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A machine to be examined: as it should be, but for what a test changes."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

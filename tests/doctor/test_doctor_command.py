@@ -1,7 +1,5 @@
 """`mlx-provider doctor`: what it prints, its JSON and exit code, and one token end to end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

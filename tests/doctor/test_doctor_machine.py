@@ -1,7 +1,5 @@
 """Checks of versions, memory, settings, folders and the engine, red and green."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Checks of a model: its files, plugin, memory, template and head, red and green."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One tiny model, and models that guess for it or may not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

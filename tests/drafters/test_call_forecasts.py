@@ -1,7 +1,5 @@
 """Calls that are foretold take fewer passes, and no token changes: any format, any company."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A smaller model by itself: who may guess for whom, what it reads, and what it takes back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

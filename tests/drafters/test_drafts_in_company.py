@@ -1,7 +1,5 @@
 """Both drafters in the engine: nobody's tokens change, and what can be foreseen is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

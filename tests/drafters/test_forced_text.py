@@ -1,7 +1,5 @@
 """Text that a grammar forces takes fewer passes and changes no token."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prompt lookup by itself: what it finds, and what that takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

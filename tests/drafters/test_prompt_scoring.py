@@ -1,7 +1,5 @@
 """What a smaller model finds to matter in a prompt, against its attention written out here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

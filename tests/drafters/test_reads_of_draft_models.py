@@ -1,7 +1,5 @@
 """What the host reads between two passes with drafts of a smaller model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who is scored, what a scorer may do, and what others see of it."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable, Sequence

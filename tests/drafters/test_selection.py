@@ -1,7 +1,5 @@
 """Which tokens of a prompt are kept, by the scores alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

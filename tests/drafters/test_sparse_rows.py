@@ -1,7 +1,5 @@
 """Rows of whose prompts tokens were left out, against a forward pass written out here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One tiny model for the engine's own tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

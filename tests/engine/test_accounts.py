@@ -1,7 +1,5 @@
 """Accounts share the device: in simulated steps on curves of devices, and with a real model."""
 
-from __future__ import annotations
-
 import pytest
 
 from accounts import LONG, SHORT, Accounts, wait

@@ -1,7 +1,5 @@
 """At load, passes of any kind of model are timed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A cancelled request frees its row and its memory within one step, in each phase."""
 
-from __future__ import annotations
-
 import logging
 import random
 

@@ -1,7 +1,5 @@
 """A feature that failures have switched off is tried again, less often each time; no row fails."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

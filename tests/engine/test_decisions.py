@@ -4,8 +4,6 @@ chunks, drafts and preemptions.
 `PYTHONPATH=tests/support python tests/engine/test_decisions.py` writes the traces again.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

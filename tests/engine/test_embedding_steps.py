@@ -1,7 +1,5 @@
 """Vectors in the engine: equal in any batch, no delay of streams, no memory left behind."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Features of images: eviction of the least recently used ones, within a byte budget."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 from mlx_provider.engine.inputs import FeatureCache

@@ -1,7 +1,5 @@
 """A drafter that asks for hidden states gets those of each of its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A failure ends only the request that caused it."""
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import gc

@@ -1,7 +1,5 @@
 """The kernels that the engine's tests use."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The host launches the next pass before it reads the tokens of the previous one."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows in one cache are charged for its capacity, which is that of the longest row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

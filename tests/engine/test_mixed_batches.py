@@ -1,7 +1,5 @@
 """Chunks of a long prompt share passes with decoding rows; no tokens change."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory of running passes is measured and reserved, in addition to that of rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The durations that are valid measurements of passes, and those that are not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace

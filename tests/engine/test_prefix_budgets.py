@@ -1,7 +1,5 @@
 """Of a prompt that is larger than the prefix budget, the part that fits is stored."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

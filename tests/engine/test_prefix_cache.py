@@ -1,7 +1,5 @@
 """The prefix cache against a naive list of prefixes, on real cache objects with known contents."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """The disk tier: restarts, crashes, damage, other versions, several processes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Where snapshots inside messages are placed, and which ones are evicted first."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent_traffic import SimRequest, SyntheticModel, Traffic, serve

@@ -1,7 +1,5 @@
 """A prefix is restored from disk while other requests decode."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """A hit equals a cold run: rows rebuilt from the prefix cache, on real model classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Hit rates of the real prefix cache with simulated traffic of agents."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent_traffic import Layers, lookup_seconds, scenarios, simulate

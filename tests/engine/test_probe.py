@@ -1,7 +1,5 @@
 """The probe distinguishes kernel noise from errors of a layout; deep models amplify noise."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

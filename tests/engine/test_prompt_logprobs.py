@@ -1,7 +1,5 @@
 """Log-probabilities of prompt tokens: equal to those of one pass over the prompt, reported once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

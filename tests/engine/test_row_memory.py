@@ -1,7 +1,5 @@
 """Allocations and copies of a row's cache, by the rules of MLX's allocator on a Mac."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

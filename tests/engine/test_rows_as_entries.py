@@ -1,7 +1,5 @@
 """A finished row becomes the entry for the next turn: counted bytes, and events in between."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sampling: each row by its own parameters, equal in any batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

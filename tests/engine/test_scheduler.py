@@ -1,7 +1,5 @@
 """The scheduler alone: no MLX, no model, a simulated clock."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

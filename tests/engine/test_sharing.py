@@ -1,7 +1,5 @@
 """Whether rows share a prefix is tried at load."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

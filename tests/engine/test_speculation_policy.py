@@ -1,7 +1,5 @@
 """Drafts on the curves of devices: they are faster where possible, and cost little elsewhere."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 

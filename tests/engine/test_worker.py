@@ -1,7 +1,5 @@
 """The engine thread: calls, death, replacement."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Prompts of a wanted length with one thing to be found, and what is made of the answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The shipped scenarios: each is passed by its own right replies, and by no others."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

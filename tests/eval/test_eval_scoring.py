@@ -1,7 +1,5 @@
 """Each rule by which a reply is judged, going right and going wrong."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

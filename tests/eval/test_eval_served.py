@@ -1,7 +1,5 @@
 """The whole way once: a real gateway, a scripted model that answers right and wrong, the demo."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What is compared, as it was written on the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny vision models, built and loaded once."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The second trained demo model: recurrent layers, attention, and a good draft head."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

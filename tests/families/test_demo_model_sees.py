@@ -1,7 +1,5 @@
 """The trained demo model: what it says of pictures, alone and in a full batch."""
 
-from __future__ import annotations
-
 import hashlib
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights in another dtype: the same model, within the memory that was foretold."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gemma 3: image tokens see their whole image; windows; the window override."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The output matrix is applied to the tokens whose logits are wanted, and to no others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

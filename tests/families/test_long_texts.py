@@ -1,7 +1,5 @@
 """Long texts in pieces have the tokens of the whole."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

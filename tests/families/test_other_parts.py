@@ -1,7 +1,5 @@
 """Checkpoints of the text family that hold more than its text model, or not all of it."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In the formats that users run, what a prompt gives does not depend on where its passes ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What takes the place of mlx-vlm's functions where there is no Metal, against upstream's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """What a client types is spelt in letters, by every kind of tokenizer and under odd templates."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Tiny model folders: loadable, of the right kind, reproducible, and worth testing with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Vision requests through the engine: beside each other, cancelled, repeated, cached."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

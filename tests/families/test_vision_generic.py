@@ -1,7 +1,5 @@
 """The fallback for vision models without a plugin of their own."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Detection, checkpoints with odd contents, and what is known of a loaded model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Every vision family against mlx-vlm's own generation of one request at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

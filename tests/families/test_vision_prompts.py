@@ -1,7 +1,5 @@
 """Messages and media to tokens, spans, positions and snapshot points."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any

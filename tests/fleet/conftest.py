@@ -1,7 +1,5 @@
 """Two engines on TCP, two proxies of the page's configuration, a Redis: all of them processes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Engines on TCP, proxies in front of them and a Redis beside: real processes on loopback."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A model that two processes of `mlx.launch` share, as an entry of a LiteLLM proxy."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Prefixes, deaths, returns and restarts behind two proxies that share a Redis."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

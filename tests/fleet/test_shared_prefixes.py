@@ -1,7 +1,5 @@
 """Two engines with one disk tier, behind a proxy that asks the least busy one."""
 
-from __future__ import annotations
-
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor

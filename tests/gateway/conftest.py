@@ -1,7 +1,5 @@
 """One proxy, started from what `mlx-provider init` has written, and stand-ins of clients."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`mlx-provider init`: the files, and a proxy that was started with them as it said."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 from pathlib import Path

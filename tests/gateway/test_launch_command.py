@@ -1,7 +1,5 @@
 """`mlx-provider launch`, with clients that are stood in for, on a real proxy and engine."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

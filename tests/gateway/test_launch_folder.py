@@ -1,7 +1,5 @@
 """The folder of a launch: the same path each time, one launch at a time, nothing left."""
 
-from __future__ import annotations
-
 import signal
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """What starts the gateway at login, as text: no service manager runs it here."""
 
-from __future__ import annotations
-
 import os
 import plistlib
 import shutil

@@ -1,7 +1,5 @@
 """A command that takes minutes shows a sign of life, and one signal ends it."""
 
-from __future__ import annotations
-
 import os
 import queue
 import re

@@ -1,7 +1,5 @@
 """What a user sees of the engine: a load, an agent's first prompt."""
 
-from __future__ import annotations
-
 import os
 import pty
 import threading

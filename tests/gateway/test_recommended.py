@@ -1,7 +1,5 @@
 """Models that suit a machine, by its memory and chip."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from datetime import date

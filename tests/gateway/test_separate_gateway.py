@@ -1,7 +1,5 @@
 """A gateway of one command alone: what it starts, it ends, whenever that is."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

@@ -1,7 +1,5 @@
 """`mlx-provider up` and `down`: a gateway that stays."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -1,7 +1,5 @@
 """What is known of a model before it is loaded, or downloaded; and which models are offered."""
 
-from __future__ import annotations
-
 import http.server
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where a model is found, and what is said when it is not."""
 
-from __future__ import annotations
-
 import http.server
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`mlx-provider pull`, `list` and `rm`, with a Hub on loopback and huggingface_hub's own cache."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Calls that a client leaves to the model are drafted from their marker on, by either way in."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Sequence

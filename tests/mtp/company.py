@@ -1,7 +1,5 @@
 """Requests that come and go, served with and without drafts, and compared with plain decoding."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

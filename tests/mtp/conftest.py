@@ -1,7 +1,5 @@
 """Tiny models with a head, built once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

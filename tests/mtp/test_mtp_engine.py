@@ -1,7 +1,5 @@
 """The engine with the head: everybody gets the tokens and logprobs of plain decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The head itself: upstream's numbers, every form that checkpoints store it in, and its bytes."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

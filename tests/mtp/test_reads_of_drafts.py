@@ -1,7 +1,5 @@
 """What the host reads between two passes with drafts of a head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

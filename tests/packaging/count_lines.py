@@ -4,8 +4,6 @@ say neither what is done nor what it is.
 The ceilings only fall: a change that adds lines removes more, and lowers them.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import subprocess

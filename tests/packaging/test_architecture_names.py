@@ -1,7 +1,5 @@
 """The core names no architecture: what is to be known of one stands in its plugin."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What our bounds let a resolver take."""
 
-from __future__ import annotations
-
 import configparser
 import tomllib
 from collections.abc import Iterator

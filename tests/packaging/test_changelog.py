@@ -1,7 +1,5 @@
 """Each change is a file of `changelog.d/`, of which a release makes its part of the changelog."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

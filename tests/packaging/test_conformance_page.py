@@ -1,7 +1,5 @@
 """The page of the checks names each of them, with its promise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`constraints.txt`, by which pip installs versions that are known to work."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path

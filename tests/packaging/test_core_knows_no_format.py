@@ -1,7 +1,5 @@
 """The core names no tool format and no reasoning format, nor holds one's markers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

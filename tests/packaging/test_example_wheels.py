@@ -1,7 +1,5 @@
 """Each example of a plugin is built as a wheel, and works from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The dashboard asks for nothing that no engine tells."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hook exists only with a docstring, a test, and a user among our plugins."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path

@@ -3,8 +3,6 @@
 `python tests/packaging/test_plugin_api.py` writes what was added into the newest list.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """A tutorial shows what `mlx-provider new-plugin` writes, and sends nobody astray."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What stands in several files of the project agrees."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.metadata import version

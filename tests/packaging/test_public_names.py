@@ -1,7 +1,5 @@
 """What authors of plugins import of the core is public, ours as well as the examples'."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The tables of `docs/` say what the code says. A failing test prints the table to paste."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

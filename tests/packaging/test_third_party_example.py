@@ -1,7 +1,5 @@
 """The README's plugin of ten lines is the example's, and it works."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """What our plugins replace of upstream is what they say that they replace."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the wheel holds; under tox the package is installed from one."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.metadata import distribution

@@ -1,7 +1,5 @@
 """Workflows do what the project's own commands do, with no more rights than they need."""
 
-from __future__ import annotations
-
 import configparser
 import re
 from pathlib import Path

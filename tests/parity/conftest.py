@@ -1,7 +1,5 @@
 """Tiny models, built once."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prompts that branch inside a message reuse their common part exactly, in every kind of cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

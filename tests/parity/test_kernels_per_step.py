@@ -1,7 +1,5 @@
 """The number of kernels that a decode step launches, counted on its graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

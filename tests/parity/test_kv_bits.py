@@ -4,8 +4,6 @@ Each case: text, one image, two images, text after an image, a second turn; all 
 that decode, then all again from the prefix cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

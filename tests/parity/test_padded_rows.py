@@ -1,7 +1,5 @@
 """Qwen3.5's rows of several lengths in one cache are not copied out row by row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

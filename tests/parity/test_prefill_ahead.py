@@ -1,7 +1,5 @@
 """The beginning of a future prompt is prefilled, without delay of other requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention of many queries over a quantised cache: fused, and equal within rounding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

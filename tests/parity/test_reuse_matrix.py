@@ -1,7 +1,5 @@
 """Every kind of cache reuses prefixes in each situation of an agent; a hit equals a cold run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows that join, leave and are stored at any time, with lengths around the bound for merging."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

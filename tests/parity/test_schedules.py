@@ -1,7 +1,5 @@
 """Parity: with any other requests, a request gets the tokens and logprobs that it gets alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

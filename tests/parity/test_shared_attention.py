@@ -1,7 +1,5 @@
 """Attention of rows, drafts and chunks to a shared prefix equals that to separate keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """Running rows share the keys of their common prefix, and get the results that they get alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

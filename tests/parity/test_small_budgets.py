@@ -1,7 +1,5 @@
 """Prompts longer than the prefix budget get the tokens of a cold prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A vision tower that runs a slice of layers per step while streams decode."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator, Sequence

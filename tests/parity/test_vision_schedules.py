@@ -1,7 +1,5 @@
 """Parity with images: text and images in one batch, reused images, chunks that cut images."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Parsers by name, and replies read in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

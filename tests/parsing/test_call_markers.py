@@ -1,7 +1,5 @@
 """What marks a call before its tool is named, in every format, and that the call is foretold."""
 
-from __future__ import annotations
-
 import pytest
 
 from byte_model import ENDS, byte_tokenizer

@@ -1,7 +1,5 @@
 """Each call of a parallel turn reaches the client when its own text ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from mlx_provider.chat.messages.tools_as_text import written_calls

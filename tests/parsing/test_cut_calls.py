@@ -1,7 +1,5 @@
 """A reply that ends inside a call shows nothing of the call's markup as content."""
 
-from __future__ import annotations
-
 import pytest
 
 from .conftest import TOOL_PARSERS, read_chunks, tool, written

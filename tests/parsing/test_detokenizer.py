@@ -1,7 +1,5 @@
 """Tokens to text: bytes, special tokens, and vocabularies that drop spaces."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """White space at the ends of a text value is the value's own, as files begin and end with it."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hunyuan V3: published weights write `:opensource` into every marker."""
 
-from __future__ import annotations
-
 import pytest
 
 from byte_model import byte_model

@@ -1,7 +1,5 @@
 """What models write beside the book: malformed calls, empty lists, spelt-out ends of turns."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """`mlx-provider parse`: JSON lines in, JSON lines out."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

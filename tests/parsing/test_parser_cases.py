@@ -1,7 +1,5 @@
 """Every parser against what independent implementations make of the same text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which parsers a chat template chooses. The snippets are what real templates contain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

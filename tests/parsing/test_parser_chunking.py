@@ -1,7 +1,5 @@
 """What a reply holds does not depend on how its text is cut, and nothing gets lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A third party's parser that raises: the reply goes on, and the parser is named."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """One choice from tokens to deltas: stops, logprobs, counts, reasons."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cursor that formats are read with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

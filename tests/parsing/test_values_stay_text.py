@@ -1,7 +1,5 @@
 """Text inside an argument's value that looks like a call stays text of that value."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A real Prometheus over real engines: one of this user's own, and one that is served on TCP."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Errors by the codes that they cross a socket with."""
 
-from __future__ import annotations
-
 from mlx_provider.errors import RequestFailed, error_classes, from_code
 
 

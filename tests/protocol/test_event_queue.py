@@ -1,7 +1,5 @@
 """Events reach a reader in an event loop from the loop and from threads."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor

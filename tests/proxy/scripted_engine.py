@@ -6,8 +6,6 @@ calls a tool; `fail` breaks after one word; anything else is echoed word by word
 is a stop. `/cache` tells what became of the requests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

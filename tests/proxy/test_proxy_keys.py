@@ -1,7 +1,5 @@
 """Requests without the proxy's key, to a proxy without a database."""
 
-from __future__ import annotations
-
 import anthropic
 import httpx
 import openai

@@ -1,7 +1,5 @@
 """Requests as agents send them, through the proxy: what the engine gets and the client sees."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

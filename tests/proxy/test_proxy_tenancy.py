@@ -1,7 +1,5 @@
 """What a key of the proxy sees of another's, and which models a wildcard lets it name."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

@@ -1,7 +1,5 @@
 """`mlx-provider doctor` sends one token through a real proxy to the engine of this user."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Videos through the proxy: what a client may send, and what the engine gets."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

@@ -3,8 +3,6 @@
 It shares no code with MLX, mlx-lm or this project: two mistakes would have to agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

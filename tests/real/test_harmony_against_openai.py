@@ -4,8 +4,6 @@ Its vocabulary comes from the network; the tokenizer of gpt-oss holds the same, 
 is written here.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -4,8 +4,6 @@ The judge's renderers turn a message into the text of a reply; the message itsel
 Values are drawn to hurt: line ends at the edges, markup, quotes, other scripts, nested JSON.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Every kind of grammar compiles, and is enforced, over five published vocabularies."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Real chat templates get what an agent sends in their own form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Five published vocabularies: streams, stop strings, bytes of tokens, typed control tokens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Greedy tokens of a real model equal a NumPy forward pass of the same weights, in any company."""
 
-from __future__ import annotations
-
 import pytest
 
 from mlx_provider.protocol.requests import ModelOptions

@@ -3,8 +3,6 @@
 `pytest -rP` shows the figures; `docs/results.md` has them.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

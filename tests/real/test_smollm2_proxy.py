@@ -1,7 +1,5 @@
 """A real model behind a real LiteLLM proxy, asked by OpenAI's client."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 `pytest -rP` shows what the model finds and how many drafts hold.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Which record is used where several could be."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Which clients there are, and what becomes of those that are wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Which plugins are loaded, in what order, and what happens to broken ones."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

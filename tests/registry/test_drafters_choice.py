@@ -1,7 +1,5 @@
 """Which drafters are tried, in which order, and what becomes of those that fail."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

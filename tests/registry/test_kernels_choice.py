@@ -1,7 +1,5 @@
 """Which kernels are chosen, and what becomes of those that fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

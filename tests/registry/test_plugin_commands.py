@@ -1,7 +1,5 @@
 """Commands that plugins add to the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

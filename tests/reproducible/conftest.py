@@ -1,7 +1,5 @@
 """Tiny models in the formats that users run, and what a request gives by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

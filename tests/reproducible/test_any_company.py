@@ -1,7 +1,5 @@
 """With fixed passes a request gives the same bits whoever else is there, and whatever fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows share passes only where a device treats every place in them alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is scheduled where passes are fixed: no clock, no company and no cut decides it."""
 
-from __future__ import annotations
-
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.engine.sizes import FixedShapes

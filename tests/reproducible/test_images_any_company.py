@@ -1,7 +1,5 @@
 """Images stay whole where passes have one size, and give the same bits from the prefix cache."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """`mlx-provider new-plugin`: folders that work as they are, and names that are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The scripted family: what it says, through templates, parsers, grammars, cache and processes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

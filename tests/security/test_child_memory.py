@@ -1,7 +1,5 @@
 """Bombs in child processes, on systems that do not enforce the limit that a process sets itself."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Text of users and tools never becomes a control token, whatever field it comes in."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

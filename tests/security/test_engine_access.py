@@ -1,7 +1,5 @@
 """Who gets into an engine, and what each may ask of it: tried from outside, as a stranger would."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

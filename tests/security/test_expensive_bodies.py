@@ -1,7 +1,5 @@
 """Bodies that are costly to refuse or to prepare: what is done for one lets others go on."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

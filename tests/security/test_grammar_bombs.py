@@ -1,7 +1,5 @@
 """Grammars that no compiler can hold: refused with a reason, and nobody else is touched."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Images that unpack to far more than they are, against a real engine process."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct

@@ -1,7 +1,5 @@
 """Bodies and prompts that are too large, against a real engine process."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """No text of a stranger begins a line of the log, or steers the terminal that shows it."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

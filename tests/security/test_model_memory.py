@@ -1,7 +1,5 @@
 """Many clients, more models than memory: the limit holds, all are answered, nothing is stuck."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

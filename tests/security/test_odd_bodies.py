@@ -1,7 +1,5 @@
 """Small inputs of any size and shape: a 400 that names the part, in bounded time."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

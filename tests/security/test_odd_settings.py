@@ -1,7 +1,5 @@
 """Numbers of the operator that are no use: infinite, NaN, negative, too small, too large."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

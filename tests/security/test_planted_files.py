@@ -1,7 +1,5 @@
 """Pipes, devices, sockets, folders, links and giants where a file of ours or a model belongs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

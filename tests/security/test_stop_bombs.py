@@ -1,7 +1,5 @@
 """Stop strings of any size and number: bounded, linear, and the same as a plain search."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from typing import Any

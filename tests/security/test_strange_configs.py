@@ -1,7 +1,5 @@
 """JSON files of a model folder that would keep their reader busy for ever, or break it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

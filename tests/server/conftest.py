@@ -1,7 +1,5 @@
 """The fake engine as a real process, spoken to with plain httpx."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -9,8 +9,6 @@ by which the engine is idle. `/cache` tells what the service saw, DELETE opens t
 `gate` waits to be accepted; `FAKE_START` makes the start fail.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

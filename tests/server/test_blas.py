@@ -1,7 +1,5 @@
 """An optimised BLAS in place of MLX's own, each time in a fresh process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A request that fails after its stream began, as the official SDKs tell their programs."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any

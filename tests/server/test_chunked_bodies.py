@@ -1,7 +1,5 @@
 """Bodies that arrive in pieces, beside others that are large, half-sent, or of other keys."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

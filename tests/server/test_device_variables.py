@@ -1,7 +1,5 @@
 """Variables of MLX that an engine sets before it imports MLX."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import version

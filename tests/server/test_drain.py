@@ -1,7 +1,5 @@
 """An engine on TCP that was told to stop ends what it holds and takes nothing more."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

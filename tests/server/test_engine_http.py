@@ -1,7 +1,5 @@
 """The wire as any client sees it: lines, errors, state, disconnects."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the operator reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mlx_provider.protocol.health import EngineStats, RequestStats, Stats

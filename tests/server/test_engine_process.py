@@ -1,7 +1,5 @@
 """The process around the app: socket, key, port, signals, idle end."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

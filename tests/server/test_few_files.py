@@ -1,7 +1,5 @@
 """An engine process that may open few files."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Freed memory of an engine process on Linux is ready for its next arrays."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

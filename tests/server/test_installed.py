@@ -1,7 +1,5 @@
 """A machine without MLX."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """A Mac stays awake while requests run, and gets memory back when it is short."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How requests on the routes of other APIs end: refused, failed, left, silent for long."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

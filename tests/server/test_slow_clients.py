@@ -1,7 +1,5 @@
 """Clients that bring nothing, bring it byte by byte, or take nothing: none holds the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`/v1/stats` of a real engine process: once, as a stream, bounded, and ended with the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """An error of a thread's call keeps nothing of the call alive."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """A chat service with tiny models in this process, and a client that joins its events."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Call ids for templates that require nine letters and digits, in replies and in later prompts."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

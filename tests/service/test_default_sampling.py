@@ -1,7 +1,5 @@
 """Sampling defaults of a request: from the model's files, from its family, or general ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

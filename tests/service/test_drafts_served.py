@@ -1,7 +1,5 @@
 """The drafter of a served model: the operator's choice, and what clients and operators can read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

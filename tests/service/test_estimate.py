@@ -1,7 +1,5 @@
 """What a config says of memory, against what the engine accounts for the loaded model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The work of one account before the queue delays no other; none is done for what is too large."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue

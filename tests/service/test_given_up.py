@@ -1,7 +1,5 @@
 """A client that cancels a long prompt and repeats it reuses the computed part."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

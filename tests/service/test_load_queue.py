@@ -1,7 +1,5 @@
 """The memory ledger, and the order in which requests get models: no device, small numbers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

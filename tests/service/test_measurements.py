@@ -1,7 +1,5 @@
 """The next load of a model uses the measurements of an earlier one, if nothing has changed."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Operator options: which of them need separate weights, and which values are refused."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

@@ -1,7 +1,5 @@
 """An engine serves with plugins that `mlx-provider new-plugin` has written."""
 
-from __future__ import annotations
-
 import importlib
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """While the tools of a turn run, the engine prefills the beginning of the next prompt."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

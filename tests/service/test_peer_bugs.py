@@ -3,8 +3,6 @@
 Sources: mlx-lm 0.32.2's and mlx-vlm 0.7.10's servers, November 2026.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An error names the failed third-party plugin, its function and line; other requests continue."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

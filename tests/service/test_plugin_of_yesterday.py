@@ -1,7 +1,5 @@
 """A plugin of each supported API version loads, serves and is called as promised."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections import Counter

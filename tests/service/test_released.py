@@ -1,7 +1,5 @@
 """The memory of a request is free at its end, without a run of the garbage collector."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections import Counter

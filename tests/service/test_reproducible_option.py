@@ -1,7 +1,5 @@
 """The operator's option `reproducible`: a separate engine on the same weights, and its notes."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

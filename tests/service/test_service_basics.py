@@ -1,7 +1,5 @@
 """A service in this process: text, limits, failures, models."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Conversations of every form, to models whose templates support few of them."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """The disk tier with a complete service: a new engine finds the prefixes of an earlier one."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embeddings of a service: files of the model, options of the operator, requests of clients."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64decode
 from collections.abc import Callable

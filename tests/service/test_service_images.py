@@ -1,7 +1,5 @@
 """A repeated image is not decoded again, not split into patches again, not encoded again."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

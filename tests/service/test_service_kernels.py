@@ -1,7 +1,5 @@
 """Third-party kernels in a service that loads a model."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable

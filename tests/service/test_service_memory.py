@@ -1,7 +1,5 @@
 """The memory limit's parts: weights and rows, MLX's free buffers, the prefix cache."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

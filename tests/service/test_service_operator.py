@@ -1,7 +1,5 @@
 """Options of the operator for images: served as text, and images that a model cannot take."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """Log-probabilities of an echoed prompt, by family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests as agents send them, to models whose templates are strict."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Structured output end to end: a model with random weights writes valid output."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Thoughts: opened by the template or by the model, ended by a budget, followed by a grammar."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Warm prompts: prompts that the operator lists are prefilled before the first request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

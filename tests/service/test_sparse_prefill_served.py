@@ -1,7 +1,5 @@
 """Sparse prefill of long prompts on a served model: choices of operator and client, refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Live stats of a service, which never contain text of prompts."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """A third-party format is enforced like a built-in one: its parser has the grammar of its calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests for models whose template has no tools, refuses a schema, or never ends."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

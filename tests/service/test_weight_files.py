@@ -1,7 +1,5 @@
 """The expected memory of weights, from the headers of their files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

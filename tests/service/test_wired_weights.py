@@ -1,7 +1,5 @@
 """Only weights are wired, from the load of a model until it is unloaded."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

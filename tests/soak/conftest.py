@@ -1,7 +1,5 @@
 """Proxies with several workers in front of this machine's engine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Proxies with several workers: what restarts cost, and a crowd of which many leave for minutes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """How long a short prompt waits beside the prompts of another account, on curves of devices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from device_curves import HOST, MAX_CHUNK, Device

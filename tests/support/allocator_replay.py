@@ -4,8 +4,6 @@ Only shapes matter, so a stand-in model appends tiny keys and values, and they a
 8B model: 36 layers, 8 KV heads of 128, 16 bits, 4.6 GB of weights.
 """
 
-from __future__ import annotations
-
 import bisect
 from dataclasses import dataclass, field
 from types import SimpleNamespace

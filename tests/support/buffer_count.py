@@ -6,8 +6,6 @@ counts once per buffer, with all that is allocated for it). The arrays of the ti
 those of a real one: 4-bit weights, keys and values of long rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """A tiny byte-level vocabulary for a model that writes random text under a grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

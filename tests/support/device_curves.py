@@ -2,8 +2,6 @@
 model needs of it. They prove decisions, not speed: no device was measured. It imports no mlx.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol

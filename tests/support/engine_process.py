@@ -1,7 +1,5 @@
 """An engine process of its own, and a client on its socket."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

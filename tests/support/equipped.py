@@ -1,7 +1,5 @@
 """The kernels that the engine would choose, for a model that a test has loaded by itself."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from mlx_provider.records import LoadedModel

@@ -1,7 +1,5 @@
 """A real model whose passes fail on demand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

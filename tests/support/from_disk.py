@@ -1,7 +1,5 @@
 """Rows from memory and disk, where no engine thread runs."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Protocol
 

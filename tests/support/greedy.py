@@ -1,7 +1,5 @@
 """Plain greedy decoding with a `LoadedModel`, the reference for any engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

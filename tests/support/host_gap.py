@@ -4,8 +4,6 @@ The device is imagined: each pass of the model takes a fixed time on it, a draw 
 is real: its time is the CPU time of the engine thread, and it waits where it reads tokens.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Where a GPU has one fused kernel the graph gets one node; views launch none. Hos
 every launch, in every layer of every step.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator, Sequence

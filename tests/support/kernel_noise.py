@@ -1,7 +1,5 @@
 """The probe on deep random models, over kernels that round by the width of the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Errors of batching that the probe must find, each put where rows are merged, grouped or mixed."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy

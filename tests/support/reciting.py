@@ -1,7 +1,5 @@
 """A model whose words are known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What a request gets alone, computed once: many tests ask the same of one model."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attributes with other values for a while, where no test runner is at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The replies that the scenarios of `eval tools` want."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """Requests that come, go and fail while others run, and a drafter that knows their answers but is
 wrong for a given share."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future

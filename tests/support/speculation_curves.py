@@ -4,8 +4,6 @@ Rows decode as the engine runs them: a pass is launched before the last one's to
 unless it takes drafts along; the device then waits while the host reads, guesses and launches.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

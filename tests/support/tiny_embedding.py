@@ -1,7 +1,5 @@
 """Tiny embedding models, as sentence-transformers leaves them, from folders of `build`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

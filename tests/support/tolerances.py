@@ -1,7 +1,5 @@
 """How far log-probabilities of one token may differ between two ways to compute it."""
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 DTYPES = {

@@ -1,7 +1,5 @@
 """Bytes that a conversation copies, and the memory that it takes, turn by turn."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

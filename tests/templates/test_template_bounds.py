@@ -1,7 +1,5 @@
 """A chat template is a program of a stranger's: it has bounds, and sees what upstream shows it."""
 
-from __future__ import annotations
-
 import json
 import threading
 

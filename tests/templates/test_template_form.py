@@ -1,7 +1,5 @@
 """What a chat template demands is found at load, and every conversation then arrives whole."""
 
-from __future__ import annotations
-
 import copy
 import json
 from functools import cache

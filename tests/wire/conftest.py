@@ -1,7 +1,5 @@
 """A real engine on TCP with a scripted model, and the official SDKs as its clients."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Conversations with parts that only another server reads, and with results out of order."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

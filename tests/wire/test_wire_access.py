@@ -1,7 +1,5 @@
 """What the engine's door refuses on the routes of other APIs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Anthropic's routes of an engine, read by Anthropic's SDK and by LiteLLM's own provider."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """One bomb of each kind on each route that generates. Bodies with too many values: see access."""
 
-from __future__ import annotations
-
 import base64
 import re
 import struct

@@ -1,7 +1,5 @@
 """Histories that began elsewhere: results out of order, parts that only another server reads."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

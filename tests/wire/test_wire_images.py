@@ -1,7 +1,5 @@
 """Images over each API of an engine, by the official SDKs: the demo model says what it sees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anthropic

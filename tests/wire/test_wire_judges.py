@@ -1,7 +1,5 @@
 """Independent judges of OpenAI's and Anthropic's APIs and of servers: an engine, and a proxy."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

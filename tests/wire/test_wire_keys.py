@@ -1,7 +1,5 @@
 """An engine with several keys: what the holder of a named one sees and does."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

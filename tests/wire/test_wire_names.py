@@ -1,7 +1,5 @@
 """An error names the parameter as the client has sent it, on each route."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """OpenAI's routes of an engine, read by OpenAI's SDK and compared with the LiteLLM handler."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The Responses API of an engine, read by OpenAI's SDK."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

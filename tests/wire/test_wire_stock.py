@@ -1,7 +1,5 @@
 """A LiteLLM proxy in an environment without any package of ours, in front of an engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

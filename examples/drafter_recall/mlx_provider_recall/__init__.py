@@ -1,7 +1,5 @@
 """A drafter that guesses what the model has said before, in any reply to the same tenant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

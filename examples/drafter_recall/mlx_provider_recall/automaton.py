@@ -5,8 +5,6 @@ stands for runs that end at the same places; its link leads to the longest short
 stands elsewhere. A text costs about as many steps as it has tokens, however long it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 EMPTY = 0

@@ -1,7 +1,5 @@
 """Drafts out of earlier replies: of each tenant its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

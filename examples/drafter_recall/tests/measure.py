@@ -6,8 +6,6 @@ in common. Its clock stands still, so that the costs that the engine assumes dec
 a pass takes, and the figures are the same on every machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

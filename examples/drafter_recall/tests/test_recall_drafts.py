@@ -1,7 +1,5 @@
 """What was said before is foreseen, by the same tenant alone, and in bounded memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

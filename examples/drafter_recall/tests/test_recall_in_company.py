@@ -1,7 +1,5 @@
 """Drafts in the engine: nobody's tokens change, and what was said is said again in few passes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

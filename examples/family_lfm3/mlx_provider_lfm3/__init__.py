@@ -1,7 +1,5 @@
 """LFM3 of Liquid AI, which neither mlx-lm 0.32.2 nor mlx-vlm 0.7.10 has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

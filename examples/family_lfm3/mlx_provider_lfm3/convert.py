@@ -4,8 +4,6 @@
 mlx-lm for the model's class, which has none.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

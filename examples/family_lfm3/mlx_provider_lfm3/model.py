@@ -4,8 +4,6 @@ Written after what transformers computes (`models/lfm3/modeling_lfm3.py`, 5.23.0
 are those of its checkpoints, which transformers itself changes (`conversion_mapping.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,8 +1,6 @@
 """The reference's checkpoint with its weights in float32, for tests and for
 `pytest --mlx-conformance lfm3`."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path

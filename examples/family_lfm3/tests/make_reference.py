@@ -5,8 +5,6 @@ random: a window and a convolution that its prompt leaves behind several times, 
 computed in float32.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of the engine: together as alone, from the prefix cache as computed, in every layout."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What the model computes is what transformers computes, by frozen answers and, where torch is,
 by fresh ones."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

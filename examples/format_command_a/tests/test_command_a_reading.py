@@ -1,7 +1,5 @@
 """What `mlx-provider parse` makes of replies, however they are cut into pieces."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

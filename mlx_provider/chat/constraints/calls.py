@@ -1,8 +1,6 @@
 """Grammars for tool calls, in llguidance's dialect of Lark; formats that write each value between
 tags have a rule for each schema."""
 
-from __future__ import annotations
-
 import json
 import keyword
 import re

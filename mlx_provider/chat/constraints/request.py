@@ -1,7 +1,5 @@
 """The form that a request demands of its reply, as a grammar."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

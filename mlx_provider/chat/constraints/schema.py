@@ -4,8 +4,6 @@ Lark grammar a regular expression, so that its text can stand in a call, bare or
 `SchemaReader` adapts a client's schema, and refuses unsupported keywords by name. The lists follow
 llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

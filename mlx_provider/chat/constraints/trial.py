@@ -2,8 +2,6 @@
 does not limit all of its work: a chain of references overflows the stack, `multipleOf` and
 intersections may never end (derivre 0.3.13, relevance.rs), and threads cannot be stopped."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Tries grammars for the engine, in a process of `bounded_process`. A signal ends it if a grammar
 takes too much processor time, memory or stack."""
 
-from __future__ import annotations
-
 import json
 import random
 import resource

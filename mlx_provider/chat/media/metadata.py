@@ -1,7 +1,5 @@
 """Separates the pixels of a PNG or JPEG from its metadata, which may be malformed or too large."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """Message normalisation: what clients send, in the one form that chat templates take. `normalise`
 is pure and idempotent, and loses no text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

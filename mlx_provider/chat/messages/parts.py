@@ -1,8 +1,6 @@
 """Reads one message, in the forms of several APIs: text, references to media, thoughts, and tool
 calls as chat templates iterate over them. Parts that no model can take become text."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

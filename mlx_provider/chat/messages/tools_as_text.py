@@ -1,8 +1,6 @@
 """Calls in the form that their grammar allows, and the check that a parser reads them; tools, calls
 and results as text, for chat templates that do not support them."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """One choice's text state machine: tokens in, deltas out, up to a stop string, which may begin and
 end within tokens."""
 
-from __future__ import annotations
-
 import logging
 import re
 from array import array

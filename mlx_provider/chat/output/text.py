@@ -1,7 +1,5 @@
 """Splits the text of one reply into thoughts, answer and tool calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

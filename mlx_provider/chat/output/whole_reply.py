@@ -1,8 +1,6 @@
 """A whole reply, put together from its deltas as a client does, and its check against a
 `response_format` that no grammar enforced."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Features that are disabled if they keep failing, and tried again after growing waits."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ under padded prefill). What does not reproduce solo logits on short prompts is n
 chunks in the pass of rows, drafts, shared prefixes. The tolerance is measured, see `solo_rows`.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

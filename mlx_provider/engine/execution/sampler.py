@@ -10,8 +10,6 @@ The vocabulary is never sorted: a sort dominates the time on a GPU, where upstre
 is a full sort, too (mlx 0.32.4, backend/metal/sort.cpp).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce

@@ -6,8 +6,6 @@ properties do: equal rows in one batch without padding differ only by rounding; 
 in more than one step, and moves all likely tokens, not only one.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -10,8 +10,6 @@ Stored tokens never change: rows copy them, or append to the buffers of an entry
 `Match` is valid only while `holds` is true for it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain

@@ -3,8 +3,6 @@
 The least time to recompute per byte goes first; the newest path of a session stays longest.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

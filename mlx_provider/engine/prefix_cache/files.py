@@ -6,8 +6,6 @@ what is mapped. bfloat16, which numpy lacks, is stored as its 16 bits. Only the 
 MLX arrays; this one has numpy views and copies.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

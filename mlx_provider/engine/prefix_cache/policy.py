@@ -4,8 +4,6 @@ Snapshots are taken at message ends, image ends, and points where a prompt left 
 Marconi, MLSys 2025). In long new text, some are guesses for another question about the same text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Chooses the size of the next chunk, and estimates the time of passes. Imports no mlx."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

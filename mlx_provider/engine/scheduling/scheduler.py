@@ -9,8 +9,6 @@ seconds. Steps without a chunk follow until the average time of a token is withi
 So streams keep a steady pace, and the prompt gets the rest of the device in efficient passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ it is accepted. Each row has an acceptance rate for each drafter. A drafter with
 is tried again in some steps. Drafters are named by their index, the best first.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

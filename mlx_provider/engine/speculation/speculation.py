@@ -1,8 +1,6 @@
 """Drafts of an engine's rows: requested from drafters, grammars and forecasts, and judged by the
 tokens that the model draws."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The tokens of a row and its drafts, as if these were accepted: what the sampler and the grammar
 see. Text that a grammar forces, or a forecast predicts."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ To encode megabytes of text at once takes about a hundred times its size in memo
 other users of the tokenizer; one call of `re` blocks all other threads. Valid for tokenizers 0.23.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property

@@ -12,8 +12,6 @@ that a template joins or a normalizer makes, vocabularies with control tokens, a
 renders in this process.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """Converts messages and tools into the form that a chat template accepts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import string

@@ -6,8 +6,6 @@ The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
 `_cached_compile_jinja_template`); a test compares the two.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import signal

@@ -1,7 +1,5 @@
 """Renders chat templates in a limited process."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -6,8 +6,6 @@ positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_positio
 MLX computes nothing while a model is called: the outputs of its layers are noted during the call,
 and then evaluated one by one. (Layers with NumPy kernels compute at once, in one slice.)"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial

@@ -4,8 +4,6 @@ A family defines the tokens of the rendered template that represent media, and t
 The same text typed by a user stays text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """Sizes of images, and rotary positions on three axes: time, height and width (M-RoPE). Upstream
 stores its own on the model object, for one request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import mlx.core as mx

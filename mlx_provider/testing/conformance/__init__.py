@@ -5,8 +5,6 @@ is a function of its subject; the docstring is its promise. It raises `Nonconfor
 `NotApplicable`, or what the plugin raises.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

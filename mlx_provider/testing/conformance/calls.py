@@ -1,8 +1,6 @@
 """What the checks of formats draw: tools, arguments that mislead, replies full of markers, and text
 that a random model writes under a grammar."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

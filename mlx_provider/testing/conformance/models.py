@@ -1,8 +1,6 @@
 """Model families: description, errors, a row by itself, and requests in a batch. A check is a
 function of one checkpoint in one format, and its docstring is the promise."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

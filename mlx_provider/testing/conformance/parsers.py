@@ -1,8 +1,6 @@
 """Formats: a parser with any text, and whether it agrees with its grammar. A check is a function;
 its docstring is the promise."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

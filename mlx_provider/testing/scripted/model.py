@@ -1,7 +1,5 @@
 """A model without weights that replies from a script: it reads the next token from its KV cache."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence

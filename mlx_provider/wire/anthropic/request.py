@@ -1,8 +1,6 @@
 """Requests of the Messages API as those of chat. What no model can see is refused in the system
 prompt and in a message that a user has just typed; in an earlier turn it becomes text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The routes of Anthropic's API, and the engine's events as content blocks, streamed or whole."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

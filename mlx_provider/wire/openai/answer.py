@@ -1,8 +1,6 @@
 """The engine's events in OpenAI's form: the chunks of a stream, a whole answer, an error. LiteLLM's
 provider makes its objects of the same choices."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence

@@ -1,8 +1,6 @@
 """Parameters of chat and text completions to the engine's requests, and the form in which the
 client wants the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar

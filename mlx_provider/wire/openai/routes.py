@@ -1,7 +1,5 @@
 """The routes of OpenAI's API: from a body to a request, and vectors in the client's form."""
 
-from __future__ import annotations
-
 import sys
 from array import array
 from base64 import b64decode

@@ -1,8 +1,6 @@
 """Tools of chat: functions, and custom tools, which take a text in place of arguments. The engine
 sees a custom tool as a function with one text, whose format is a grammar."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

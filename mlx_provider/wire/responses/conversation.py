@@ -1,8 +1,6 @@
 """Items and tools of the Responses API as messages and tools of chat. Items of other servers are
 earlier turns and become text (`chat.messages.parts`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The routes of the Responses API: its parameters as those of chat, and the engine's events as the
 items of a response, whole or streamed."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The list of the benchmarks that developers run; the last line of each is JSON."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

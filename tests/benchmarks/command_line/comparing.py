@@ -1,7 +1,5 @@
 """Compares ours with other servers, and our engine with mlx-lm's own batches."""
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options that several benchmarks have, and the end of each: its result."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

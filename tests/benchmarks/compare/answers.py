@@ -4,8 +4,6 @@ Half of the rounds ask together first and then one by one, the other half in the
 that neither always finds its prompts in a prefix cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from peers import questions

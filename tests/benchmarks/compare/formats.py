@@ -1,7 +1,5 @@
 """Random models in the formats that a comparison measures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mlx_provider.errors import BadRequest

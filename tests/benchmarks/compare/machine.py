@@ -1,7 +1,5 @@
 """What figures depend on besides the code."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

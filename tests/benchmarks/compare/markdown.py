@@ -1,7 +1,5 @@
 """The result for people: differences, then every figure, then how to repeat it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Running servers of any kind with OpenAI's API."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

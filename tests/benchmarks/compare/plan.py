@@ -1,7 +1,5 @@
 """The measurements, their sizes, and the command that repeats them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

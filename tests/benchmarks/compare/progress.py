@@ -1,7 +1,5 @@
 """Shows the current measurement."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import typer

@@ -1,7 +1,5 @@
 """The result of a run, or of several runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace

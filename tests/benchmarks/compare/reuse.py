@@ -5,8 +5,6 @@ conversation. Requests about an image: the first one, the same again, another qu
 before another document. Each round has its own documents and images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from mlx_provider_bench.model_speed import document

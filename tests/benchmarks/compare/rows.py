@@ -1,7 +1,5 @@
 """The place of a figure: part, model, case, server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Runs the parts for one model after another."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

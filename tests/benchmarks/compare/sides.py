@@ -1,7 +1,5 @@
 """The participants, each with a client through one LiteLLM proxy."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Time to first token, pace of a stream, throughput of all, by the number of streams."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from statistics import median

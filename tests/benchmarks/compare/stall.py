@@ -4,8 +4,6 @@ Both are needed: a server that delays the prompt has no gaps, and one that compu
 answers it first.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Cases in which ours is not faster, and answers that differ from those alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median

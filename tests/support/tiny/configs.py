@@ -1,7 +1,5 @@
 """`config.json` of each tiny family: real architectures, very small."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

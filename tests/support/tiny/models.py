@@ -9,8 +9,6 @@ decoding has no ties; rows of special tokens in the output matrix are (nearly) z
 never ends by itself. `mlx_lm.load` reads every folder, `mlx_vlm.load` those with vision.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

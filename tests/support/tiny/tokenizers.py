@@ -1,7 +1,5 @@
 """Byte-level BPE tokenizers and chat templates for tiny models, in three dialects."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
