@@ -1,1 +1,1 @@
-"""Connects to an engine in this process, on this machine, or elsewhere, with one interface."""
+"""Connects to an engine on this machine or elsewhere, with one interface."""

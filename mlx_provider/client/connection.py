@@ -1,9 +1,6 @@
 """Connections to engines, one per address and key in a process. An engine is the process of this
-machine and user, which the first client starts, one at an address, or a thread of this process."""
+machine and user, which the first client starts, or one at an address."""
 
-from __future__ import annotations
-
-import atexit
 import os
 import select
 import subprocess
@@ -15,21 +12,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from ..config import PREFIX, Runtime, engine_settings, runtime
-from ..errors import BadRequest, EngineUnavailable
-from ..protocol.event_queue import EventQueue
+from ..config import PREFIX, Runtime, runtime
+from ..errors import EngineUnavailable
 from ..protocol.events import ErrorBody
-from ..protocol.requests import ModelRequest
-from ..upstream.blas import preload, require_mlx
-from .generation import EngineClient, Generation
+from .generation import EngineClient
 from .http import HttpClient
 from .messages import Address, parse_address
 from .runtime_folder import EngineLock, holder, identity, open_own_file, prepare
-
-if TYPE_CHECKING:
-    from ..serving.service import ChatService
 
 START_LIMIT = 180.0
 POLL = 0.05
@@ -39,25 +30,6 @@ LARGEST_LOG = 8 * 2**20
 """Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
 LOG_POLL = 1.0
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
-TRANSPORT = PREFIX + "TRANSPORT"
-"""`process` (default): an engine process, started on demand; `in_process`: a thread of this one."""
-
-
-class InProcessClient:
-    def __init__(self, service: ChatService) -> None:
-        self.service = service
-        self.count = service.count
-        self.health = service.health
-        self.stats = service.stats
-        self.metrics = service.metrics
-        self.cache_report = service.cache_report
-        self.cache_clear = service.cache_clear
-        self.close = service.close
-
-    def submit(self, request: ModelRequest) -> Generation:
-        queue = EventQueue()
-        accepted = self.service.submit(request, queue)
-        return Generation(accepted, queue, partial(self.service.cancel, accepted.id))
 
 
 @dataclass(frozen=True)
@@ -184,21 +156,14 @@ class Connections:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
-        self._lock = threading.Lock()
         self._clients: dict[tuple[str, str | None], HttpClient] = {}
-        self._in_process: InProcessClient | None = None
-        self._pid = os.getpid()
+        self._reset_after_fork()
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def client(self, api_base: str | None, api_key: str | None) -> EngineClient:
-        transport = self._environ.get(TRANSPORT) or "process"
+        # over the unix socket, access depends on the owner alone
+        key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
         with self._lock:
-            if not api_base and transport == "in_process":
-                return self._in_this_process()
-            if not api_base and transport != "process":
-                raise BadRequest(f"{TRANSPORT}={transport!r} must be process or in_process")
-            # over the unix socket, access depends on the owner alone
-            key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
             if key not in self._clients:
                 self._clients[key] = (
                     HttpClient(parse_address(api_base), api_key)
@@ -209,40 +174,12 @@ class Connections:
 
     def close(self) -> None:
         with self._lock:
-            clients: list[EngineClient] = [*self._clients.values()]
-            clients += [self._in_process] if self._in_process else []
-            self._clients, self._in_process = {}, None
-        for client in clients:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
             client.close()
-
-    def _in_this_process(self) -> InProcessClient:
-        if self._in_process is None:
-            self._in_process = _build_in_process(self._environ)
-            self._pid = os.getpid()
-            atexit.register(self._close_at_exit)
-        elif self._pid != os.getpid():
-            # MLX hangs in a forked child whose parent has used it.
-            raise EngineUnavailable(
-                "the in-process engine does not survive fork: start workers with 'spawn', "
-                f"or unset {TRANSPORT}"
-            )
-        return self._in_process
-
-    def _close_at_exit(self) -> None:
-        if self._pid == os.getpid():
-            self.close()
 
     def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()
-
-
-def _build_in_process(environ: Mapping[str, str]) -> InProcessClient:
-    settings = engine_settings(environ)
-    preload()
-    require_mlx()
-    from ..serving.service import ChatService
-
-    return InProcessClient(ChatService(settings))
 
 
 _connections = Connections()

@@ -1,4 +1,4 @@
-"""The interface of an engine, in this process or elsewhere, and the reply to one request."""
+"""The interface of an engine, and the reply to one request."""
 
 import weakref
 from collections.abc import Callable

@@ -24,7 +24,7 @@ from ..upstream.runtime import NAMES
 
 OWN, PYTHON = "mlx-provider", "python"
 NOT_THE_ENGINES = {
-    *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR", "TRANSPORT")),
+    *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")),
     *NAMES,
 }
 """Secret variables, those without effect for clients of a running engine, and those that the engine

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ..client.connection import TRANSPORT, local_client
+from ..client.connection import local_client
 from ..client.runtime_folder import differences, holder, identity, inspect, is_held
 from ..config import PREFIX, SETTINGS
 from ..engine.memory import memory_limit
@@ -28,7 +28,7 @@ from .subject import Finding, State, Subject
 LEAST_BYTES = 4 * 10**9
 SPARE_BYTES, LOG_BYTES = 10**9, 10**7
 """Free disk space that counts as almost full, and that an engine needs."""
-OTHER_VARIABLES = (SELECTION, TRANSPORT, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
+OTHER_VARIABLES = (SELECTION, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
 VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VARIABLES])
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 CONFIG, HANDLER, WHERE = "config.yaml", "mlx_provider.litellm.handler", "model_info.mlx"
@@ -146,8 +146,6 @@ def _free(folder: Path) -> int:
 
 
 def engine(subject: Subject) -> Iterator[Finding]:
-    if subject.environ.get(TRANSPORT) == "in_process":
-        return  # a thread of the process that uses it
     client = local_client(subject.environ)
     lock, log = subject.runtime.lock, subject.runtime.log
     try:

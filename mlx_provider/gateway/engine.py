@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..client.connection import TRANSPORT, local_client
+from ..client.connection import local_client
 from ..client.generation import EngineClient
 from ..client.http import HttpClient
 from ..client.messages import Address
@@ -190,7 +190,6 @@ def separate_engine(
             PREFIX + "DISK_CACHE_BYTES": "0",
             PREFIX + "IDLE_TIMEOUT": "30",
             **environ,
-            TRANSPORT: "process",
             PREFIX + "RUNTIME_DIR": folder,
             "XDG_STATE_HOME": folder,
         }

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 
 from ..client import runtime_folder
-from ..client.connection import TRANSPORT, local_client
+from ..client.connection import local_client
 from ..client.http import HttpClient
 from ..client.runtime_folder import EngineLock
 from ..config import runtime
@@ -174,8 +174,7 @@ class Launch:
             else served_config(self.served, ANYTHING)
         )
         with loading(self.served, engine, tell):
-            own = {**self.environ, TRANSPORT: "process"}
-            proxy = start_proxy(write_config(config, folder), own)
+            proxy = start_proxy(write_config(config, folder), self.environ)
             ending.callback(proxy.stop)
         proxy.wait_ready()
         tell("proxy", proxy.url)

@@ -145,11 +145,10 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
     """Start proxy and engine, which continue after this process. False if another process was
     first. On failure, no proxy is left, and the record is unchanged. Raises `NotInstalled`,
     `EngineUnavailable`, the errors of the load, and `foreground.Ended`."""
-    from ..client.connection import TRANSPORT, local_client
+    from ..client.connection import local_client
     from .engine import loading
 
     require_proxy()
-    own = {**environ, TRANSPORT: "process"}
     with foreground.ending_by_signal(), ExitStack() as ending, ExitStack() as failing:
         lock = files.try_lock()
         if lock is None:
@@ -157,13 +156,13 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
         ending.callback(lock.release)
         key, new = files.key()
         tell("key", f"{files.key_file}, {'new' if new else 'as before'}")
-        engine = local_client(own)
+        engine = local_client(environ)
         ending.callback(engine.close)
         with loading(record.served, engine, tell):
             failing.callback(files.write, files.record())
             files.write(record)
             config = write_config(served_config(record.served, ANYTHING), files.folder)
-            proxy = start_proxy(config, own, port=record.port, key=key, lock=lock)
+            proxy = start_proxy(config, environ, port=record.port, key=key, lock=lock)
             failing.callback(proxy.stop)
         proxy.wait_ready()
         tell("proxy", proxy.url)

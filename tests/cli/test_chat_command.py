@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from in_process import InProcessClient
 from mlx_provider.cli.app import build
 from mlx_provider.cli.demo import Conversation
-from mlx_provider.client.connection import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong, ModelNotFound, RequestFailed
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import (

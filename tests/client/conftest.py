@@ -1,6 +1,5 @@
 """Clients over a fake engine that is started on demand, as the real one is."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from mlx_provider.client.generation import Generation
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import Address
 from mlx_provider.client.runtime_folder import EngineLock
-from mlx_provider.config import EngineSettings, Runtime
+from mlx_provider.config import Runtime
 from mlx_provider.protocol.events import Delta, Done, Event, Failed
 from mlx_provider.protocol.requests import GenerateRequest
 from waiting import PATIENCE
@@ -112,17 +111,6 @@ def read() -> Callable[[Generation], list[Event]]:
 @pytest.fixture
 def text() -> Callable[[list[Event]], str]:
     return lambda events: "".join(e.content for e in events if isinstance(e, Delta))
-
-
-@pytest.fixture
-def fake_service() -> Any:
-    """The scripted service as an object of this process."""
-    spec = importlib.util.spec_from_file_location("fake_engine", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.FakeService(EngineSettings())
 
 
 @pytest.fixture

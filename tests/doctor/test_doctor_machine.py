@@ -292,8 +292,6 @@ def test_an_engine(subject: Make) -> None:
     assert "HF_HOME: x, here unset" in told[2].what
     dead = list(machine.engine_report(health(ok=False, detail="a fault"), here))
     assert [each.state for each in dead] == ["fail"]
-    in_process = subject(environ={"MLX_PROVIDER_TRANSPORT": "in_process"})
-    assert state(machine.engine, in_process) == {}
 
 
 def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,6 @@ def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPat
     def start_proxy(config: Path, environ: dict[str, str], **more: Any) -> Proxy:
         seen.append(config.parent)
         assert Path(environ["MLX_PROVIDER_RUNTIME_DIR"]) == config.parent
-        assert environ["MLX_PROVIDER_TRANSPORT"] == "process"
         return Idle(None, "", "", config)  # type: ignore[arg-type]
 
     def ask() -> None:
@@ -42,7 +41,6 @@ def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(subprocess, "Popen", spawned)
     monkeypatch.setattr(apart, "start_proxy", start_proxy)
-    monkeypatch.setenv("MLX_PROVIDER_TRANSPORT", "in_process")
     with apart.separate_gateway({}) as running:
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()

@@ -32,7 +32,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 OTHER_VARIABLES = {
     "MLX_PROVIDER_PLUGINS": "",
     "MLX_PROVIDER_RUNTIME_DIR": "",
-    "MLX_PROVIDER_TRANSPORT": "process",
     "MLX_PROVIDER_API_KEY": "",
 }
 """Variables that are no field of `EngineSettings`, with their defaults."""

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from litellm.proxy.types_utils.utils import get_instance_fn
 
@@ -38,11 +37,8 @@ def test_anthropic_client(proxy, own_engine):
     assert "Rome" in out
 
 
-@pytest.mark.parametrize(
-    "transport", ["process", pytest.param("in_process", marks=pytest.mark.sweep)]
-)
-def test_sdk_script(own_engine, transport):
-    out = run("sdk_script.py", MLX_PROVIDER_TRANSPORT=transport)
+def test_sdk_script(own_engine):
+    out = run("sdk_script.py")
     assert "Paris" in out
     assert "Once upon a time" in out
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.prefix_cache import files
 from mlx_provider.engine.prefix_cache.files import BadFile

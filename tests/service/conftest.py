@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.client.generation import Generation
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.step_output import Post

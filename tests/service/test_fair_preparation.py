@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from in_process import InProcessClient
 from mlx_provider.chat.constraints import trial
-from mlx_provider.client.connection import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.serving.service import ChatService

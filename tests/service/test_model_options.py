@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
 from mlx_provider.litellm.model_info import operator_options

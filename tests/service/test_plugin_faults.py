@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MLXProviderError, PluginError
 from mlx_provider.isolation import LOG, Isolation

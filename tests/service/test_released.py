@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.protocol.requests import GenerateRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.events import Delta, Done, Usage
 from mlx_provider.protocol.requests import GenerateRequest, Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, RequestFailed
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelOptions, Sampling

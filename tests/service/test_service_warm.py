@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mlx_provider.client.connection import InProcessClient
+from in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling

@@ -19,7 +19,7 @@ QUIET = dict.fromkeys(range(8), -100.0)
 
 @pytest.fixture(scope="module")
 def own(tiny_class: Any, build_tiny: Any) -> Any:
-    from mlx_provider.client.connection import InProcessClient
+    from in_process import InProcessClient
     from mlx_provider.config import EngineSettings
     from mlx_provider.serving.service import ChatService
 
