@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,9 +15,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import BadRequest, EngineDied
+from ..errors import EngineUnavailable
 from ..isolation import printable
-from .engine import ApiBase, ApiKey, ApiKeyFile, AsJson, finite, http_client, running_engine
+from .engine import ApiBase, ApiKey, ApiKeyFile, AsJson, finite, running_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 MODEL_WIDTH = 26
 LOOKUPS = 5
-STEPS = 60
 STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
 REASONS = {
     "": "all of the stored prefix cached",
@@ -53,30 +51,33 @@ def top(
 
     Exit code 3: no engine runs.
     """
-    from ..client.messages import parse_stats
-
     client = running_engine(api_base, api_key_file, as_json=as_json)
+    console = Console(highlight=False)
     try:
-        if once or not (as_json or Console().is_terminal):
-            stats = client.stats()
-            if as_json:
-                typer.echo(stats.model_dump_json(indent=2))
-            else:
-                Console(highlight=False).print(view(stats))
+        if not once and (as_json or console.is_terminal):
+            _watch(client, every, None if as_json else console)
         elif as_json:
-            for line in client.watch(every):
-                typer.echo(line)
+            typer.echo(client.stats().model_dump_json(indent=2))
         else:
-            console = Console(highlight=False)
-            live = Live(console=console, screen=True, auto_refresh=False)
-            with live, suppress(EngineDied):  # an expected end of the engine
-                for line in client.watch(every):
-                    live.update(view(parse_stats(line)), refresh=True)
-            console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
+            console.print(view(client.stats()))
     except KeyboardInterrupt:
         return
-    finally:
-        client.close()
+
+
+def _watch(client: HttpClient, every: float, console: Console | None) -> None:
+    """Until the engine ends. Without a console: a line of JSON for each update."""
+    stats = client.stats()
+    screen = Live(console=console, screen=True, auto_refresh=False) if console else nullcontext()
+    with screen as live, suppress(EngineUnavailable):
+        while True:
+            if live is None:
+                typer.echo(stats.model_dump_json())
+            else:
+                live.update(view(stats), refresh=True)
+            time.sleep(every)
+            stats = client.stats()
+    if console is not None:
+        console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
 
 
 def view(stats: Stats) -> RenderableType:
@@ -133,13 +134,7 @@ def _requests(requests: Sequence[RequestStats]) -> RenderableType:
 
 def _engine(engine: EngineStats) -> Text:
     kind = f" ({engine.kind})" if engine.kind else ""
-    mixed = ", mixed passes" if engine.mixes else ""
-    lines = [f"{engine.rows} rows, {engine.queued} waiting · {engine.layout}{mixed}"]
-    if engine.steps:
-        median, longest = 1000 * engine.step_median, 1000 * engine.step_longest
-        most = max(step.chunk for step in engine.steps[-STEPS:])
-        chunks = f", chunks up to {most} tokens" if most else ""
-        lines.append(f"steps  {median:.1f} ms median, {longest:.1f} ms longest{chunks}")
+    lines = [f"{engine.rows} rows, {engine.queued} waiting · {engine.layout}"]
     if drafted := engine.drafted_tokens:
         accepted = f"{engine.accepted_tokens} of {drafted} accepted"
         lines.append(
@@ -197,49 +192,10 @@ def cache(
 
 
 def metrics(
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, help="Serve them on this port until Ctrl-C; 0: any free one."
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="With --port: address to listen on.")] = "127.0.0.1",
-    no_key: Annotated[
-        bool, typer.Option("--no-key", help="With --port, on loopback: scrapes need no key.")
-    ] = False,
-    api_base: ApiBase = None,
-    api_key_file: ApiKeyFile = None,
-    api_key: ApiKey = None,
+    api_base: ApiBase = None, api_key_file: ApiKeyFile = None, api_key: ApiKey = None
 ) -> None:
-    """Print the metrics of a running engine, or serve them to Prometheus. Starts no engine.
+    """Print the metrics of a running engine, as Prometheus reads them. Starts no engine.
 
     Exit code 3: no engine runs.
     """
-    connect = http_client if port is not None else partial(running_engine, err=True)
-    client = connect(api_base, api_key_file)
-    try:
-        if port is None:
-            typer.echo(client.metrics(), nl=False)
-        else:
-            _serve(client, host, port, keyless=no_key)
-    except KeyboardInterrupt:
-        return
-    finally:
-        client.close()
-
-
-def _serve(client: HttpClient, host: str, port: int, *, keyless: bool) -> None:
-    from ..client.messages import ip_address
-    from ..config import engine_settings
-    from ..server.access import Key, ensure_key, own_key_file, own_names
-    from ..server.metrics_page import metrics_page, serve_page
-
-    address = ip_address(host)
-    if keyless and host != "localhost" and not (address and address.is_loopback):
-        raise BadRequest(f"on {host} metrics need a key: omit --no-key", param="no_key")
-    keys, summary, file = None, "no key", own_key_file(name="metrics.key")
-    if not keyless:
-        remedy = "set XDG_CONFIG_HOME to a folder of yours, or add --no-key"
-        keys, summary = [Key(ensure_key(file, remedy))], f"key: {file}"
-    page = metrics_page(client, keys, own_names(host) | set(engine_settings().allowed_hosts))
-    serve_page(page, host, port, lambda url: typer.echo(f"metrics on {url}/metrics · {summary}"))
+    typer.echo(running_engine(api_base, api_key_file, err=True).metrics(), nl=False)

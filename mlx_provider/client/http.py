@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from .. import __version__
@@ -65,11 +65,6 @@ class HttpClient(Transport):
     def stats(self) -> Stats:
         return parse_stats(self.ask("GET", "/v1/stats"))
 
-    def watch(self, every: float) -> Iterator[bytes]:
-        """A line of JSON every `every` seconds until the engine ends, see `parse_stats`.
-        Starts none. Reading raises typed errors, `EngineDied` if the stream is cut off."""
-        return self.lines(f"/v1/stats?stream={every:g}")
-
     def cache_report(self) -> Any:
         return json.loads(self.ask("GET", "/cache"))
 
@@ -83,8 +78,8 @@ class HttpClient(Transport):
         return self._ends(reason, when)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
-        """The URL of a port of the owner's engine (see `server.stats.ListenerRequest`), and the
-        connection that keeps it open. Starts no engine. Raises typed errors."""
+        """The URL of a port of the owner's engine, and the connection that keeps it open. `request`:
+        see `server.agent_listener.ListenerRequest`. Starts no engine. Raises typed errors."""
         stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
         if not (url := stream.first()):
             raise EngineDied("the engine ended before it opened a port")

@@ -208,14 +208,6 @@ class Transport:
         with self._response(Call(), method, path, body, ok) as response:
             return response.read()
 
-    def lines(self, path: str) -> Iterator[bytes]:
-        """Of a reply, without the empty ones, which detect a lost connection. Raises typed
-        errors."""
-        call = Call()
-        with self._response(call, "GET", path, b"") as response:
-            for piece in response.iter_raw():
-                yield from filter(None, call.buffer.feed(piece))
-
     def hold(self, method: str, path: str, body: bytes = b"") -> LineStream:
         stream = LineStream()
         self._start(stream, method, path, body)

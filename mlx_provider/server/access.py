@@ -135,9 +135,9 @@ def engine_keys(
     return (Key(text),), str(own)
 
 
-def own_key_file(environ: Mapping[str, str] = os.environ, name: str = "engine.key") -> Path:
+def own_key_file(environ: Mapping[str, str] = os.environ) -> Path:
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "mlx-provider" / name
+    return Path(base).expanduser() / "mlx-provider" / "engine.key"
 
 
 def ensure_key(file: Path, remedy: str) -> str:

@@ -26,10 +26,10 @@ from ..serving.hub import on_this_machine
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import FOUND, Gate, Key, OperatorsAlone, error_response, own_names, owner_of
+from .agent_listener import HEARTBEAT, ListenerRequest, ListenerRoute, until_stopped
 from .generate import Count, Generate
 from .handover import Activity, Handover, OutOfDate
 from .incoming import NDJSON, Bodies, Incoming, Parse, foreign, own
-from .stats import HEARTBEAT, ListenerRequest, ListenerRoute, StatsRoute, until_stopped
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
@@ -75,7 +75,6 @@ class EngineApp:
 
     def _routes(self, *, remote: bool) -> list[Route]:
         incoming = self._incoming(_sender if remote else lambda scope, tenant: {})
-        stats = StatsRoute(self._service, self.stopping)
         alone = [Middleware(OperatorsAlone)]
         owners = [
             _post("/v1/stop", self.handover.__call__),
@@ -91,7 +90,7 @@ class EngineApp:
             _post("/detokenize", Count(incoming, foreign(ROUTES["/detokenize"]), self._detokenize)),
             Route("/v1/attach", self._attach),
             Route("/health", self._health),
-            Route("/v1/stats", stats, methods=["GET"], middleware=alone),
+            Route("/v1/stats", self._stats, middleware=alone),
             Route("/metrics", self._metrics, middleware=alone),
             Route("/cache", self._cache, middleware=alone),
             Route("/cache", self._clear, methods=["DELETE"], middleware=alone),
@@ -185,6 +184,10 @@ class EngineApp:
 
     def _detokenize(self, request: GenerateRequest) -> dict[str, Any]:
         return {"prompt": self._service.tokenize(request).text}
+
+    async def _stats(self, request: Request) -> Response:
+        stats = await anyio.to_thread.run_sync(self._service.stats)
+        return JSONResponse(stats.model_dump())
 
     async def _metrics(self, request: Request) -> Response:
         metrics = await anyio.to_thread.run_sync(self._service.metrics)

@@ -70,7 +70,6 @@ def test_a_named_key_is_one_account_with_one_share() -> None:
         ("GET", "/cache"),
         ("GET", "/metrics"),
         ("GET", "/v1/stats"),
-        ("GET", "/v1/stats?stream=1"),
     ],
 )
 def test_a_named_key_neither_sees_nor_touches_what_is_of_all(

@@ -1,0 +1,59 @@
+"""A listener on loopback with its own key for one agent. It closes with the connection that asked
+for it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp
+
+from ..bounds import Name
+from ..errors import BadRequest
+from ..protocol.requests import ModelOptions
+from .incoming import NDJSON
+
+HEARTBEAT = 10.0
+"""Seconds between empty lines, which detect a lost connection."""
+
+
+async def until_stopped(stopping: anyio.Event, seconds: float) -> AsyncIterator[None]:
+    while not stopping.is_set():
+        with anyio.move_on_after(seconds):
+            await stopping.wait()
+            return
+        yield
+
+
+class ListenerRequest(BaseModel):
+    """Key of the agent, and fields that each of its requests gets."""
+
+    model_config = ConfigDict(extra="forbid")
+    key: str = Field(min_length=32, pattern=r"^[!-~]+$", repr=False)
+    model: Name
+    options: ModelOptions = ModelOptions()
+    max_tokens: int = Field(ge=1)
+
+
+class ListenerRoute:
+    def __init__(self, app: Callable[[ListenerRequest], ASGIApp], stopping: anyio.Event) -> None:
+        self.listen: Callable[[ASGIApp], AbstractAsyncContextManager[str]]
+        """Opens a port and gives its URL. Set by the server that runs the engine."""
+        self._app = app
+        self._stopping = stopping
+
+    async def __call__(self, request: Request) -> Response:
+        """A line with the URL; then empty lines while the listener is open."""
+        try:
+            body = ListenerRequest.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise BadRequest(f"body: {error.errors()[0]['msg']}") from None
+        return StreamingResponse(self._open(body), media_type=NDJSON)
+
+    async def _open(self, body: ListenerRequest) -> AsyncIterator[bytes]:
+        async with self.listen(self._app(body)) as url:
+            yield url.encode() + b"\n"
+            async for _ in until_stopped(self._stopping, HEARTBEAT):
+                yield b"\n"
