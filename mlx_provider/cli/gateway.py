@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.prompt import IntPrompt
 from rich.text import Text
 
 from ..errors import BadRequest, EngineUnavailable
@@ -21,7 +19,7 @@ from ..registry.discovery import near
 
 if TYPE_CHECKING:
     from ..gateway.config import Served
-    from ..gateway.standing import GatewayFiles, LoginItem, Record
+    from ..gateway.standing import GatewayFiles, Record
 
 
 Model = Annotated[
@@ -31,7 +29,6 @@ ContextTokens = Annotated[
     int | None,
     typer.Option("--context", min=256, help="Tokens of context. Default: what fits into memory."),
 ]
-AT_LOGIN = "--at-login"
 CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -70,12 +67,6 @@ def up(
         int | None,
         typer.Option(min=1, max=65535, help="Port of the proxy. Default: the last one or 4100."),
     ] = None,
-    at_login: Annotated[
-        bool, typer.Option(AT_LOGIN, help="Start it again each time you log in.")
-    ] = False,
-    new_key: Annotated[
-        bool, typer.Option("--new-key", help="Replace the key. The old one is no longer valid.")
-    ] = False,
 ) -> None:
     """Serve a model to every client of this machine, until `mlx-provider down`.
 
@@ -88,10 +79,6 @@ def up(
     files = GatewayFiles()
     files.prepare()
     model = None if model is None else full_name(model)
-    if new_key:
-        if files.running():
-            raise BadRequest("the running gateway has the old key: run `mlx-provider down` first")
-        files.key(renew=True)
     try:
         record = _running(files, model, tokens, port)
         while record is None:
@@ -100,10 +87,6 @@ def up(
                 record = _running(files, model, tokens, port)
     except Ended as ended:
         raise typer.Exit(128 + ended.number) from None
-    if at_login:
-        item = _login_item(files)
-        item.write()
-        show_step("login", f"{item.path} starts it")
     key, new = files.key()
     if new:  # the file was removed, or opened to others, while the gateway ran
         raise EngineUnavailable(
@@ -119,11 +102,7 @@ def up(
     show_step("stop", "mlx-provider down")
 
 
-def down(
-    at_login: Annotated[
-        bool, typer.Option(AT_LOGIN, help="Also stop starting it at login.")
-    ] = False,
-) -> None:
+def down() -> None:
     """Stop what `mlx-provider up` has started."""
     from ..gateway.engine import end_idle_engine
     from ..gateway.standing import GatewayFiles, stop
@@ -137,13 +116,6 @@ def down(
         # a proxy that was killed leaves its engine, and so does an `up` that was interrupted
         alone = files.record() is None
         show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`", alone=alone))
-    item = _login_item(files)
-    if at_login:
-        show_step("login", f"{item.path} is {'removed' if item.remove() else 'not there'}")
-    elif item.path.exists():
-        show_step(
-            "login", f"{item.path} starts it again: `mlx-provider down {AT_LOGIN}` removes that"
-        )
 
 
 def _running(
@@ -208,16 +180,10 @@ def _choose(
     return found.served
 
 
-def _login_item(files: GatewayFiles) -> LoginItem:
-    from ..gateway.standing import login_item
-
-    return login_item(files.folder / "login.log")
-
-
 def launch(
     context: typer.Context,
     client: Annotated[
-        str | None, typer.Argument(help="The agent. Default: a menu, in a terminal.")
+        str | None, typer.Argument(help="The agent. Without it: the list of agents.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Hub id, folder, or demo. Default: the best one here.")
@@ -249,8 +215,6 @@ def launch(
         raise typer.BadParameter("its main model needs the proxy: leave out --direct")
     if not show:
         executable(chosen)  # fails before a model is downloaded
-    if model is None and sys.stdin.isatty() and sys.stderr.isatty():
-        model = _ask_model(registry)
     # the first request of a subagent is smaller
     served = _choose(registry, model, tokens, None if as_subagent else chosen, fetch=not show)
     launched = Launch(
@@ -268,19 +232,16 @@ def launch(
 
 
 def _client(name: str | None, registry: PluginRegistry) -> Client:
-    """Without a name, the known clients with the commands that install missing ones: to choose from
-    in a terminal. Raises `BadRequest` for an unknown name, after the same list."""
+    """Without a name, lists the known clients with the commands that install missing ones, and
+    ends. Raises `BadRequest` for an unknown name, after the same list."""
     with suppress(BadRequest):
         if name is not None:
             return registry.client(name)
-    clients = list(registry.clients.values())
     lines = [
         f"{client.name:<10} {client.serves}"
         + ("" if shutil.which(client.command) else f"  (not installed: {client.install})")
-        for client in clients
+        for client in registry.clients.values()
     ]
-    if name is None and clients and sys.stdin.isatty():
-        return clients[_pick(lines, "which client")]
     for line in lines or ["no client is installed as a plugin"]:
         CONSOLE.print(Text(line))
     if name is None:
@@ -288,27 +249,3 @@ def _client(name: str | None, registry: PluginRegistry) -> Client:
     like = near(name, registry.clients)
     hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
     raise BadRequest(f"no client {name!r} is known{hint}", param="client")
-
-
-def _ask_model(registry: PluginRegistry) -> str:
-    from ..gateway.models import candidates_here, device_memory, recommend, size
-
-    memory = device_memory()
-    lines = {each.served.model: each.summary for each in candidates_here(registry, memory)}
-    for name, weights in recommend(registry, memory).items():
-        lines.setdefault(name, f"{name}: about {size(weights)}, to be downloaded")
-    lines["demo"] = "demo: part of this package, a few MB; shows that it works, no more"
-    CONSOLE.print(Text(f"{size(memory)} of memory for models", style="dim"))
-    return list(lines)[_pick(list(lines.values()), "which model")]
-
-
-def _pick(lines: list[str], question: str) -> int:
-    """Index of the line that the user selects by number; return selects the first."""
-    for number, line in enumerate(lines, 1):
-        CONSOLE.print(Text(f"{number:>3}  {line}"))
-    numbers = [str(number + 1) for number in range(len(lines))]
-    prompt = IntPrompt(f"{question}?", console=CONSOLE, choices=numbers, show_choices=False)
-    try:
-        return prompt(default=1) - 1
-    except (EOFError, KeyboardInterrupt):
-        raise typer.Exit(130) from None

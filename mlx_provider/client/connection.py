@@ -56,6 +56,7 @@ class LocalEngine:
                     )
                 time.sleep(POLL)
             try:
+                os.ftruncate(lock.descriptor, 0)  # the process id of an earlier engine
                 self._start(lock)
             finally:
                 lock.release()

@@ -3,7 +3,6 @@
 import os
 import signal
 import tempfile
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,15 +10,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..client.connection import local_client
 from ..client.generation import EngineClient
 from ..client.http import HttpClient
 from ..client.messages import Address
-from ..client.runtime_folder import POLL, has_ended, is_held
+from ..client.runtime_folder import POLL, has_ended, holder, is_held
 from ..config import LOCK, PREFIX, runtime
-from ..errors import EngineUnavailable, MLXProviderError
+from ..errors import EngineUnavailable
 from ..isolation import Fault, attempt
 from ..protocol.events import Failed
 from ..protocol.health import Stats
@@ -27,18 +26,14 @@ from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
 from .proxy import Proxy, require_proxy, start_proxy
 
-END_LIMIT = 10.0
-THREAD = "engine-progress"
-EVERY = 0.5
-"""Seconds between two polls, and between updates of a line in a terminal."""
+END_LIMIT = 20.0
 PATIENCE = 5.0
 AGAIN = 30.0
-LEAST_TOKENS = 1000
-"""Of a prompt that is shown. Agents ask for a title with fewer."""
+JOIN_LIMIT = 0.5
+"""Seconds. A thread may wait for the engine's answer."""
 Tell = Callable[[str, str], None]
 """(phase, message) for the user."""
 ReadStats = Callable[[], Stats]
-START_LIMIT = 20.0
 
 
 def warm_up(engine: EngineClient, model: str, context: int | None = None) -> None:
@@ -63,15 +58,18 @@ def run_request(engine: EngineClient, request: GenerateRequest) -> None:
 
 
 def end_engine(engine: HttpClient) -> None:
-    """Of this machine."""
-    lock = Path(str(engine.address.socket)).with_name(LOCK)
-    with suppress(EngineUnavailable, ProcessLookupError):
-        pid = engine.health().pid
-        engine.close()
-        os.kill(pid, signal.SIGTERM)
-        if not has_ended(lock, pid, END_LIMIT):
-            os.kill(pid, signal.SIGKILL)
-            has_ended(lock, pid, END_LIMIT)
+    """Of this machine, also one that does not listen yet."""
+    engine.close()
+    lock, deadline = Path(str(engine.address.socket)).with_name(LOCK), time.monotonic() + END_LIMIT
+    while is_held(lock) and time.monotonic() < deadline:
+        if not (text := holder(lock)).isdigit():  # it starts
+            time.sleep(POLL)
+            continue
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.kill(int(text), number)
+            if has_ended(lock, int(text), END_LIMIT):
+                break
 
 
 def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
@@ -91,22 +89,11 @@ def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = Fa
 
 
 @contextmanager
-def _watching(run: Callable[[threading.Event], None]) -> Iterator[None]:
-    over = threading.Event()
-    thread = threading.Thread(target=run, args=(over,), name=THREAD, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(EVERY)
-
-
-@contextmanager
 def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Iterator[None]:
     """Report loads and measurements during the block that take longer than `patience` seconds."""
+    over = threading.Event()
 
-    def run(over: threading.Event) -> None:
+    def run() -> None:
         began, last, at = time.monotonic(), "", 0.0
         while not over.wait(patience):
             now = time.monotonic()
@@ -118,57 +105,13 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Itera
                 last, at = text, now
                 tell("loading", f"{text} ({now - began:.0f} s)")
 
-    with _watching(run):
-        yield
-
-
-@contextmanager
-def show_prefill(
-    stats: ReadStats, screen: TextIO, every: float = EVERY, patience: float = PATIENCE
-) -> Iterator[None]:
-    """Show the progress of the first prompt during the block; every `patience` seconds if `screen`
-    is no terminal, else in one line, which is finally cleared."""
-
-    def run(over: threading.Event) -> None:
-        last = ""
-        while not over.wait(every if screen.isatty() else patience):
-            try:
-                requests = stats().requests
-            except MLXProviderError:
-                break
-            large = [each for each in requests if each.prompt_tokens >= LEAST_TOKENS]
-            found = next((each for each in large if each.state in ("prefill", "decode")), None)
-            if found is not None and found.state == "prefill":
-                done = found.cached_tokens + found.prefilled_tokens
-                text = f"prompt: {done:,} of {found.prompt_tokens:,} tokens"
-                if text != last:
-                    _write_progress(screen, text)
-                last = text
-            elif found is not None or last:
-                break
-        if last and screen.isatty():
-            _write_progress(screen, "")
-
-    with _watching(run):
-        yield
-
-
-def _write_progress(screen: TextIO, text: str) -> None:
-    if not screen.isatty():
-        print(text, file=screen, flush=True)
-        return
-    title = f"mlx-provider: {text}" if text else ""
-    line = f"\r{text}\x1b[K" if is_line_mode(screen) else f"\x1b]2;{title}\x07"  # xterm's OSC 2
-    with suppress(OSError):  # the terminal may be gone
-        os.write(screen.fileno(), line.encode())
-
-
-def is_line_mode(screen: TextIO) -> bool:
-    """Whether no program draws on the whole terminal, which a line would damage."""
+    thread = threading.Thread(target=run, name="engine-progress", daemon=True)
+    thread.start()
     try:
-        return bool(termios.tcgetattr(screen.fileno())[3] & termios.ICANON)
-    except termios.error:
-        return False
+        yield
+    finally:
+        over.set()
+        thread.join(JOIN_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -197,8 +140,7 @@ def separate_engine(
         try:
             yield engine, own
         finally:
-            engine.close()
-            _end_for_good(engine, runtime(own).lock)
+            end_engine(engine)
 
 
 @contextmanager
@@ -214,14 +156,6 @@ def separate_gateway(
             yield SeparateGateway(proxy, engine)
         finally:
             proxy.stop()
-
-
-def _end_for_good(engine: HttpClient, lock: Path) -> None:
-    """Ends also an engine that does not listen yet."""
-    deadline = time.monotonic() + START_LIMIT
-    while is_held(lock) and time.monotonic() < deadline:
-        end_engine(engine)
-        time.sleep(POLL)
 
 
 @contextmanager

@@ -178,7 +178,11 @@ def needs(found: Outline) -> Footprint:
 
 
 def require_fit(
-    found: Candidate, memory: int, wanted: int | None = None, client: Client | None = None
+    found: Candidate,
+    memory: int,
+    wanted: int | None = None,
+    client: Client | None = None,
+    larger: Sequence[str] = (),
 ) -> None:
     """Raise `BadRequest` with the sizes if the client's first prompt does not fit, or too little
     context is left for agents; the context that a user requests (`wanted`) may be small."""
@@ -186,10 +190,12 @@ def require_fit(
     each = DEMO_BYTES_PER_TOKEN if model in DEMOS else BYTES_PER_TOKEN
     tokens = int(client.prompt_bytes / each) if client else 0
     if client and context <= tokens:
+        remedy = "choose a smaller model, a client that sends less, or a larger --context"
+        if larger:
+            remedy = f"choose a larger model, such as {' or '.join(larger)}"
         raise BadRequest(
             f"a context of {context:,} tokens is too small for {client.serves or client.name}"
-            f", whose first request has about {tokens:,}: choose a smaller model, a client that "
-            "sends less, or a larger --context",
+            f", whose first request has about {tokens:,}: {remedy}",
             param="context",
         )
     sizes = (
@@ -217,13 +223,13 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
     return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
 
 
-def recommend(registry: PluginRegistry, memory: int) -> dict[str, int]:
-    """About how many bytes by Hub id, if the weights fit, largest first."""
-    named = [(each.name, each.weights) for each in table()[1]]
-    families = registry.model_families.values()
-    named += [each for family in families for each in family.recommended.items()]
-    fitting = [each for each in named if each[1] <= MEMORY_SHARE**2 * memory]
-    return dict(sorted(fitting, key=lambda each: -each[1]))
+def recommend(registry: PluginRegistry, memory: int) -> list[str]:
+    """Hub ids of models whose weights fit, largest first."""
+    named = {each.name: each.weights for each in table()[1]}
+    for family in registry.model_families.values():
+        named |= family.recommended
+    fitting = [name for name, weights in named.items() if weights <= MEMORY_SHARE**2 * memory]
+    return sorted(fitting, key=lambda name: -named[name])
 
 
 def choose(
@@ -239,5 +245,6 @@ def choose(
         here = candidates_here(registry, memory)
         model = here[0].served.model if here else "demo"
     found = candidate(model, registry, memory, wanted)
-    require_fit(found, memory, wanted, client)
+    larger = recommend(registry, memory)[:3] if found.served.model in DEMOS else ()
+    require_fit(found, memory, wanted, client, larger)
     return found

@@ -1,14 +1,11 @@
-"""The persistent gateway of `mlx-provider up`: its files, its start and end, and its start at login
-by a launchd agent (Mac) or a systemd user unit (Linux)."""
+"""The persistent gateway of `mlx-provider up`: its files, its start and its end."""
 
 from __future__ import annotations
 
 import os
-import plistlib
 import re
 import signal
 import stat
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..client.runtime_folder import MLX, OTHERS, SECRET, EngineLock, has_ended, holder, is_held
-from ..config import PREFIX, state_folder
+from ..client.runtime_folder import EngineLock, has_ended, holder, is_held
+from ..config import state_folder
 from ..errors import EngineUnavailable
-from ..safe_open import create_own, make_folder, obstacle, open_own, read_own, replace_own
+from ..safe_open import make_folder, obstacle, open_own, read_own, replace_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .proxy import START_LIMIT, STOP_LIMIT, is_ready, master_key, require_proxy, start_proxy
@@ -36,11 +33,6 @@ SIGN_LIMIT = 5.0
 """Seconds from the lock to the process id in it."""
 POLL = 0.1
 KEY = re.compile(r"sk-[!-~]{16,}")
-LABEL = "mlx-provider"
-SELECTING = (*OTHERS, "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
-"""Variables that a login does not set, but that select the gateway's files."""
-SECRETS = (*SECRET, f"{PREFIX}API_KEY")
-WANTS = "default.target"
 
 
 @dataclass(frozen=True)
@@ -80,16 +72,15 @@ class GatewayFiles:
                 raise EngineUnavailable(f"{self.folder} is not a folder of this user: remove it")
             self.folder.chmod(0o700)
 
-    def key(self, *, renew: bool = False) -> tuple[str, bool]:
+    def key(self) -> tuple[str, bool]:
         """The proxy's master key, and whether it is new. A key that other users could read is
         replaced."""
         with _usable(self.key_file):
-            if not renew:
-                with suppress(FileNotFoundError), os.fdopen(open_own(self.key_file), "rb") as file:
-                    key = file.read(LARGEST).decode("ascii", "replace").strip()
-                    closed = not os.fstat(file.fileno()).st_mode & 0o077
-                    if closed and KEY.fullmatch(key):
-                        return key, False
+            with suppress(FileNotFoundError), os.fdopen(open_own(self.key_file), "rb") as file:
+                key = file.read(LARGEST).decode("ascii", "replace").strip()
+                closed = not os.fstat(file.fileno()).st_mode & 0o077
+                if closed and KEY.fullmatch(key):
+                    return key, False
             key = master_key()
             replace_own(self.key_file, f"{key}\n".encode())
         return key, True
@@ -195,80 +186,3 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
             tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
             return
     raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")
-
-
-@dataclass(frozen=True)
-class LoginItem:
-    path: Path
-    content: bytes
-    link: Path | None = None
-    """As created by `systemctl --user enable`."""
-
-    def write(self) -> None:
-        with _usable(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(create_own(self.path), "wb") as file:
-                file.write(self.content)
-            if self.link is not None:
-                self.link.parent.mkdir(parents=True, exist_ok=True)
-                self.link.unlink(missing_ok=True)
-                self.link.symlink_to(self.path)
-
-    def remove(self) -> bool:
-        existed = self.path.exists()
-        with _usable(self.path):
-            for path in filter(None, (self.link, self.path)):
-                path.unlink(missing_ok=True)
-        return existed
-
-
-def login_item(
-    log: Path, environ: Mapping[str, str] = os.environ, system: str = sys.platform
-) -> LoginItem:
-    command = [sys.executable, "-P", "-m", "mlx_provider.cli", "up"]
-    variables = {
-        name: value
-        for name, value in sorted(environ.items())
-        if value and (name.startswith(MLX) or name in SELECTING) and name not in SECRETS
-    }
-    home = Path(environ.get("HOME") or "~").expanduser()
-    if system == "darwin":  # launchd.plist(5)
-        path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-        agent = {
-            "Label": LABEL,
-            "ProgramArguments": command,
-            "EnvironmentVariables": variables,
-            "RunAtLoad": True,
-            "AbandonProcessGroup": True,  # engine and proxy continue after `up`
-            "ProcessType": "Interactive",  # otherwise they would get fewer resources
-            "StandardErrorPath": os.fspath(log),  # its output has the key, and goes nowhere
-        }
-        return LoginItem(path, plistlib.dumps(agent))
-    base = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "systemd" / "user"
-    unit = base / f"{LABEL}.service"
-    return LoginItem(unit, _unit(command, variables).encode(), base / f"{WANTS}.wants" / unit.name)
-
-
-def _unit(command: list[str], variables: Mapping[str, str]) -> str:
-    """systemd.service(5). The output of `up` contains the key, so it is discarded."""
-    environment = "".join(
-        f"Environment={_quote(f'{name}={value}')}\n" for name, value in variables.items()
-    )
-    return f"""\
-[Unit]
-Description=Local models: engine and LiteLLM proxy of mlx-provider
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart={" ".join(map(_quote, command))}
-ExecStop={" ".join(map(_quote, [*command[:-1], "down"]))}
-{environment}StandardOutput=null
-[Install]
-WantedBy={WANTS}
-"""
-
-
-def _quote(word: str) -> str:
-    """As in systemd.syntax(7), with `%` escaped. `$` needs no escape in paths and variables."""
-    escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%")
-    return '"' + escaped.replace("\n", "\\n") + '"'

@@ -196,17 +196,6 @@ def test_a_key_that_the_gateway_does_not_know_is_not_shown(
     assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
 
 
-def test_a_new_key_on_request(stand_in_proxy: Callable[[], int], kept: GatewayFiles) -> None:
-    _, old, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
-    code, _, told = invoke("up", "--new-key")
-    assert (code, "mlx-provider down" in told) == (1, True)
-    invoke("down")
-    code, new, told = invoke("up", "--new-key")
-    assert code == 0, told
-    assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
-    assert exported(invoke("up")[1]) == exported(new)
-
-
 def test_down_where_nothing_runs(kept: GatewayFiles) -> None:
     code, shown, told = invoke("down")
     assert (code, shown) == (0, "")

@@ -151,10 +151,9 @@ def test_what_does_not_fit_is_told_with_figures(hub: list[str]) -> None:
 
 def test_what_leaves_room_is_recommended() -> None:
     few, many = recommend(REGISTRY, 8 * GB), recommend(REGISTRY, 80 * GB)
-    assert list(few) == list(many)[-len(few) :]
-    assert 6 * GB in few.values()
-    assert max(few.values()) <= 0.81 * 8 * GB < max(many.values())
-    assert recommend(REGISTRY, 1 * GB) == {}
+    assert 0 < len(few) < len(many)
+    assert few == many[-len(few) :]
+    assert recommend(REGISTRY, 1 * GB) == []
 
 
 @pytest.mark.parametrize("name", ["maker/model", "/folder/model", "maker/model@main", "~/model/"])
