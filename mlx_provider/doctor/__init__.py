@@ -61,7 +61,7 @@ def model_checks(*, thorough: bool = True) -> Checks:
         ("template.tools", model.tools, model.OTHER),
         ("proxy.token", model.token, model.LOGS),
         ("measured.decoding", model.decoding, SETTING),
-        ("speculation.gain", model.gain, SETTING),
+        ("speculation.gain", model.drafts, SETTING),
     )
     return checks if thorough else tuple(check for check in checks if check[0] != "proxy.token")
 

@@ -3,7 +3,7 @@ and the speed that was measured at its last load."""
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from ..engine.memory import memory_limit, pool_limit
 from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.ledger import Limits
-from ..engine.speculation.policy import HOPE, Policy
 from ..families.checkpoint import named_context
 from ..families.tokenizer.hf_tokenizer import common_length
 from ..families.tokenizer.template_fit import fit_messages
@@ -55,8 +54,6 @@ LIMIT = 600.0
 """Seconds, the load of a large model included."""
 HEAD = re.compile(r"(?:^|\.)mtp\.")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-OUTPUT = re.compile(r"(?:^|\.)lm_head\.")
-EMBEDDING = re.compile(r"(?:^|\.)embed_tokens\.")
 NOT_TEXT = re.compile(r"visual|vision|audio|encoder")
 """In names of tensors that text tokens do not use."""
 NOT_MEASURED = "its speed here is measured when it loads: send it a request, or omit --quick"
@@ -233,52 +230,28 @@ def last_measured(subject: Subject) -> Measured | None:
     return next((each for each in reversed(stored.of(subject.folder)) if not each.kind), None)
 
 
-def cost_of_a_draft(tensors: Mapping[str, int], layers: object) -> float | None:
-    """Share of a pass's bytes that a draft of the model's head reads: those of the head and the
-    output matrix. `layers`: of the model; a head may be stored as further ones. `None`: no head."""
-    text = {name: nbytes for name, nbytes in tensors.items() if not NOT_TEXT.search(name)}
+def has_head(tensors: Iterable[str], layers: object) -> bool:
+    """Whether a head for drafts is among the tensors, as `mtp` or as layers beyond `layers`, those
+    of the model."""
     last = layers if isinstance(layers, int) and layers > 0 else float("inf")
-    numbers = {name: int(match[1]) for name in text if (match := LAYER.search(name))}
-    head = {name for name in text if HEAD.search(name) or numbers.get(name, -1) >= last}
-    body = {name: nbytes for name, nbytes in text.items() if name not in head}
-    output = sum(nbytes for name, nbytes in body.items() if OUTPUT.search(name))
-    embedding = sum(nbytes for name, nbytes in body.items() if EMBEDDING.search(name))
-    read = sum(body.values()) - (embedding if output else 0)
-    draft = sum(text[name] for name in head) + (output or embedding)
-    return min(1.0, draft / max(1, read)) if head else None
+    text = [name for name in tensors if not NOT_TEXT.search(name)]
+    numbers = [int(match[1]) for name in text if (match := LAYER.search(name))]
+    return any(map(HEAD.search, text)) or max(numbers, default=-1) >= last
 
 
-def gain(subject: Subject) -> Iterator[Finding]:
+def drafts(subject: Subject) -> Iterator[Finding]:
     if subject.folder is None:
         return
     text = text_fields(subject.checkpoint.config)
-    cost = cost_of_a_draft(stored_tensors(subject.folder), text.get("num_hidden_layers"))
+    head = has_head(stored_tensors(subject.folder), text.get("num_hidden_layers"))
     named = text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers")
-    problem = "config.json names a head for drafts, and the weights have none"
-    kind = "no head for drafts: only text that repeats is drafted"
-    right = f"the checkpoint has {kind if cost is None else 'a head for drafts'}"
-    lost = problem if cost is None and named else ""
-    yield Finding.of("speculation.head", lost, right, OTHER_HEAD, "warn")
+    lost = "config.json names a head for drafts, and the weights have none"
+    kind = "a head for drafts" if head else "no head for drafts: only text that repeats is drafted"
+    problem = lost if named and not head else ""
+    yield Finding.of("speculation.head", problem, f"the checkpoint has {kind}", OTHER_HEAD, "warn")
     measured = last_measured(subject)
     if measured is not None and measured.probe.drafts:
-        yield Finding("speculation.gain", "ok", gain_text(measured, cost))
+        yield Finding("speculation.gain", "ok", "several tokens of a request share a pass")
     elif measured is not None:
         summary = "no drafts: on this device several tokens of a request cannot share a pass"
         yield Finding("speculation.gain", "note", summary)
-
-
-def gain_text(measured: Measured, cost: float | None) -> str:
-    """The gain by drafts, at the acceptance rate that the engine expects at first."""
-    seconds = measured.curve.seconds
-    drafts, times = Policy().expected_gain(
-        lambda drafts: seconds(1 + drafts), HOPE, per_draft=(cost or 0.0) * seconds(1)
-    )
-    kind = "drafts of text that repeats" if cost is None else "drafts of its head"
-    price = "they cost nothing" if cost is None else f"each costs {cost:.0%} of a pass"
-    if not drafts:
-        return f"{kind} do not pay here, even if {HOPE:.0%} are accepted ({price})"
-    return (
-        f"{kind}, {drafts} to a pass, make a single stream {times:.2f} times as fast if "
-        f"{HOPE:.0%} are accepted ({price}; a pass with them takes "
-        f"{seconds(1 + drafts) / seconds(1):.2f} times as long)"
-    )

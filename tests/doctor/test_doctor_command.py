@@ -85,7 +85,7 @@ def test_one_token_through_a_real_proxy(tmp_path: Path) -> None:
     here = Subject("demo-hybrid", environ=environ, home=tmp_path)
     found = {each.name: each for each in examine(here)}
     assert found["proxy.token"].state == "ok", found["proxy.token"]
-    assert "if 70% are accepted" in found["speculation.gain"].what
+    assert "share a pass" in found["speculation.gain"].what
     connections = Connections(environ)
     try:
         pid = connections.client(None, None).health().pid

@@ -256,7 +256,7 @@ def with_kept(here: Subject, *measured: Measured) -> Subject:
 
 def test_heads(folder: Path, subject: Make) -> None:
     def head(here: Subject) -> Finding:
-        return next(iter(model.gain(here)))
+        return next(iter(model.drafts(here)))
 
     assert head(subject(folder)).state == "ok"
     edit(folder, "config.json", mtp_num_hidden_layers=1)
@@ -267,44 +267,21 @@ def test_heads(folder: Path, subject: Make) -> None:
     assert head(subject(folder)).what.endswith("has a head for drafts")
 
 
-def test_the_gain_of_drafts_is_estimated_from_measurements(whole: Path, subject: Make) -> None:
+def test_whether_drafts_can_share_a_pass(whole: Path, subject: Make) -> None:
     here = subject(whole)
-    assert [each.name for each in model.gain(here)] == ["speculation.head"]
-    flat = kept(whole, [(1, 0.010), (2, 0.0101), (4, 0.0102), (8, 0.0105)])
-    (_, gains) = model.gain(with_kept(here, flat))
-    assert "7 to a pass, make a single stream" in gains.what
-    assert "70%" in gains.what
-    steep = kept(whole, [(1, 0.010), (2, 0.020), (4, 0.040), (8, 0.080)])
-    (_, loses) = model.gain(with_kept(here, flat, steep))
-    assert "do not pay" in loses.what
-    apart = kept(whole, [(1, 0.01)], drafts=False)
-    (_, none) = model.gain(with_kept(here, flat, steep, apart))
+    assert [each.name for each in model.drafts(here)] == ["speculation.head"]
+    (_, gains) = model.drafts(with_kept(here, kept(whole, [(1, 0.01)])))
+    assert gains.state == "ok"
+    (_, none) = model.drafts(with_kept(here, kept(whole, [(1, 0.01)], drafts=False)))
     assert none.state == "note"
 
 
-def test_the_gain_is_that_of_the_policy() -> None:
-    curve = Curve([(1, 0.010), (2, 0.0105), (4, 0.0110), (8, 0.030)])
-    measured = Measured(Probe("grouped", MemoryProfile(0, 8), (), drafts=True), curve)
-    told = model.gain_text(measured, 0.1)
-    # 1 + 0.7 + 0.49 + 0.343 tokens in the time of a pass of four and of three guesses
-    assert f"{2.533 * 0.010 / (0.0110 + 3 * 0.001):.2f} times as fast" in told
-    assert "3 to a pass" in told
-    assert "do not pay" in model.gain_text(measured, 0.9)
-
-
-def test_a_draft_reads_the_head_and_the_output_matrix_once_more() -> None:
-    """Of all that a token of text passes through."""
-    cost = model.cost_of_a_draft
-    body = {"model.layers.0.mlp.weight": 60, "model.norm.weight": 0, "visual.merger.weight": 999}
-    tied = {**body, "model.embed_tokens.weight": 40}
-    assert cost(tied, 1) is None
-    head = {"mtp.fc.weight": 4, "mtp.layers.0.mlp.weight": 6}
-    assert cost({**tied, **head}, 1) == 0.5
-    untied = {**tied, "lm_head.weight": 40}
-    assert cost({**untied, **head}, 1) == 0.5
-    behind = {**untied, "model.layers.1.mlp.weight": 10}
-    assert cost(behind, 1) == 0.5
-    assert cost(behind, 2) is None
+def test_a_head_is_found_among_the_tensors_of_text() -> None:
+    body = ["model.layers.0.mlp.weight", "visual.mtp.weight", "visual.layers.9.weight"]
+    assert not model.has_head(body, 1)
+    assert model.has_head([*body, "mtp.fc.weight"], 1)
+    assert model.has_head([*body, "model.layers.1.mlp.weight"], 1)
+    assert not model.has_head([*body, "model.layers.1.mlp.weight"], 2)
 
 
 def test_what_was_measured(whole: Path, subject: Make) -> None:

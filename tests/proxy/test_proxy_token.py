@@ -35,7 +35,7 @@ def test_one_token_and_what_the_engine_tells(
     assert found["proxy.token"].state == "ok", found["proxy.token"]
     assert f"process {before}" in found["engine.running"].what
     assert found["measured.decoding"].state == "ok"
-    assert "drafts" in found["speculation.gain"].what
+    assert "share a pass" in found["speculation.gain"].what
     assert own_engine.health().pid == before, "an engine that was there stays"
     monkeypatch.setattr(model, "ENTRY", "nobody")
     found = {each.name: each for each in examine(Subject("demo", home=tmp_path))}

@@ -359,14 +359,6 @@ class Policy:
                 best = Choice(picks, counts, gain, longer)
         return best
 
-    def expected_gain(
-        self, seconds: Seconds, share: float, *, per_draft: float = 0.0
-    ) -> tuple[int, float]:
-        """Best number of drafts for a single row, and the speed-up. `share`: acceptance rate."""
-        chances = [min(SUREST, share) ** each for each in range(1, self.most + 1)]
-        (drafts,), _, longer = fastest([chances], 1, DraftCosts(per_draft), seconds)
-        return drafts, (1 + sum(chances[:drafts])) / longer
-
     def rested(self) -> None:
         self.steps += 1
         self.saved = min(SAVED, self.saved + ALLOWANCE)
