@@ -7,7 +7,6 @@ core: a minor version can change them, with a note in the changelog.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,8 +62,6 @@ __all__ = [
     "separate_engine",
     "separate_gateway",
 ]
-EVERY = 10.0
-"""Seconds between lines of progress, at most."""
 
 
 def prepare_mlx() -> None:
@@ -97,35 +94,22 @@ def load_model(folder: Path, dtype: str | None = None, **options: Any) -> Loaded
 
 
 class Progress:
-    """Repeats the last report while nothing new is reported."""
-
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._began = time.monotonic()
-        self._what = "running"
 
-    def report(self, what: str, mark: str = "") -> None:
+    def report(self, what: str) -> None:
         """`what`: what begins now, or a value that was measured."""
-        self._what = what
-        self._tell(f"{time.monotonic() - self._began:5.0f} s  {mark}{what}")
-
-    def repeat(self, every: float, done: threading.Event) -> None:
-        while not done.wait(every):
-            self.report(self._what, "... ")
+        self._tell(f"{time.monotonic() - self._began:5.0f} s  {what}")
 
 
 @contextmanager
-def long_command(tell: Callable[[str], None], *, every: float | None = None) -> Iterator[Progress]:
-    """Run the block in the main thread, see `ending_by_signal`. `tell` gets lines of progress, one
-    at least every `every` seconds (unset: `EVERY`)."""
-    done, progress = threading.Event(), Progress(tell)
-    threading.Thread(target=progress.repeat, args=(every or EVERY, done), daemon=True).start()
+def long_command(tell: Callable[[str], None]) -> Iterator[Progress]:
+    """Run the block in the main thread, see `ending_by_signal`. `tell` gets lines of progress."""
     try:
         with ending_by_signal("\nending the servers that were started ...\n"):
-            yield progress
+            yield Progress(tell)
     except Ended:
         for number in PASSED_ON:  # the process is about to end
             signal.signal(number, signal.SIG_IGN)
         raise
-    finally:
-        done.set()

@@ -1,7 +1,6 @@
 """The commands of `bench`: measurements that anyone can repeat; the last line is JSON."""
 
 import json
-from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -69,9 +68,6 @@ def speed(
     print_result(bench(plan, context.meta[PROGRESS]))
 
 
-PrefixPart = StrEnum("PrefixPart", ["ttft", "conversation"])
-
-
 def prefix(
     context: typer.Context,
     model: Annotated[
@@ -80,9 +76,6 @@ def prefix(
             help="A folder, or demo, demo-hybrid, demo+image (an image before the document); "
             "repeatable, the last one has the conversation."
         ),
-    ] = None,
-    part: Annotated[
-        list[PrefixPart] | None, typer.Option(help="Repeat for several; all by default.")
     ] = None,
     tokens: Annotated[
         list[int] | None,
@@ -96,8 +89,7 @@ def prefix(
     from .prefix_cache import Plan
     from .prefix_cache import bench as measure
 
-    sizes = tokens or Plan.sizes
-    plan = Plan(model or Plan.models, sizes, document, turns, part or Plan.parts)
+    plan = Plan(model or Plan.models, tokens or Plan.sizes, document, turns)
     print_result(measure(plan, context.meta[PROGRESS]))
 
 

@@ -49,7 +49,6 @@ class Plan:
     sizes: Sequence[int] = (1024, 4096, SPEEDUP_AT)
     document: int = 17_000
     turns: int = 6
-    parts: Sequence[str] = ("ttft", "conversation")
 
 
 class Subject:
@@ -88,15 +87,14 @@ def _picture(seed: int) -> dict[str, Any]:
 def bench(plan: Plan, report: Report) -> Result:
     """JSON-able. `report` gets what is measured; tables go to stderr."""
     result = surroundings("of the checkpoint") | {"ttft": [], "conversation": []}
-    sizes = plan.sizes if "ttft" in plan.parts else ()
-    total = len(plan.models) * len(sizes)
-    for given in plan.models if sizes else plan.models[-1:]:
+    total = len(plan.models) * len(plan.sizes)
+    for given in plan.models:
         path, _, image = given.partition("+")
         folder, name = str(folder_of(path)), Path(given).name
         report(f"{name}: an engine starts, loads the model and times its passes")
         with separate_engine() as (engine, _):
             subject = Subject(engine, folder, image=bool(image))
-            for size in sizes:
+            for size in plan.sizes:
                 which = f"{len(result['ttft']) + 1} of {total}"
                 report(f"{which}: {name}, prompts of {size:,} tokens: cold, then repeated")
                 row = {"model": name, **_first_tokens(subject, size)}
@@ -105,7 +103,7 @@ def bench(plan: Plan, report: Report) -> Result:
                     f"{which}: first token after {row['cold_seconds']:.3g} s cold, "
                     f"{row['repeat_seconds']:.3g} s repeated; equal answers: {row['same_answers']}"
                 )
-            if "conversation" in plan.parts and given == plan.models[-1]:
+            if given == plan.models[-1]:
                 talk = {"model": name, **_conversation(subject, plan, report)}
                 result["conversation"].append(talk)
     print_rows("time to first token", _TTFT, result["ttft"])

@@ -11,9 +11,8 @@ from random_weights import write_model
 
 @pytest.mark.sweep
 def test_every_part(bench: Callable[..., dict[str, Any]]) -> None:
-    parts = ("--part", "ttft", "--part", "conversation")
     sizes = ("--tokens", "200", "--document", "120", "--turns", "2")
-    result = bench("prefix", *parts, "--model", "demo+image", *sizes)
+    result = bench("prefix", "--model", "demo+image", *sizes)
     (row,) = result["ttft"]
     assert row["same_answers"] == "14/14"
     assert row["repeat_cached"] == row["prompt_tokens"] - 1
@@ -28,8 +27,8 @@ def test_a_checkpoint_in_place_of_the_demo_models(
     bench: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path / "mine", "llama", "float32", 64, 2)
-    parts = ("--part", "ttft", "--part", "conversation", "--tokens", "100", "--document", "60")
-    result = bench("prefix", "--model", str(folder), *parts, "--turns", "2")
+    sizes = ("--tokens", "100", "--document", "60", "--turns", "2")
+    result = bench("prefix", "--model", str(folder), *sizes)
     (row,), (talk,) = result["ttft"], result["conversation"]
     assert row["model"] == talk["model"] == "mine"
     assert row["repeat_cached"] == row["prompt_tokens"] - 1
