@@ -4,8 +4,6 @@ steps. Our own errors are shown as one line, not as a traceback."""
 import json
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,13 +35,11 @@ def show(registry: PluginRegistry) -> None:
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
     clients = registry.clients.items()
     here = [name for name, client in clients if shutil.which(client.command)]
-    serves = _gateway()
     for name, summary in {
         "engine": _engine(),
         "models": _list_names(sorted(cached_models()), NO_MODEL),
-        "gateway": serves or "does not run; `mlx-provider up` starts it",
-        "proxy": f"{'' if Path('config.yaml').is_file() else 'no '}config.yaml in this folder",
-        "agents": _list_names(here, "none that could be launched"),
+        "gateway": _gateway() or "does not run; `mlx-provider up` starts it",
+        "agents": _list_names(here, "none; `mlx-provider launch` says how to install one"),
     }.items():
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
     machine, (day, models) = this_machine(), table()
@@ -53,7 +49,13 @@ def show(registry: PluginRegistry) -> None:
         console.print(Text(f"  mlx-provider up {model.name}"))
         console.print(Text(f"    {model.weights / 1e9:.1f} GB: {model.why}", style="dim"))
     console.print(Text("\nnext", style="bold"))
-    for command, summary in _next(here, [*registry.clients], serves=bool(serves)):
+    for command, summary in {
+        f"mlx-provider launch {here[0] if here else ''}": "a coding agent on a local model",
+        "mlx-provider up": "a model for every client of this machine, until `down`",
+        "mlx-provider init": "config.yaml and .env of a LiteLLM proxy",
+        "mlx-provider demo": "all of it at work, with a model of a few MB",
+        "mlx-provider --help": "every command",
+    }.items():
         console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
 
 
@@ -86,24 +88,6 @@ def _gateway() -> str:
 def _list_names(names: list[str], none: str) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more if names else none
-
-
-def _next(here: list[str], clients: list[str], *, serves: bool) -> Iterator[tuple[str, str]]:
-    if here:
-        yield f"mlx-provider launch {here[0]}", "a coding agent on a local model"
-    elif clients:
-        yield "mlx-provider launch", f"says how to install one of {', '.join(clients)}"
-    if serves:
-        yield "mlx-provider up", "prints address and key for clients; `down` ends it"
-    else:
-        yield "mlx-provider up", "a model for every client of this machine, until `down`"
-    if Path("config.yaml").is_file():
-        start = "litellm --config config.yaml --host 127.0.0.1"
-        yield start, "the proxy of this folder; its key is in .env"
-    else:
-        yield "mlx-provider init", "config.yaml and .env of a LiteLLM proxy"
-    yield "mlx-provider demo", "all of it at work, with a model of a few MB"
-    yield "mlx-provider --help", "every command"
 
 
 def build(registry: PluginRegistry) -> typer.Typer:

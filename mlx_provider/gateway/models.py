@@ -25,10 +25,8 @@ from .config import Served
 if TYPE_CHECKING:
     from ..serving.estimate import Footprint
 
-WIDE = {"Pro", "Max", "Ultra"}
-"""Apple's chips with 150 to 800 GB/s; the others have 68 to 153."""
 MOST_BYTES_PER_TOKEN = 3_000_000_000
-"""Bytes of weights read per token above which a chip with little bandwidth is slow."""
+"""Bytes of weights read per token above which a machine without a GPU is slow."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class Machine:
     chip: str
     memory: int
     """Bytes, shared by CPU and GPU or of the GPU alone."""
-    wide: bool
     gpu: bool = True
 
 
@@ -57,11 +54,11 @@ def table() -> tuple[date, list[Recommended]]:
 
 
 def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
-    """The best model that fits, and a second one, if there is one. With little bandwidth, the
-    second one is small. Without a GPU, both read few weights per token."""
+    """The best model that fits, and a small one, if there is one. Without a GPU, both read few
+    weights per token."""
     fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
     first = [each for each in fitting if machine.gpu or each.read <= MOST_BYTES_PER_TOKEN][:1]
-    small = [each for each in fitting if machine.wide or each.weights <= MOST_BYTES_PER_TOKEN]
+    small = [each for each in fitting if each.weights <= MOST_BYTES_PER_TOKEN]
     return [*first, *(each for each in small if each not in first)][:2]
 
 
@@ -78,16 +75,16 @@ def this_machine(
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":
         chip = run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or "a Mac"
-        return Machine(chip, host, wide=bool(WIDE & {*chip.split()}))
+        return Machine(chip, host)
     if installed_version("mlx-cuda-13"):
         asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         name, _, memory = run(asked).partition("\n")[0].rpartition(",")
         if memory.strip().isdigit():
-            return Machine(name, int(memory) * 2**20, wide=True)
+            return Machine(name, int(memory) * 2**20)
     source = Path("/proc/cpuinfo")
     lines = source.read_text(encoding="utf-8").splitlines() if source.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return Machine(next(names, "a CPU"), host, wide=False, gpu=False)
+    return Machine(next(names, "a CPU"), host, gpu=False)
 
 
 LEAST_CONTEXT_TOKENS = 16_384

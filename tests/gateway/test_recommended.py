@@ -25,25 +25,23 @@ def named(machine: Machine) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("memory", "plain", "pro"),
+    ("memory", "sizes"),
     [
-        (4, ["1.7B"], ["1.7B"]),
-        (8, ["4B", "1.7B"], ["4B", "1.7B"]),
-        (16, ["9B", "4B"], ["9B", "4B"]),
-        (24, ["9B", "4B"], ["9B", "4B"]),
-        (36, ["30B", "4B"], ["30B", "9B"]),
-        (128, ["35B", "4B"], ["35B", "30B"]),
+        (4, ["1.7B"]),
+        (8, ["4B", "1.7B"]),
+        (24, ["9B", "4B"]),
+        (36, ["30B", "4B"]),
+        (128, ["35B", "4B"]),
     ],
 )
-def test_two_by_memory_and_chip(memory: int, plain: list[str], pro: list[str]) -> None:
-    assert named(Machine("Apple M4", memory * GB, wide=False)) == plain
-    assert named(Machine("Apple M4 Pro", memory * GB, wide=True)) == pro
+def test_two_by_memory(memory: int, sizes: list[str]) -> None:
+    assert named(Machine("Apple M4", memory * GB)) == sizes
 
 
 def test_a_cpu_gets_what_reads_little_for_a_token() -> None:
-    assert named(Machine("Xeon", 24 * GB, wide=False, gpu=False)) == ["4B", "1.7B"]
-    assert named(Machine("Xeon", 64 * GB, wide=False, gpu=False)) == ["35B", "4B"]
-    assert named(Machine("Xeon", 2 * GB, wide=False, gpu=False)) == []
+    assert named(Machine("Xeon", 24 * GB, gpu=False)) == ["4B", "1.7B"]
+    assert named(Machine("Xeon", 64 * GB, gpu=False)) == ["35B", "4B"]
+    assert named(Machine("Xeon", 2 * GB, gpu=False)) == []
 
 
 def test_the_table_is_in_order_and_leaves_room() -> None:
@@ -55,13 +53,9 @@ def test_the_table_is_in_order_and_leaves_room() -> None:
         assert 0 < each.read <= each.weights
 
 
-@pytest.mark.parametrize(
-    ("chip", "wide"), [("Apple M2", False), ("Apple M4 Pro", True), ("Apple M3 Ultra", True)]
-)
-def test_a_mac_is_told_by_its_chip(chip: str, wide: bool) -> None:
-    found = this_machine(lambda command: f"{chip}\n", "Darwin")
-    assert (found.chip, found.wide, found.gpu) == (chip, wide, True)
-    assert not this_machine(lambda command: "", "Darwin").wide
+def test_a_mac_is_told_by_its_chip() -> None:
+    found = this_machine(lambda command: "Apple M4 Pro\n", "Darwin")
+    assert (found.chip, found.gpu) == ("Apple M4 Pro", True)
 
 
 def test_a_gpu_counts_where_mlx_can_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +64,7 @@ def test_a_gpu_counts_where_mlx_can_use_it(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(recommended, "installed_version", lambda package: "13")
     found = this_machine(run, "Linux")
-    assert found == Machine("NVIDIA GeForce RTX 4090", 24564 * 2**20, wide=True)
+    assert found == Machine("NVIDIA GeForce RTX 4090", 24564 * 2**20)
     assert not this_machine(lambda command: "", "Linux").gpu
     monkeypatch.setattr(recommended, "installed_version", lambda package: "")
     assert not this_machine(run, "Linux").gpu
