@@ -60,8 +60,7 @@ def model_checks(*, thorough: bool = True) -> Checks:
         ("template.messages", model.messages, model.OTHER),
         ("template.tools", model.tools, model.OTHER),
         ("proxy.token", model.token, model.LOGS),
-        ("measured.decoding", model.decoding, SETTING),
-        ("speculation.gain", model.drafts, SETTING),
+        ("speculation.head", model.drafts, MODEL),
     )
     return checks if thorough else tuple(check for check in checks if check[0] != "proxy.token")
 

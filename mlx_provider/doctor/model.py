@@ -1,5 +1,5 @@
-"""Checks one model: its files, memory, chat template and formats, one token through a real proxy,
-and the speed that was measured at its last load."""
+"""Checks one model: its files, memory, chat template and formats, and one token through a real
+proxy."""
 
 import re
 import tempfile
@@ -10,9 +10,6 @@ from pathlib import Path
 from ..chat.output.whole_reply import read_chunks
 from ..config import PREFIX
 from ..engine.memory import memory_limit, pool_limit
-from ..engine.scheduling.chunking import Chunking
-from ..engine.scheduling.costs import Costs
-from ..engine.scheduling.ledger import Limits
 from ..families.checkpoint import named_context
 from ..families.tokenizer.hf_tokenizer import common_length
 from ..families.tokenizer.template_fit import fit_messages
@@ -32,7 +29,6 @@ from ..gateway.models import size
 from ..gateway.proxy import start_proxy
 from ..serving.estimate import context_that_fits, footprint, text_fields
 from ..serving.hub import full_name
-from ..serving.measurements import Measured, Measurements, beside_a_prompt, software
 from ..serving.weight_files import broken_files, stored_tensors
 from .subject import Finding, State, Subject
 
@@ -56,7 +52,6 @@ HEAD = re.compile(r"(?:^|\.)mtp\.")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 NOT_TEXT = re.compile(r"visual|vision|audio|encoder")
 """In names of tensors that text tokens do not use."""
-NOT_MEASURED = "its speed here is measured when it loads: send it a request, or omit --quick"
 
 
 def found(subject: Subject) -> Iterator[Finding]:
@@ -202,34 +197,6 @@ def token(subject: Subject) -> Iterator[Finding]:
     yield Finding("proxy.token", "ok", "one token came through LiteLLM, the handler and the engine")
 
 
-def decoding(subject: Subject) -> Iterator[Finding]:
-    measured = last_measured(subject)
-    if measured is None:
-        if subject.folder is not None:
-            yield Finding("measured.decoding", "note", NOT_MEASURED)
-        return
-    probe, settings = measured.probe, subject.settings
-    solo = probe.layout == "solo"
-    summary = f"requests decode {'in passes of their own' if solo else 'in one pass'}"
-    if probe.noise_floor:
-        summary += f"; log-probabilities change by up to {probe.noise_floor:.2g} with the others"
-    if measured.software != software():
-        summary += f"; measured with {measured.software}, and again at the next load"
-    yield Finding("measured.decoding", "ok", summary)
-    rows = settings.max_rows, settings.max_queue
-    limits = Limits(*rows, settings.stall_target, settings.max_chunk, 0)
-    chunking = Chunking(limits, Costs(measured.curve), grid=1, fixed=None)
-    yield Finding("measured.prompts", "ok", beside_a_prompt(chunking))
-
-
-def last_measured(subject: Subject) -> Measured | None:
-    """The newest measurements with the KV cache that the model makes by default."""
-    if subject.folder is None:
-        return None
-    stored = Measurements.chosen(subject.settings.measurements, subject.environ)
-    return next((each for each in reversed(stored.of(subject.folder)) if not each.kind), None)
-
-
 def has_head(tensors: Iterable[str], layers: object) -> bool:
     """Whether a head for drafts is among the tensors, as `mtp` or as layers beyond `layers`, those
     of the model."""
@@ -249,9 +216,3 @@ def drafts(subject: Subject) -> Iterator[Finding]:
     kind = "a head for drafts" if head else "no head for drafts: only text that repeats is drafted"
     problem = lost if named and not head else ""
     yield Finding.of("speculation.head", problem, f"the checkpoint has {kind}", OTHER_HEAD, "warn")
-    measured = last_measured(subject)
-    if measured is not None and measured.probe.drafts:
-        yield Finding("speculation.gain", "ok", "several tokens of a request share a pass")
-    elif measured is not None:
-        summary = "no drafts: on this device several tokens of a request cannot share a pass"
-        yield Finding("speculation.gain", "note", summary)

@@ -129,11 +129,6 @@ class Measurements:
         found = self._read().get(key)
         return found if found is not None and found.sound else None
 
-    def of(self, folder: Path) -> list[Measured]:
-        """Oldest first, in any circumstances."""
-        of, kept = str(folder.resolve()), self._read().values()
-        return [each for each in kept if each.folder == of and each.sound]
-
     def keep(self, key: str, measured: Measured) -> None:
         """Failure to write the file is only logged."""
         if self._file is None or not measured.lasts:

@@ -2,20 +2,14 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mlx_provider.doctor import Finding, Subject, examine, machine, model
-from mlx_provider.engine.execution.pass_memory import PassBytes
-from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.memory import MemoryProfile
-from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.serving import hub
 from mlx_provider.serving.hub import Outline
-from mlx_provider.serving.measurements import Measured, Measurements, software
 
 Make = Callable[..., Subject]
 Install = Callable[..., str]
@@ -238,20 +232,7 @@ def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
     assert none["plugins.working"] == "fail"
 
 
-# -- heads and what was measured
-
-
-def kept(folder: Path, seconds: list[tuple[int, float]], **fields: object) -> Measured:
-    values: dict[str, object] = {"drafts": True, "noise_floor": 0.25, **fields}
-    probe = Probe("grouped", MemoryProfile(0, 8), ("a note",), mixes=True, **values)  # type: ignore[arg-type]
-    return Measured(probe, Curve(seconds), PassBytes(), str(folder.resolve()), "", software())
-
-
-def with_kept(here: Subject, *measured: Measured) -> Subject:
-    store = Measurements.chosen("auto", here.environ)
-    for number, each in enumerate(measured):
-        store.keep(str(number), each)
-    return here
+# -- heads
 
 
 def test_heads(folder: Path, subject: Make) -> None:
@@ -267,39 +248,9 @@ def test_heads(folder: Path, subject: Make) -> None:
     assert head(subject(folder)).what.endswith("has a head for drafts")
 
 
-def test_whether_drafts_can_share_a_pass(whole: Path, subject: Make) -> None:
-    here = subject(whole)
-    assert [each.name for each in model.drafts(here)] == ["speculation.head"]
-    (_, gains) = model.drafts(with_kept(here, kept(whole, [(1, 0.01)])))
-    assert gains.state == "ok"
-    (_, none) = model.drafts(with_kept(here, kept(whole, [(1, 0.01)], drafts=False)))
-    assert none.state == "note"
-
-
 def test_a_head_is_found_among_the_tensors_of_text() -> None:
     body = ["model.layers.0.mlp.weight", "visual.mtp.weight", "visual.layers.9.weight"]
     assert not model.has_head(body, 1)
     assert model.has_head([*body, "mtp.fc.weight"], 1)
     assert model.has_head([*body, "model.layers.1.mlp.weight"], 1)
     assert not model.has_head([*body, "model.layers.1.mlp.weight"], 2)
-
-
-def test_what_was_measured(whole: Path, subject: Make) -> None:
-    here = subject(whole)
-    assert states(list(model.decoding(here))) == {"measured.decoding": "note"}
-    with_kept(here, kept(whole, [(1, 0.01)]))
-    found = list(model.decoding(here))
-    assert "in one pass" in found[0].what
-    assert "0.25" in found[0].what
-    assert [each.name for each in found[1:]] == ["measured.prompts"]
-    # a token takes 10 ms: 16 of the prompt beside the streams' 4, then steps of these alone
-    assert found[1].what == (
-        "while a prompt of 16,000 tokens is computed, 4 running streams get a token every 0.1 s "
-        "(otherwise 0.04 s, at most 0.19 s), and the prompt is computed at 64% of its full speed; "
-        "MLX_PROVIDER_STALL_TARGET=0.1 sets the balance"
-    )
-    other = Measured(kept(whole, [(1, 9.0)]).probe, Curve([(1, 9.0)]), None, str(whole), "4 bits")
-    assert model.last_measured(with_kept(here, kept(whole, [(1, 0.01)]), other)) != other
-    old = replace(kept(whole, [(1, 0.01)]), software="mlx-provider 0.0.1")
-    (told, *_) = model.decoding(with_kept(here, old))
-    assert "0.0.1, and again at the next load" in told.what
