@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import BadRequest, MLXProviderError
-from .engine import ApiBase, ApiKey, ApiKeyFile, api_key_of
+from .engine import ApiBase, ApiKeyFile, api_key_of
 from .gateway import show_step
 
 if TYPE_CHECKING:
-    from ..client.generation import EngineClient, Generation
+    from ..client.generation import Generation
+    from ..client.http import HttpClient
     from ..gateway.engine import SeparateGateway
 
 
@@ -86,7 +87,6 @@ def chat(
     system: Annotated[str, typer.Option(help="System message.")] = "",
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Chat with a model. Ctrl-C ends a reply, Ctrl-D the chat, with exit code 1 after an error."""
     from ..client.connection import connect
@@ -120,7 +120,7 @@ def chat(
 class Conversation:
     """A turn that fails does not change the messages."""
 
-    def __init__(self, client: EngineClient, model: str, messages: list[Message]) -> None:
+    def __init__(self, client: HttpClient, model: str, messages: list[Message]) -> None:
         self._client = client
         self._model = model
         self.messages = messages

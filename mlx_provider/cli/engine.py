@@ -6,12 +6,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -36,21 +33,7 @@ ApiKeyFile = Annotated[
 ]
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 END_LIMIT = 30.0
-POLL = 0.1
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def refuse_key(key: str | None) -> None:
-    """A key on the command line is visible in the process list."""
-    if key is not None:
-        raise typer.BadParameter(
-            f"every user of this machine could read it in the process list: set {PREFIX}API_KEY, "
-            "or name a file with --api-key-file"
-        )
-
-
-ApiKey = Annotated[str | None, typer.Option(hidden=True, callback=refuse_key)]
-"""Only to name the option to use instead."""
 
 
 def running_engine(
@@ -135,7 +118,6 @@ def serve(
             "are refused; a second signal ends it at once. With --host or --port.",
         ),
     ] = 0.0,
-    api_key: ApiKey = None,
 ) -> None:
     """Run the engine, by default on this user's socket.
 
@@ -153,7 +135,7 @@ def serve(
 def status(
     as_json: AsJson = False, api_base: ApiBase = None, api_key_file: ApiKeyFile = None
 ) -> None:
-    """Show the running engine, its models, and whether it is out of date. Starts nothing.
+    """Show the running engine, its models, and what differs from this shell. Starts nothing.
 
     Exit code 0: it runs; 1: it does not answer, or has a problem; 3: no engine runs.
     """
@@ -196,7 +178,7 @@ def restart(
     request starts it again.
     """
     from ..client.connection import LocalEngine
-    from ..client.runtime_folder import differences, identity
+    from ..client.runtime_folder import differences, identity, is_code
 
     client = http_client()
     if not none_runs(runtime()):
@@ -204,7 +186,8 @@ def restart(
         if not ended:
             typer.echo("requests run: the engine ends when it is idle, the next request starts one")
             return
-        if other := "; ".join(differences(health.identity, identity()).values()):
+        different = differences(health.identity, identity())
+        if other := "; ".join(text for name, text in different.items() if not is_code(name)):
             typer.echo(
                 f"engine process {health.pid} has ended. It had other settings than this shell, so "
                 f"the next request starts the new one, with its sender's: {other}"
@@ -217,16 +200,17 @@ def restart(
 @engine.command()
 def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines, too.")] = False,
 ) -> None:
     """Print the last lines of the engine's log."""
-    if not runtime().log.exists():
+    from ..client.runtime_folder import open_own_file
+
+    path = runtime().log
+    if not path.exists():
         running_engine()
-    try:
-        for text in _log_text(runtime().log, lines, follow=follow):
+        raise EngineUnavailable(f"there is no log at {path}: no engine was started here")
+    with os.fdopen(open_own_file(path, os.O_RDONLY), errors="replace") as log:
+        for text in deque(log, lines):
             typer.echo(text, nl=False)
-    except KeyboardInterrupt:
-        return
 
 
 def _describe(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
@@ -246,7 +230,6 @@ def _describe(health: Health, other: list[str], api_base: str | None = None) -> 
         lines.append(f"model {m.model}: {m.family} of plugin {m.plugin}, {context}")
         lines.append(f"decoding of {m.model}: {decoding(m)}")
         lines += [f"note of {m.model}: {note}" for note in m.notes]
-    lines += [f"out of date: {change}" for change in health.out_of_date]
     return [*lines, *(f"other than this shell: {setting}" for setting in other)]
 
 
@@ -279,26 +262,3 @@ def _end_engine(client: HttpClient, reason: str, *, idle: bool) -> tuple[Health,
             f"and `kill -9 {health.pid}`"
         )
     return health, True
-
-
-def _log_text(path: Path, lines: int, *, follow: bool) -> Iterator[str]:
-    """`follow`: also new lines, including those of later engines."""
-    with ExitStack() as opened:
-        log = opened.enter_context(_open_log(path))
-        yield from deque(log, lines)
-        while follow:
-            yield log.read()
-            with suppress(FileNotFoundError):
-                if not os.path.samestat(path.stat(), os.fstat(log.fileno())):
-                    yield log.read()
-                    opened.close()
-                    log = opened.enter_context(_open_log(path))
-            time.sleep(POLL)
-
-
-def _open_log(path: Path) -> IO[str]:
-    from ..client.runtime_folder import open_own_file
-
-    if not path.exists():
-        raise EngineUnavailable(f"there is no log at {path}: no engine was started here")
-    return os.fdopen(open_own_file(path, os.O_RDONLY), errors="replace")

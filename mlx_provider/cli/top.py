@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,12 +17,13 @@ from rich.text import Text
 
 from ..errors import EngineUnavailable
 from ..isolation import printable
-from .engine import ApiBase, ApiKey, ApiKeyFile, AsJson, finite, running_engine
+from .engine import ApiBase, ApiKeyFile, AsJson, running_engine
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
     from ..protocol.health import EngineStats, MemoryStats, PrefixCacheStats, RequestStats, Stats
 
+UPDATE_SECONDS = 1.0
 MODEL_WIDTH = 26
 LOOKUPS = 5
 STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
@@ -36,16 +37,9 @@ REASONS = {
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: a line for each update, or once.")
-    ] = False,
-    every: Annotated[
-        float,
-        typer.Option(min=0.2, max=60, callback=finite, help="Seconds between updates."),
-    ] = 1.0,
+    as_json: AsJson = False,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Watch requests, prompts, memory and prefix cache of a running engine. Starts no engine.
 
@@ -53,31 +47,25 @@ def top(
     """
     client = running_engine(api_base, api_key_file, as_json=as_json)
     console = Console(highlight=False)
-    try:
-        if not once and (as_json or console.is_terminal):
-            _watch(client, every, None if as_json else console)
-        elif as_json:
-            typer.echo(client.stats().model_dump_json(indent=2))
-        else:
-            console.print(view(client.stats()))
-    except KeyboardInterrupt:
-        return
+    if as_json:
+        typer.echo(client.stats().model_dump_json(indent=2))
+    elif once or not console.is_terminal:
+        console.print(view(client.stats()))
+    else:
+        with suppress(KeyboardInterrupt):
+            _watch(client, console)
 
 
-def _watch(client: HttpClient, every: float, console: Console | None) -> None:
-    """Until the engine ends. Without a console: a line of JSON for each update."""
+def _watch(client: HttpClient, console: Console) -> None:
+    """Until the engine ends."""
     stats = client.stats()
-    screen = Live(console=console, screen=True, auto_refresh=False) if console else nullcontext()
+    screen = Live(console=console, screen=True, auto_refresh=False)
     with screen as live, suppress(EngineUnavailable):
         while True:
-            if live is None:
-                typer.echo(stats.model_dump_json())
-            else:
-                live.update(view(stats), refresh=True)
-            time.sleep(every)
+            live.update(view(stats), refresh=True)
+            time.sleep(UPDATE_SECONDS)
             stats = client.stats()
-    if console is not None:
-        console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
+    console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
 
 
 def view(stats: Stats) -> RenderableType:
@@ -172,7 +160,6 @@ def cache(
     as_json: AsJson = False,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Show what the prefix cache of a running engine holds, or empty it.
 
@@ -191,9 +178,7 @@ def cache(
     typer.echo(lines, nl=False)
 
 
-def metrics(
-    api_base: ApiBase = None, api_key_file: ApiKeyFile = None, api_key: ApiKey = None
-) -> None:
+def metrics(api_base: ApiBase = None, api_key_file: ApiKeyFile = None) -> None:
     """Print the metrics of a running engine, as Prometheus reads them. Starts no engine.
 
     Exit code 3: no engine runs.

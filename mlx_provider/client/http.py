@@ -9,7 +9,7 @@ from .. import __version__
 from ..config import PREFIX
 from ..errors import EngineDied, EngineUnavailable, OtherProtocol
 from ..protocol.health import Health, Stats
-from ..protocol.requests import STARTS_ENGINES, GenerateRequest, ModelRequest
+from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_health, parse_stats, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_left_behind
@@ -28,8 +28,8 @@ When = Literal["now", "idle", "alone"]
 
 
 class HttpClient(Transport):
-    """`EngineClient` over HTTP. `submit`, `health` and similar methods block; reading a
-    `Generation` in an event loop does not."""
+    """An engine, over HTTP. Methods raise the engine's typed error, or `EngineUnavailable`, and
+    block; reading a `Generation` in an event loop does not."""
 
     def __init__(
         self,
@@ -42,16 +42,18 @@ class HttpClient(Transport):
         `identity`: of an engine that would be started now; a running engine with another one is
         replaced. `None`: only one of another version of this package is replaced."""
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        headers |= dict([STARTS_ENGINES]) if start else {}
         super().__init__(address, headers)
         self._start_engine, self._identity = start, identity
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Raises the engine's typed error, also `EngineDied` if it ended in the meantime."""
+        """Wait until the request is accepted; loading a model may take minutes. Raises also
+        `EngineDied` if the engine ended in the meantime."""
         body = request_body(request)
         return self._send_attached(lambda: self.send(request.path, body))
 
     def count(self, request: GenerateRequest) -> int:
+        """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
+        Blocks like `submit`."""
         body = request_body(request)
         reply = self._send_attached(lambda: self.ask("POST", "/v1/count", body=body))
         return int(json.loads(reply)["prompt_tokens"])
@@ -78,8 +80,8 @@ class HttpClient(Transport):
         return self._ends(reason, when)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
-        """The URL of a port of the owner's engine, and the connection that keeps it open. `request`:
-        see `server.agent_listener.ListenerRequest`. Starts no engine. Raises typed errors."""
+        """The URL of a port of the owner's engine, and the connection that keeps it open; `request`
+        as `server.agent_listener.ListenerRequest`. Starts no engine. Raises typed errors."""
         stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
         if not (url := stream.first()):
             raise EngineDied("the engine ended before it opened a port")
@@ -154,9 +156,9 @@ class HttpClient(Transport):
         if OWN in changed:
             raise _other_version(attachment, LATER if newer else APART)
         log.warning(
-            "the running engine (process %d) was started with other settings, which other clients "
-            "use: it serves this process, too, until these are gone, or until `mlx-provider engine "
-            "restart`. %s: %s", health.pid, APART, summary,
+            "the running engine (process %d) was started with other settings or plugins, and other "
+            "clients use it: it serves this process, too, until these are gone, or until "
+            "`mlx-provider engine restart`. %s: %s", health.pid, APART, summary,
         )  # fmt: skip
         return attachment
 

@@ -11,18 +11,19 @@ import platform
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
 from ..config import PREFIX, Runtime, installed_version
 from ..errors import EngineUnavailable
-from ..registry.discovery import SELECTION
+from ..registry.discovery import SELECTION, installed, selection, times
 from ..safe_open import make_folder, open_own, read_bounded
 from ..upstream.runtime import NAMES
 
-OWN, PYTHON = "mlx-provider", "python"
+OWN, PYTHON, PLUGIN = "mlx-provider", "python", "plugin "
+PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
 NOT_THE_ENGINES = {
     *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")),
     *NAMES,
@@ -47,14 +48,27 @@ LONGEST_SOCKET_PATH = 103
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Version, Python and settings, by name. Secrets as digests."""
-    python = f"{sys.prefix} ({platform.python_version()})"
+    """Versions, plugins of third parties, Python and settings, by name. Secrets as digests."""
+    code = {name: installed_version(name) for name in PACKAGES} | dict(_plugins(environ))
+    code |= {OWN: __version__, PYTHON: f"{sys.prefix} ({platform.python_version()})"}
     names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHERS]
-    return {OWN: __version__, PYTHON: python} | {
+    return code | {
         name: _digest(environ[name]) if name in SECRET else environ[name]
         for name in names
         if name not in NOT_THE_ENGINES and (environ[name] or name == SELECTION)
     }
+
+
+def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    wanted = selection(environ)
+    for plugin, point in installed():
+        if not plugin.ours and (wanted is None or plugin.name in wanted):
+            sources = _digest(repr(sorted(times(point).items())))
+            yield f"{PLUGIN}{plugin.name}", f"{plugin.distribution} {plugin.version}, {sources}"
+
+
+def is_code(name: str) -> bool:
+    return name in (OWN, *PACKAGES) or name.startswith(PLUGIN)
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
@@ -69,8 +83,8 @@ def is_left_behind() -> bool:
     return installed_version(OWN) not in ("", __version__)
 
 
-def _digest(secret: str) -> str:
-    return "a secret with digest " + hashlib.blake2b(secret.encode(), digest_size=4).hexdigest()
+def _digest(text: str) -> str:
+    return "digest " + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def prepare(runtime: Runtime) -> None:

@@ -170,11 +170,10 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
     models = ", ".join(model.model for model in health.models) or "no model"
     summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
     yield Finding("engine.running", "ok", summary + size(health.active_memory))
-    if health.out_of_date:
-        summary = f"the engine is out of date: {'; '.join(health.out_of_date)}"
-        yield Finding("engine.out_of_date", "warn", summary, RESTART)
     if changed := differences(health.identity, identity(subject.environ)):
-        summary = f"the engine was started with other settings: {'; '.join(changed.values())}"
+        summary = (
+            f"the engine was started with other settings or plugins: {'; '.join(changed.values())}"
+        )
         yield Finding("engine.settings", "warn", summary, RESTART)
 
 

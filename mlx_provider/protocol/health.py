@@ -219,9 +219,7 @@ class Health(Wire):
     active_memory: int = 0
     detail: str = ""
     identity: dict[str, str] = Field(default_factory=dict)
-    """Version, Python and settings of the process. Only for its owner."""
-    out_of_date: list[str] = Field(default_factory=list)
-    """Changes on disk since the start. Last entry: the consequence."""
+    """Versions, plugins, Python and settings of the process. Only for its owner."""
 
     def without_load(self) -> Health:
         return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})

@@ -82,8 +82,6 @@ class OperatorOptions(ModelOptions):
     """Who shares cached prompts: `key`, `team`, `all`, or all entries with this text."""
 
 
-STARTS_ENGINES = ("x-mlx-provider-starts-engines", "yes")
-
 RENDERER_ARGUMENTS = frozenset(
     "add_generation_prompt chat_template continue_final_message conversation conversations"
     " documents max_length messages padding return_assistant_tokens_mask return_dict"

@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from ..client.runtime_folder import identity
 from ..config import EngineSettings
 from ..errors import MLXProviderError, ModelNotFound
 from ..protocol.health import Health
@@ -28,7 +27,7 @@ from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import FOUND, Gate, Key, OperatorsAlone, error_response, own_names, owner_of
 from .agent_listener import HEARTBEAT, ListenerRequest, ListenerRoute, until_stopped
 from .generate import Count, Generate
-from .handover import Activity, Handover, OutOfDate
+from .handover import Activity, Handover
 from .incoming import NDJSON, Bodies, Incoming, Parse, foreign, own
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 class EngineApp:
     """`keys`, `hosts`: for an engine on TCP, see `access.Gate`; without keys it listens on its
-    owner's socket. `body_bytes`: limit for all bodies that are read or prepared at once."""
+    owner's socket, and `identity` tells what it was started with. `body_bytes`: limit for all
+    bodies that are read or prepared at once."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class EngineApp:
         keys: Sequence[Key] = (),
         hosts: Iterable[str] = (),
         body_bytes: int = EngineSettings.body_bytes,
-        out_of_date: OutOfDate | None = None,
+        identity: Mapping[str, str] | None = None,
     ) -> None:
         self._service = service
         self._bodies = Bodies(body_bytes)
         self._blas = blas
         self.activity = Activity()
-        self.handover = Handover(self.activity, out_of_date, remote=bool(keys))
-        self._identity = {} if keys else identity()
+        self.handover = Handover(self.activity)
+        self._identity = dict(identity or {})
         self._started = int(time.time())
         self.stopping = anyio.Event()
         """Set at the end of the process: attached clients are disconnected, requests are
@@ -131,9 +131,8 @@ class EngineApp:
         self._bodies.close()
 
     def state(self) -> Health:
-        own = {"identity": self._identity, "out_of_date": self.handover.out_of_date()}
         blas = {"blas": self._blas} if self._blas else {}
-        return self._service.health().model_copy(update={**own, **blas})
+        return self._service.health().model_copy(update={"identity": self._identity, **blas})
 
     def _state_for(self, scope: Scope) -> Health:
         state = self.state()

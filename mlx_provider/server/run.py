@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..client.connection import READY, limit_log
-from ..client.runtime_folder import EngineLock, holder, prepare
+from ..client.runtime_folder import EngineLock, holder, identity, prepare
 from ..config import EngineSettings, engine_settings, home_state, runtime
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..isolation import log_to_stderr, printable
@@ -26,7 +26,6 @@ from ..upstream.runtime import keep_freed, quiet_transformers, set_variables
 from .access import engine_keys, own_names
 from .app import EngineApp
 from .connections import raise_file_limit
-from .handover import OutOfDate
 from .listen import Listener, listen_tcp, listen_unix
 from .process import EngineServer, LoopDelivery
 
@@ -144,7 +143,7 @@ async def _run(
     note: str = "",
     **access: Any,
 ) -> None:
-    out_of_date = OutOfDate()  # before a plugin is imported
+    own = {} if "keys" in access else identity()  # before a plugin is imported
     service = build(settings, LoopDelivery(asyncio.get_running_loop()))
     try:
         listener = listen()
@@ -152,9 +151,7 @@ async def _run(
         service.close()
         raise
     body_bytes = settings.body_bytes
-    app = EngineApp(
-        service, blas=active(), body_bytes=body_bytes, out_of_date=out_of_date, **access
-    )
+    app = EngineApp(service, blas=active(), body_bytes=body_bytes, identity=own, **access)
     ready = partial(_ready, options, listener, app, note)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
     await server.run_until_stopped(idle_limit)

@@ -3,12 +3,8 @@
 import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mlx_provider.cli.app import build
-from mlx_provider.cli.engine import _log_text
 from mlx_provider.client import runtime_folder
 from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.errors import EngineUnavailable
@@ -140,43 +135,7 @@ def test_a_remote_engine(command: Command, tcp_engine: str, tmp_path: Path) -> N
     assert [command(part, *at).exit_code for part in ("stop", "restart", "logs")] == [2] * 3
 
 
-def test_the_log_is_followed_into_the_next_engines(tmp_path: Path) -> None:
-    path = tmp_path / "engine.log"
-    path.write_text("one\ntwo\n")
-    told = _log_text(path, 1, follow=True)
-    assert isinstance(told, Generator)
-    assert next(told) == "two\n"
-    with path.open("a") as log:
-        log.write("three\n")
-    assert next(told) == "three\n"
-    path.rename(tmp_path / "engine.log.1")
-    path.write_text("four\n")
-    assert "".join(next(told) for _ in range(3)) == "four\n"
-    told.close()
-
-
-IN_FOREGROUND = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from mlx_provider.cli import main
-main()
-"""
-"""A shell's background jobs, of which this suite may be one, start with Ctrl-C ignored."""
-
-
-def test_following_ends_with_ctrl_c(local: Any) -> None:
-    (local.folder / "engine.log").write_text("begin\n")
-    arguments = ["-c", IN_FOREGROUND, "engine", "logs", "-f"]
-    environment = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": str(local.folder)}
-    with subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        watchdog = threading.Timer(60, process.kill)
-        watchdog.start()
-        assert process.stdout.readline() == "begin\n"
-        process.send_signal(signal.SIGINT)
-        told = process.communicate()[1]
-        watchdog.cancel()
-    assert (process.returncode, told) == (0, "")
+def test_the_end_of_the_log(command: Command, local: Any) -> None:
+    assert command("logs").exit_code == 3
+    (local.folder / "engine.log").write_text("one\ntwo\nthree\n")
+    assert command("logs", "-n", "2").stdout == "two\nthree\n"
