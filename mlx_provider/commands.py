@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .client.generation import EngineClient
+from .client.http import HttpClient as EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway

@@ -14,7 +14,7 @@ from pathlib import Path
 from answering import Answering
 
 from mlx_provider.client.connection import Connections
-from mlx_provider.client.generation import EngineClient
+from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import parse_stats
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine
@@ -168,7 +168,7 @@ def gateway(calls: str, keep: Path | None = None) -> Iterator[Gateway]:
         yield running
 
 
-def _begin(engine: EngineClient, model: Path) -> None:
+def _begin(engine: HttpClient, model: Path) -> None:
     """The first request starts the engine."""
     messages = [{"role": "user", "content": "Hello"}]
     generation = engine.submit(GenerateRequest(model=str(model), messages=messages))

@@ -17,7 +17,6 @@ from typing import IO
 from ..config import PREFIX, Runtime, runtime
 from ..errors import EngineUnavailable
 from ..protocol.events import ErrorBody
-from .generation import EngineClient
 from .http import HttpClient
 from .messages import Address, parse_address
 from .runtime_folder import EngineLock, holder, identity, open_own_file, prepare
@@ -138,7 +137,7 @@ def _tail(log: Path, begin: int) -> str:
     return " / ".join(summary[-5:]) or "nothing in the log"
 
 
-def connect(api_base: str | None = None, api_key: str | None = None) -> EngineClient:
+def connect(api_base: str | None = None, api_key: str | None = None) -> HttpClient:
     """Contacts and starts nothing before its first use. `api_base`: `http(s)://host:port` or
     `unix:/path/to.sock`; unset: this user's engine on this machine. Raises `BadRequest` for another
     form."""
@@ -161,7 +160,7 @@ class Connections:
         self._reset_after_fork()
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
-    def client(self, api_base: str | None, api_key: str | None) -> EngineClient:
+    def client(self, api_base: str | None, api_key: str | None) -> HttpClient:
         # over the unix socket, access depends on the owner alone
         key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
         with self._lock:

@@ -1,14 +1,11 @@
-"""The interface of an engine, and the reply to one request."""
+"""The reply to one request."""
 
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Protocol
 
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Event
-from ..protocol.health import Health, Stats
-from ..protocol.requests import GenerateRequest, ModelRequest
 
 
 class Generation:
@@ -39,21 +36,3 @@ class Generation:
 
 REPLIES: ContextVar[list[weakref.ref[Generation]] | None] = ContextVar("replies", default=None)
 """Collects the replies that begin in a context."""
-
-
-class EngineClient(Protocol):
-    """Methods raise the engine's error, or `EngineUnavailable`."""
-
-    def submit(self, request: ModelRequest) -> Generation:
-        """Block until the request is accepted; loading a model may take minutes."""
-
-    def count(self, request: GenerateRequest) -> int:
-        """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
-        Blocks like `submit`."""
-
-    def health(self) -> Health: ...
-
-    def stats(self) -> Stats: ...
-
-    def close(self) -> None:
-        """Cancels running requests."""

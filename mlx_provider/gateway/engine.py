@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ..client.connection import local_client
-from ..client.generation import EngineClient
 from ..client.http import HttpClient
 from ..client.messages import Address
 from ..client.runtime_folder import POLL, has_ended, holder, is_held
@@ -36,7 +35,7 @@ Tell = Callable[[str, str], None]
 ReadStats = Callable[[], Stats]
 
 
-def warm_up(engine: EngineClient, model: str, context: int | None = None) -> None:
+def warm_up(engine: HttpClient, model: str, context: int | None = None) -> None:
     """Generate one token, which starts the engine process. `context`: the operator's
     `context_length`, so that the same entry is loaded as later. Raises the errors of the load."""
     messages = [{"role": "user", "content": "Hi"}]
@@ -45,7 +44,7 @@ def warm_up(engine: EngineClient, model: str, context: int | None = None) -> Non
     run_request(engine, request)
 
 
-def run_request(engine: EngineClient, request: GenerateRequest) -> None:
+def run_request(engine: HttpClient, request: GenerateRequest) -> None:
     """Waits for the end of its reply. Raises its error."""
     generation = engine.submit(request)
     try:
@@ -117,13 +116,13 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Itera
 @dataclass(frozen=True)
 class SeparateGateway:
     proxy: Proxy
-    engine: EngineClient
+    engine: HttpClient
 
 
 @contextmanager
 def separate_engine(
     environ: Mapping[str, str] = os.environ,
-) -> Iterator[tuple[EngineClient, dict[str, str]]]:
+) -> Iterator[tuple[HttpClient, dict[str, str]]]:
     """An engine that starts at its first request and ends with the block (if this process is
     killed: when it has been idle), and the variables by which others find it. It shares neither
     runtime nor state folder with an engine of the user."""
@@ -159,7 +158,7 @@ def separate_gateway(
 
 
 @contextmanager
-def loading(served: Served, engine: EngineClient, tell: Tell) -> Iterator[None]:
+def loading(served: Served, engine: HttpClient, tell: Tell) -> Iterator[None]:
     """Load the model beside the block, after which it is ready. Raises the errors of the load. The
     thread is a daemon: a pool's thread would delay the end of an interrupted process until the
     model is loaded."""
@@ -177,7 +176,7 @@ def loading(served: Served, engine: EngineClient, tell: Tell) -> Iterator[None]:
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
 
 
-def _engine_line(engine: EngineClient, served: Served) -> str:
+def _engine_line(engine: HttpClient, served: Served) -> str:
     health = engine.health()
     status = next((each for each in health.models if each.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""

@@ -11,7 +11,7 @@ from litellm.exceptions import ContextWindowExceededError
 from litellm.types.utils import EmbeddingResponse, ModelResponse
 
 from ..client.connection import connect
-from ..client.generation import EngineClient
+from ..client.http import HttpClient
 from ..client.multi_prompt import submit_all
 from .call import (
     Call,
@@ -53,7 +53,7 @@ class LazyCoroutine(Coroutine[Any, Any, T]):
         self._coroutine.close()
 
 
-Connect = Callable[[str | None, str | None], EngineClient]
+Connect = Callable[[str | None, str | None], HttpClient]
 """(api_base, api_key) -> the engine there; without `api_base` this machine's own."""
 
 

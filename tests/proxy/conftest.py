@@ -16,7 +16,6 @@ import openai
 import pytest
 
 from mlx_provider.client.connection import Connections
-from mlx_provider.client.generation import EngineClient
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import Address
 from mlx_provider.gateway.config import proxy_config, write_config
@@ -186,7 +185,7 @@ def leave(proxy: Proxy) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def own_engine() -> Iterator[EngineClient]:
+def own_engine() -> Iterator[HttpClient]:
     """A look into this machine's engine process, with the shipped model loaded."""
     connections = Connections(dict(os.environ))
     client = connections.client(None, None)

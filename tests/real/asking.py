@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlx_provider.client.generation import EngineClient, Generation
+from mlx_provider.client.generation import Generation
+from mlx_provider.client.http import HttpClient
 from mlx_provider.protocol.events import Delta, Done, Failed, Finish, TokenLogprob, Usage
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 
@@ -68,7 +69,7 @@ class Answer:
 class Model:
     """A model of an engine, with options of its operator."""
 
-    client: EngineClient
+    client: HttpClient
     folder: str
     options: ModelOptions = field(default_factory=ModelOptions)
 

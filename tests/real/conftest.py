@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mlx_provider.client.connection import Connections
-from mlx_provider.client.generation import EngineClient
+from mlx_provider.client.http import HttpClient
 from mlx_provider.gateway.engine import end_engine
 
 from .asking import Judge, Model
@@ -116,7 +116,7 @@ def tokenizer_folder() -> Callable[[str], Path]:
 
 
 @contextmanager
-def engine(environ: Mapping[str, str]) -> Iterator[EngineClient]:
+def engine(environ: Mapping[str, str]) -> Iterator[HttpClient]:
     """An engine process, which takes the fastest BLAS that is here, and its end."""
     connections = Connections(environ)
     client = connections.client(None, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.client.connection import Connections
-from mlx_provider.client.generation import EngineClient
+from mlx_provider.client.http import HttpClient
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, master_key, start_proxy
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[EngineClient]:
+def engine() -> Iterator[HttpClient]:
     """A look into the engine process, with the shipped model loaded."""
     connections = Connections(dict(os.environ))
     client = connections.client(None, None)
@@ -52,7 +52,7 @@ def start_litellm(config: Path, environ: dict[str, str], options: Sequence[str])
 
 
 @pytest.fixture
-def start(tmp_path: Path, engine: EngineClient) -> Iterator[StartProxy]:
+def start(tmp_path: Path, engine: HttpClient) -> Iterator[StartProxy]:
     """Start a proxy for the shipped model with some options of LiteLLM's command. Ours runs on
     uvicorn; other servers bind the port themselves, so LiteLLM's own command starts them."""
     started: list[Proxy] = []
