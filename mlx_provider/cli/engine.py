@@ -155,46 +155,21 @@ def status(
         raise typer.Exit(1)
 
 
+@engine.command("restart", short_help="As stop: the next request starts an engine.")
 @engine.command()
 def stop(
     idle: Annotated[bool, typer.Option("--idle", help="Wait until no request runs.")] = False,
 ) -> None:
-    """Stop the engine. Running requests end with an error, unless --idle is given."""
+    """Stop the engine. Running requests end with an error, unless --idle is given.
+
+    The next request starts one with the plugins and settings of its sender.
+    """
     if why := none_runs(runtime()):
         typer.echo(why)
         return
     health, ended = _end_engine(http_client(), "`mlx-provider engine stop`", idle=idle)
     how = "has ended" if ended else "ends as soon as no request runs"
     typer.echo(f"engine process {health.pid} {how}")
-
-
-@engine.command()
-def restart(
-    idle: Annotated[bool, typer.Option("--idle", help="Only if no request runs.")] = False,
-) -> None:
-    """Stop the engine and start one with the current plugins and settings.
-
-    One that another program started with other settings is only ended: that program's next
-    request starts it again.
-    """
-    from ..client.connection import LocalEngine
-    from ..client.runtime_folder import differences, identity, is_code
-
-    client = http_client()
-    if not none_runs(runtime()):
-        health, ended = _end_engine(client, "`mlx-provider engine restart`", idle=idle)
-        if not ended:
-            typer.echo("requests run: the engine ends when it is idle, the next request starts one")
-            return
-        different = differences(health.identity, identity())
-        if other := "; ".join(text for name, text in different.items() if not is_code(name)):
-            typer.echo(
-                f"engine process {health.pid} has ended. It had other settings than this shell, so "
-                f"the next request starts the new one, with its sender's: {other}"
-            )
-            return
-    LocalEngine(runtime()).ensure()
-    typer.echo(f"engine process {client.health().pid} runs")
 
 
 @engine.command()

@@ -22,7 +22,7 @@ from ..registry.discovery import SELECTION, installed, selection, times
 from ..safe_open import make_folder, open_own, read_bounded
 from ..upstream.runtime import NAMES
 
-OWN, PYTHON, PLUGIN = "mlx-provider", "python", "plugin "
+OWN, PYTHON = "mlx-provider", "python"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
 NOT_THE_ENGINES = {
     *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")),
@@ -64,11 +64,7 @@ def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for plugin, point in installed():
         if not plugin.ours and (wanted is None or plugin.name in wanted):
             sources = _digest(repr(sorted(times(point).items())))
-            yield f"{PLUGIN}{plugin.name}", f"{plugin.distribution} {plugin.version}, {sources}"
-
-
-def is_code(name: str) -> bool:
-    return name in (OWN, *PACKAGES) or name.startswith(PLUGIN)
+            yield f"plugin {plugin.name}", f"{plugin.distribution} {plugin.version}, {sources}"
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:

@@ -102,7 +102,7 @@ class Handover:
         log.info("the engine ends%s (%s): %s", "" if ends else " if idle", body.reason, counts)
         return JSONResponse({"ends": ends, **counts})
 
-    def admit(self) -> None:
+    def admit(self, _: object) -> None:
         """Raises `EngineUnavailable` if this engine is ending: its client then starts the next."""
         if self.ending:
             raise EngineUnavailable("a new engine replaces this one")

@@ -191,7 +191,7 @@ class Incoming:
     activity: Activity
     bodies: Bodies
     marks: Callable[[Scope, str | None], dict[str, Any]]
-    admit: Callable[[], None]
+    admit: Callable[[Scope], None]
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     """Requests prepared at once. Most of their threads wait."""
 
@@ -205,7 +205,7 @@ class Incoming:
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
                 parsed = await self._parse(partial(parse, partial(self.marks, scope)), body)
-            self.admit()
+            self.admit(scope)
             undo.pop_all()
         return parsed, body.ticket
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_provider.cli.engine import restart
+from mlx_provider.cli.engine import stop
 from mlx_provider.gateway.proxy import Proxy
 
 LIMIT = 120.0
@@ -133,7 +133,7 @@ def test_a_restart_of_the_engine_is_told_with_a_time_to_try_again(start, engine)
         while len(engine.stats().requests) < 2:
             assert time.monotonic() < deadline, "the story ended before the other one began"
             time.sleep(0.05)
-        restart(idle=False)
+        stop(idle=False)
         told = list(events)[-1]
     assert "engine" in told.error
     assert told.finish != "length"
