@@ -40,7 +40,7 @@ def pull(context: typer.Context, model: Repository) -> None:
 
 
 def show_models(context: typer.Context) -> None:
-    """List the models in the Hub cache and in LM Studio's folders, with their sizes."""
+    """List the models in the Hub cache, with their sizes."""
     from ..gateway.models import size
     from ..serving.hub import cache_root, checkpoint, models_on_disk
 
@@ -60,15 +60,6 @@ def show_models(context: typer.Context) -> None:
         table.add_row(Text(each.name, overflow="fold"), Text(size(each.size)), Text(state))
     Console(highlight=False).print(table)
     typer.echo(f"{size(sum(each.size for each in found))}; the Hub cache is {cache_root()}")
-
-
-def rm(model: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")]) -> None:
-    """Remove a model from the Hub cache."""
-    from ..gateway.models import size
-    from ..serving.hub import remove
-
-    model = model.removeprefix("mlx/")
-    typer.echo(f"{model} is removed, {size(remove(model))}")
 
 
 def doctor(
