@@ -24,7 +24,7 @@ from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
 from .drafting import UNNAMED, check_drafts, check_sparse_prefill
-from .engine_builder import EngineBuilder, engine_kind
+from .engine_builder import EngineBuilder
 from .hub import folder_of
 from .load_queue import LoadQueue
 from .loader import Loader, LoadProgress
@@ -51,7 +51,6 @@ class ModelCache:
         limit = memory_limit(settings.memory_limit)
         pool = pool_limit(limit)
         self._registry = registry
-        self._worker = worker
         self._pool_before = mx.set_cache_limit(pool)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
@@ -103,7 +102,7 @@ class ModelCache:
             key = self._key(folder, options, may_lengthen=may_lengthen)
             lease = self.queue.acquire(
                 key,
-                partial(self.loader.plan, key, options, name),
+                partial(self.loader.plan, key, options, name, partial(self.builder.start, options)),
                 who=who,
                 rows=rows,
                 keep_alive=options.keep_alive,
@@ -118,9 +117,6 @@ class ModelCache:
             lease.release()
         with ExitStack() as undo:
             undo.callback(lease.release)
-            kind = engine_kind(options)
-            if kind not in lease.model.engines:
-                self._worker.call(partial(self.builder.start, lease.model, kind, options)).result()
             view = self._view(lease.model, name, options, listed=listed)
             undo.pop_all()
         return view, lease
@@ -153,7 +149,6 @@ class ModelCache:
             return replace(view, info=replace(view.info, context_length=length))
         chosen = (
             name,
-            engine_kind(options),
             options.context_length,
             options.tool_parser,
             options.reasoning_parser,
@@ -170,7 +165,7 @@ class ModelCache:
         return [view for weights in self.queue.models() for view in list(weights.views.values())]
 
     def engines(self) -> list[EngineInstance]:
-        return [each for weights in self.queue.models() for each in list(weights.engines.values())]
+        return [each for weights in self.queue.models() if (each := weights.started) is not None]
 
     def close(self) -> None:
         """Writes the queue to disk and ends the threads."""
@@ -182,11 +177,9 @@ class ModelCache:
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         mx.set_cache_limit(self._pool_before)
 
-    def forget(self) -> None:
-        """Remove all models after the death of the engine thread."""
-        self.prefixes.forget()
-        self.loader.forget()
-        for weights in self.queue.forget():
+    def drop(self) -> None:
+        """Frees all weights, after the end of the engine thread."""
+        for weights in self.queue.models():
             weights.drop()
 
 
@@ -221,7 +214,6 @@ def _view_of(
     return ModelView(
         name=name,
         weights=weights,
-        kind=engine_kind(options),
         info=replace(
             info,
             context_length=options.context_length or info.context_length,
