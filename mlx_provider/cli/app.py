@@ -20,7 +20,7 @@ from ..upstream.runtime import quiet_transformers
 from .demo import chat, demo
 from .engine import engine, serve
 from .gateway import down, init, launch, up
-from .inventory import doctor, new_plugin, plugins, pull, show_models
+from .inventory import doctor, new_plugin, plugins, pull, rm, show_models
 from .top import cache, metrics, top
 
 MOST_NAMES = 5
@@ -112,7 +112,7 @@ def build(registry: PluginRegistry) -> typer.Typer:
     cli.callback(invoke_without_command=True)(options)
     cli.command(context_settings={"allow_extra_args": True})(launch)
     cli.command("list")(show_models)
-    commands = (up, down, pull, init, demo, doctor, chat, serve, plugins, new_plugin, cache)
+    commands = (up, down, pull, rm, init, demo, doctor, chat, serve, plugins, new_plugin, cache)
     for command in (*commands, top, metrics, parse):
         cli.command()(command)
     cli.add_typer(engine, name="engine")

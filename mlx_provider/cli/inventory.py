@@ -62,6 +62,15 @@ def show_models(context: typer.Context) -> None:
     typer.echo(f"{size(sum(each.size for each in found))}; the Hub cache is {cache_root()}")
 
 
+def rm(model: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")]) -> None:
+    """Remove a model from the Hub cache."""
+    from ..gateway.models import size
+    from ..serving.hub import remove
+
+    model = model.removeprefix("mlx/")
+    typer.echo(f"{model} is removed, {size(remove(model))}")
+
+
 def doctor(
     context: typer.Context,
     model: Annotated[

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -329,6 +330,20 @@ def _fault_of_repository(name: str) -> str:
     if any(each.endswith(".safetensors") for each in files) or not files:
         return f"incomplete: `mlx-provider pull {name}` fetches the rest"
     return "holds no weights for MLX"
+
+
+def remove(model: str) -> int:
+    """Remove a repository from the Hub cache. Returns the freed bytes. Raises `ModelNotFound`, and
+    `BadRequest` for files that cannot be removed."""
+    if model not in cached_models():
+        raise ModelNotFound(f"{model} is not in the Hub cache{list_known()}", param="model")
+    folder = _repository_folder(model)
+    freed = _size(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise BadRequest(f"{folder} cannot be removed: {error}", param="model") from error
+    return freed
 
 
 def _repository_folder(name: str) -> Path:

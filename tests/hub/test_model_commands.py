@@ -1,4 +1,4 @@
-"""`mlx-provider pull` and `list`, with a Hub on loopback and huggingface_hub's own cache."""
+"""`mlx-provider pull`, `list` and `rm`, with a Hub on loopback and huggingface_hub's own cache."""
 
 import hashlib
 import http.server
@@ -22,6 +22,7 @@ from mlx_provider.serving.hub import (
     models_on_disk,
     not_gguf,
     outline,
+    remove,
 )
 
 OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text"})
@@ -123,7 +124,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout + (str(result.exception) if result.exception else "")
 
 
-def test_a_model_is_pulled_and_listed(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
     done = pull()
     assert done.exit_code == 0, done.output
     assert "maker/model: 0.0 MB of weights in" in done.stdout
@@ -144,6 +145,9 @@ def test_a_model_is_pulled_and_listed(hub: Hub, tmp_path: Path) -> None:
     (line, total) = told.splitlines()
     assert (code, line.split()) == (0, [NAME, "0.0", "MB", "family", "text"])
     assert total.endswith(f"the Hub cache is {tmp_path}/hub")
+    assert invoke("rm", NAME) == (0, f"{NAME} is removed, 0.0 MB\n")
+    assert models_on_disk() == []
+    assert not (tmp_path / "hub" / "models--maker--model").exists()
 
 
 def test_an_interrupted_download_is_told_and_goes_on(hub: Hub) -> None:
@@ -160,13 +164,15 @@ def test_an_interrupted_download_is_told_and_goes_on(hub: Hub) -> None:
     assert found.fault == ""
 
 
-def test_a_download_that_has_only_begun_is_listed(hub: Hub, tmp_path: Path) -> None:
+def test_a_download_that_has_only_begun_can_be_removed(hub: Hub, tmp_path: Path) -> None:
     blobs = tmp_path / "hub" / "models--maker--begun" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "x.incomplete").write_bytes(b"0" * 70)
     (found,) = models_on_disk()
     assert (found.name, found.size) == ("maker/begun", 70)
     assert "mlx-provider pull maker/begun" in found.fault
+    assert remove("maker/begun") == 70
+    assert models_on_disk() == []
 
 
 @pytest.mark.parametrize("name", ["maker/model-7B-Q4_K_M-GGUF", "maker/model-7B-GGUF"])
@@ -208,6 +214,13 @@ def test_what_nobody_serves_is_not_fetched(hub: Hub) -> None:
     assert done.exit_code == 1
     assert "nobody" in str(done.exception)
     assert not [path for path in hub.asked if path.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize("name", ["demo", "/folder", "maker/away", "maker/model@main", "../hub"])
+def test_what_is_not_in_the_cache_is_not_removed(hub: Hub, name: str) -> None:
+    code, told = invoke("rm", name)
+    assert code == 1
+    assert f"{name} is not in the Hub cache; on this machine: none" in told
 
 
 @pytest.mark.parametrize("name", ["demo", "/folder", "~/folder", "a/b/c"])
