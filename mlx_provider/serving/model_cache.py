@@ -18,7 +18,7 @@ from ..engine.memory import memory_limit, pool_limit
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, wrong_option
-from ..families.checkpoint import named_context, read_json
+from ..families.checkpoint import DEFAULT_CONTEXT, named_context, read_json
 from ..families.tokenizer.template_fit import fit_messages
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
@@ -54,7 +54,6 @@ class ModelCache:
         self._pool_before = mx.set_cache_limit(pool)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
-        self._own_context: dict[Path, int] = {}
         self.ledger: MemoryLedger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
         )
@@ -98,23 +97,16 @@ class ModelCache:
         _check(self._registry, options)
         with self.progress.stage(name, "files of the Hub"):
             folder = folder_of(name, repository=repository)
-        for _ in range(2):  # the first load may show that the context is longer than its own
-            key = self._key(folder, options, may_lengthen=may_lengthen)
-            lease = self.queue.acquire(
-                key,
-                partial(self.loader.plan, key, options, name, partial(self.builder.start, options)),
-                who=who,
-                rows=rows,
-                keep_alive=options.keep_alive,
-                since=since,
-                deadline=deadline,
-            )
-            if key.context_length is not None:
-                break
-            own = self._own_context[key.folder] = lease.model.info.context_length
-            if own >= (options.context_length or 0):
-                break
-            lease.release()
+        key = self._key(folder, options, may_lengthen=may_lengthen)
+        lease = self.queue.acquire(
+            key,
+            partial(self.loader.plan, key, options, name, partial(self.builder.start, options)),
+            who=who,
+            rows=rows,
+            keep_alive=options.keep_alive,
+            since=since,
+            deadline=deadline,
+        )
         with ExitStack() as undo:
             undo.callback(lease.release)
             view = self._view(lease.model, name, options, listed=listed)
@@ -126,9 +118,7 @@ class ModelCache:
         if length is None:
             return key
         config = read_json(key.folder / "config.json")
-        named = named_context(config.get("text_config") or config)
-        own = self._own_context.get(key.folder) or named
-        if own is None or length <= own:
+        if length <= (named_context(config.get("text_config") or config) or DEFAULT_CONTEXT):
             return key
         if not may_lengthen:  # each longer context needs separate weights
             raise Forbidden(
