@@ -40,7 +40,7 @@ def pull(context: typer.Context, model: Repository) -> None:
 
 
 def show_models(context: typer.Context) -> None:
-    """List the models in the Hub cache and in LM Studio's folders, with their sizes."""
+    """List the models in the Hub cache, with their sizes."""
     from ..gateway.models import size
     from ..serving.hub import cache_root, checkpoint, models_on_disk
 

@@ -81,9 +81,6 @@ def family(subject: Subject) -> Iterator[Finding]:
     chosen, plugin = subject.registry.family_for(config)
     summary = f"family {chosen.name} of plugin {plugin.name} serves {config.get('model_type')}"
     yield Finding("model.family", "ok", summary)
-    if rivals := subject.registry.rivals(config):
-        remedy = "uninstall one, or name the plugins to use in MLX_PROVIDER_PLUGINS"
-        yield Finding("model.family_claims", "warn", rivals, remedy)
 
 
 def memory(subject: Subject) -> Iterator[Finding]:

@@ -56,7 +56,13 @@ def _slices(model: LoadedModel, spans: Sequence[MediaSpan]) -> Iterator[Sequence
     """A model without slices has one for each media item."""
     if isinstance(model, EmbedsInSlices):
         return model.embed_in_slices(spans)
-    return ([model.embed(span)] for span in spans)
+    return (_whole(model, span) for span in spans)
+
+
+def _whole(model: LoadedModel, span: MediaSpan) -> list[Features]:
+    features = model.embed(span)
+    features_bytes(features)
+    return [features]
 
 
 class Inputs:

@@ -1,7 +1,7 @@
 """The engine thread, the only thread that uses mx arrays.
 
-Other threads give it calls. Between calls it steps every engine that has work. A thread that dies
-takes its engines with it; the next call starts a new one.
+Other threads give it calls. Between calls it steps every engine that has work. If it dies, the
+engine process ends.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import EngineDied, MLXProviderError
+from ..errors import EngineDied, MLXProviderError, for_another
 from ..isolation import Isolation, background
 from ..upstream.runtime import wake_without_preemption
 from .engine import Engine
@@ -24,7 +24,7 @@ from .step_output import Post
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-DIED = "the engine thread has died; the next request starts a new one"
+DIED = "the engine thread has died: its process ends, and the next request starts another"
 MOST_IDLE_CALLS = 8
 """Calls that wait for idle engines. The oldest one is left out."""
 CLEAR_EVERY = 512
@@ -43,7 +43,7 @@ class EngineWorker:
         self._idle_calls: deque[Callable[[], object]] = deque(maxlen=MOST_IDLE_CALLS)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed: EngineDied | None = None
 
     # -- from any thread
 
@@ -51,8 +51,8 @@ class EngineWorker:
         """Run `function` on the engine thread, between steps."""
         future: Future[T] = Future()
         with self._lock:
-            if self._closed:
-                raise EngineDied("the engine is shutting down")
+            if self._closed is not None:
+                raise for_another(self._closed)
             self._calls.put((future, function))
             if self._thread is None:
                 self._start()
@@ -60,13 +60,12 @@ class EngineWorker:
 
     @property
     def alive(self) -> bool:
-        thread = self._thread
-        return not self._closed and (thread is None or thread.is_alive())
+        return self._closed is None
 
     def close(self) -> None:
         """Stops the thread after the current step."""
         with self._lock:
-            self._closed = True
+            self._closed = self._closed or EngineDied("the engine is shutting down")
             thread = self._thread
             self._calls.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -82,9 +81,7 @@ class EngineWorker:
         self._engines.append(engine)
 
     def remove(self, engine: Engine) -> None:
-        """Does nothing if the thread has died."""
-        if engine in self._engines:
-            self._engines.remove(engine)
+        self._engines.remove(engine)
 
     def when_idle(self, function: Callable[[], object]) -> None:
         """Run `function` once no engine has work, unless too many others wait for that."""
@@ -159,11 +156,11 @@ class EngineWorker:
             rest = 0
             _resolve(*item)
 
-    def _bury(self, error: MLXProviderError) -> None:
+    def _bury(self, error: EngineDied) -> None:
         """Report the end of this thread to everyone who waits for it."""
         log.critical("the engine thread died: %s", error.message)
         with self._lock:
-            self._thread = None
+            self._closed = error
             waiting = []
             while not self._calls.empty():
                 waiting.append(self._calls.get_nowait())

@@ -14,7 +14,8 @@ from ..records import LoadOptions, SamplingDefaults
 from ..safe_open import read_bounded
 
 LARGEST_JSON = 2**25
-DEFAULT_CONTEXT = 4096
+DEFAULT_CONTEXT = 131072
+"""Of models whose config names none, such as Gemma 3 and recurrent ones."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
-from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
@@ -59,7 +58,6 @@ class PluginRegistry:
             error = f"{SELECTION} names it, but no such plugin is installed"
             registry._plugins[name] = Plugin(name, "", "", error=error)
             log.warning("plugin %s: %s", name, registry._plugins[name].error)
-        registry._note_shared_names()
         return registry
 
     @classmethod
@@ -116,17 +114,18 @@ class PluginRegistry:
 
     def family_for(self, config: Mapping[str, Any]) -> tuple[ModelFamily, Plugin]:
         """The family with the highest priority for a `config.json`, and its plugin; at equal
-        priority, a third party's (two of them are noted). A `matches` that raises or returns no
-        number is no match, and is noted on its plugin. Raises `UnsupportedModel`."""
-        claims = self._families(config)
-        if not claims:
-            raise UnsupportedModel(self._no_family(config), param="model")
-        self._note_rivals(claims, f"model_type {config.get('model_type')!r}")
-        family, owner = claims[0]
-        return family, self._plugins[owner.key]
+        priority, a third party's. A `matches` that raises or returns no number is no match, and is
+        noted on its plugin. Raises `UnsupportedModel`."""
 
-    def rivals(self, config: Mapping[str, Any]) -> str:
-        return _rivals(self._families(config), f"model_type {config.get('model_type')!r}")
+        def rank(family: ModelFamily) -> int | None:
+            priority = int(family.matches(config))
+            return priority if priority > 0 else None
+
+        best = self._best(self._of(ModelFamily), MATCHES_FAILED, rank)
+        if best is None:
+            raise UnsupportedModel(self._no_family(config), param="model")
+        family, owner = best
+        return family, self._plugins[owner.key]
 
     def detect_tool_parser(self, template: str) -> ToolParser | None:
         return self._detect(self._of(ToolParser), template)
@@ -143,17 +142,11 @@ class PluginRegistry:
         """Name and replacements of the highest-ranking kernels; at equal rank, a third party's. If
         kernels fail, this is noted on their plugin, and the next ones are tried."""
         preferred = sorted(self._of(Kernels).by_preference(), key=lambda owned: -owned[0].rank)
-        fitting = [
-            (kernels, owner)
-            for kernels, owner in preferred
-            if self._try_kernels(kernels, owner, partial(kernels.matches, device, precision))
-        ]
-        for kernels, owner in fitting:
-            found = self._try_kernels(kernels, owner, partial(_replacements, kernels))
-            if found is not None:
-                claims = [each for each in fitting if each[0].rank == kernels.rank]
-                self._note_rivals(claims, f"device {device!r} for kernels")
-                return kernels.name, found
+        for kernels, owner in preferred:
+            if self._try_kernels(kernels, owner, partial(kernels.matches, device, precision)):
+                found = self._try_kernels(kernels, owner, partial(_replacements, kernels))
+                if found is not None:
+                    return kernels.name, found
         return None
 
     def register_commands(self, cli: typer.Typer) -> None:
@@ -209,46 +202,24 @@ class PluginRegistry:
     def _try_kernels(self, kernels: Kernels, owner: Plugin, call: Callable[[], V]) -> V | None:
         return self._try(owner, f"kernels {kernels.name!r} failed", call, None)
 
-    def _note_shared_names(self) -> None:
-        """Plugins of two distributions with the same name are selected together."""
-        for plugin, other in permutations(self.plugins, 2):
-            if other.name == plugin.name:
-                note = f"{other} has the same name: {SELECTION} takes or leaves both"
-                self._note(plugin.key, note)
-
-    def _note_rivals(self, claims: list[tuple[R, Plugin]], what: str) -> None:
-        told = _rivals(claims, what)
-        if told:
-            for _, owner in claims:
-                if not owner.ours:
-                    self._note(owner.key, told)
-
-    def _families(self, config: Mapping[str, Any]) -> list[tuple[ModelFamily, Plugin]]:
-        def rank(family: ModelFamily) -> int | None:
-            priority = int(family.matches(config))
-            return priority if priority > 0 else None
-
-        return self._claims(self._of(ModelFamily), MATCHES_FAILED, rank)
-
     def _detect(self, catalog: Catalog[D], template: str) -> D | None:
         def rank(parser: D) -> int | None:
             return parser.rank if parser.detect(template) else None
 
-        claims = self._claims(catalog, "detect failed", rank)
-        self._note_rivals(claims, "a chat template")
-        return claims[0][0] if claims else None
+        best = self._best(catalog, "detect failed", rank)
+        return best[0] if best else None
 
-    def _claims(
+    def _best(
         self, catalog: Catalog[R], failed: str, rank: Callable[[R], int | None]
-    ) -> list[tuple[R, Plugin]]:
-        """Those of the highest rank, third parties' first. `None`: no match."""
-        found: dict[int, list[tuple[R, Plugin]]] = {}
+    ) -> tuple[R, Plugin] | None:
+        """The record of the highest rank; at equal rank, a third party's. `None`: no match."""
+        ranks: dict[int, tuple[R, Plugin]] = {}
         for record, owner in catalog.by_preference():
             part = f"{catalog.kind} {record.name!r}: {failed}"
             ranked = self._try(owner, part, partial(rank, record), None)
             if ranked is not None:
-                found.setdefault(ranked, []).append((record, owner))
-        return found[max(found)] if found else []
+                ranks.setdefault(ranked, (record, owner))
+        return ranks[max(ranks)] if ranks else None
 
     def _no_family(self, config: Mapping[str, Any]) -> str:
         families = ", ".join(sorted(self.model_families)) or "none"
@@ -267,12 +238,3 @@ def _replacements(kernels: Kernels) -> list[Replacement]:
     if odd := [type(each).__name__ for each in found if not isinstance(each, Replacement)]:
         raise PluginError(f"replacements gave {odd[0]}, not Replacement")
     return found
-
-
-def _rivals(claims: list[tuple[R, Plugin]], what: str) -> str:
-    strangers = {owner.key: (record.name, owner) for record, owner in claims if not owner.ours}
-    if len(strangers) < 2:
-        return ""
-    listed = " and ".join(f"{name!r} of {owner}" for name, owner in strangers.values())
-    used = claims[0][0].name
-    return f"{what} is claimed by {listed} alike; {used!r} is used: {SELECTION} can leave one out"

@@ -23,7 +23,7 @@ import anyio.to_thread
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..errors import EngineUnavailable
+from ..errors import EngineDied, EngineUnavailable
 from ..protocol.event_queue import Put
 from .app import EngineApp
 from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
@@ -122,12 +122,13 @@ class EngineServer(uvicorn.Server):
         self._ready = ready
         self._drain = drain
         self._hurry = False
+        self._died = False
         app.handover.stop = self.stop
         app.listener.listen = self._listen
 
     async def run_until_stopped(self, idle_limit: float | None) -> None:
         """Ends by a signal, after `idle_limit` seconds without clients, or by the loss of the
-        socket file."""
+        socket file. Raises `EngineDied` after the death of the engine thread."""
         loop = asyncio.get_running_loop()
         watches = [loop.create_task(w) for w in (self._watch(idle_limit), self._watch_clients())]
         try:
@@ -135,6 +136,8 @@ class EngineServer(uvicorn.Server):
         finally:
             for watch in watches:
                 watch.cancel()
+        if self._died:
+            raise EngineDied("the engine thread has died")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -225,6 +228,9 @@ class EngineServer(uvicorn.Server):
                 logger.info("no client for %g s: the engine ends", idle_limit)
                 self.stop()
             elif self.app.handover.due():
+                self.stop()
+            elif not (self._died or self._service.alive):
+                self._died = True
                 self.stop()
             elif not self.listener.findable() and not activity.requests:
                 logger.warning("%s is gone: the engine ends", self.listener.path)

@@ -21,13 +21,13 @@ from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
-from ..errors import wrong_option
+from ..errors import MLXProviderError, wrong_option
 from ..isolation import Fault, attempt, plugin_call
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
 from ..upstream import mlx_lm
-from .drafting import AUTO, Drafts, drafts_of, sparse_prefill_of
+from .drafting import Drafts, drafts_of, sparse_prefill_of
 from .loader import LoadProgress, load_error
 from .measurements import (
     Measured,
@@ -39,7 +39,7 @@ from .measurements import (
     software,
 )
 from .prefixes import RowBudgets, RowLedger
-from .weights import EngineInstance, Reproducible, Weights
+from .weights import EngineInstance, Reproducible, Weights, kv_kind
 
 log = logging.getLogger(__name__)
 
@@ -83,19 +83,20 @@ class EngineBuilder:
         self._progress = progress
         self._measurements = Measurements.chosen(settings.measurements)
 
-    def start(self, weights: Weights, kind: str, options: ModelOptions) -> None:
-        """Probe the model and start its engine of one kind, unless it exists. Raises errors of
-        `mlx_provider.errors`."""
-        if kind in weights.engines:
-            return
-        built = attempt(lambda: self._build(weights, kind, options))
+    def start(self, options: ModelOptions, weights: Weights) -> MLXProviderError | None:
+        """Probe a model that loads, and start its engine. Returns the error without the frames of
+        the model."""
+        resident = self._budgets.ledger.get(weights.key)
+        if resident is not None:
+            resident.expected = weights.nbytes
+        built = attempt(lambda: self._build(weights, options))
         if not isinstance(built, Fault):
-            weights.engines[kind] = built
-            return
+            weights.started = built
+            return None
         if options.dtype in NOT_EVERYWHERE and not built.ours:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
-            raise wrong_option("dtype", f"{remedy} ({built.summary})")
-        raise load_error(
+            return wrong_option("dtype", f"{remedy} ({built.summary})")
+        return load_error(
             built,
             weights.name,
             weights.family,
@@ -103,7 +104,7 @@ class EngineBuilder:
             stranger=weights.stranger,
         )
 
-    def _build(self, weights: Weights, kind: str, options: ModelOptions) -> EngineInstance:
+    def _build(self, weights: Weights, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
         measured = self._measure(weights, kv, options)
         s, found, fixed = self._settings, measured.probe, None
@@ -116,9 +117,9 @@ class EngineBuilder:
         if found.drafts and fixed is None:
             ledger = self._budgets.ledger
             room = (ledger.free - ledger.live()) // 2  # the rest is for rows
-            drafts = drafts_of(self._registry, weights.folder, weights.model, options, room)
-        policy = self._policy(weights, kind, options, kv, measured, fixed)
-        scheduler = self._scheduler(weights, kind, measured, limits, fixed)
+            drafts = drafts_of(self._registry, weights.key.folder, weights.model, options, room)
+        policy = self._policy(weights, options, kv, measured, fixed)
+        scheduler = self._scheduler(weights, measured, limits, fixed)
         engine = Engine(
             weights.model,
             scheduler,
@@ -154,7 +155,6 @@ class EngineBuilder:
     def _policy(
         self,
         weights: Weights,
-        kind: str,
         options: ModelOptions,
         kv: _KVCache,
         measured: Measured,
@@ -172,7 +172,7 @@ class EngineBuilder:
             self._budgets.prefixes.cache(),
             weights.model,
             # a prefix of a reproducible model must be computed here, by this software and device
-            f"{kind}, {kv.key}" if fixed else kv.name,
+            f"{weights.key.kind}, {kv.key}" if fixed else kv.name,
             kv.make_cache,
             in_place=in_place,
             least=shared,
@@ -183,7 +183,6 @@ class EngineBuilder:
     def _scheduler(
         self,
         weights: Weights,
-        kind: str,
         measured: Measured,
         limits: Limits,
         fixed: Reproducible | None,
@@ -193,7 +192,7 @@ class EngineBuilder:
         passes = PassMemory.of(measured.passes, curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, memory.state_bytes) if fixed else passes
         return Scheduler(
-            RowLedger(limits, self._budgets, weights, kind, memory, passing),
+            RowLedger(limits, self._budgets, weights, memory, passing),
             Costs(curve),
             grid=GRID if memory.recurrent else 1,
             fixed=fixed.shapes if fixed else None,
@@ -217,7 +216,7 @@ class EngineBuilder:
             replace(found, padded=times.padded),
             times.curve,
             times.passes,
-            str(weights.folder),
+            str(weights.key.folder),
             kv_kind(options),
             software(),
             times.least_shared,
@@ -242,25 +241,6 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     if not fixed:
         log.info("%s: %s", weights.name, beside_a_prompt(chunking))
     log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
-
-
-def kv_kind(options: ModelOptions) -> str:
-    return f"{options.kv_bits} bits" if options.kv_bits else ""
-
-
-def engine_kind(options: ModelOptions) -> str:
-    """Requests of one kind share an engine. Empty: the usual one."""
-    drafter = "" if options.drafter == AUTO else options.drafter
-    if options.draft_model:
-        drafter = f"{options.drafter} {options.draft_model}"
-    sparse = options.sparse_prefill
-    kinds = (
-        kv_kind(options),
-        "reproducible" if options.reproducible else "",
-        drafter,
-        "" if sparse is None else f"{sparse} of long prompts",
-    )
-    return " ".join(filter(None, kinds))
 
 
 def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:

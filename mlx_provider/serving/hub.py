@@ -1,5 +1,5 @@
 """Finds a model's folder (shipped, on disk, in the local Hub cache, or on the Hub), reads its small
-files before a load or a download, and lists the models on this machine, also those of LM Studio."""
+files before a load or a download, and lists the models in the local Hub cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -292,14 +292,9 @@ def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
     )
 
 
-LM_STUDIO = (".lmstudio/models", ".cache/lm-studio/models")
-"""Under the home folder: `publisher/model`."""
-
-
 @dataclass(frozen=True)
 class OnDisk:
     name: str
-    """After `mlx/`: a repository, or a folder's path."""
     size: int
     """Bytes of all revisions."""
     fault: str = ""
@@ -313,18 +308,13 @@ def models_on_disk() -> list[OnDisk]:
         raise BadRequest(f"the Hub cache {cache_root()} cannot be used: {why}")
     cache_root().mkdir(parents=True, exist_ok=True)
     sizes = {repo.repo_id: repo.size_on_disk for repo in scan_cache_dir(cache_root()).repos}
-    hub = [
+    return [
         OnDisk(
             name,
             sizes[name] if name in sizes else _size(_repository_folder(name)),
             _fault_of_repository(name),
         )
-        for name in cached_models()
-    ]
-    return [
-        each
-        for group in (hub, _of_lm_studio())
-        for each in sorted(group, key=lambda model: model.name.lower())
+        for name in sorted(cached_models(), key=str.lower)
     ]
 
 
@@ -342,32 +332,17 @@ def _fault_of_repository(name: str) -> str:
     return "holds no weights for MLX"
 
 
-def _of_lm_studio() -> Iterator[OnDisk]:
-    roots = {path.resolve() for path in (Path.home() / each for each in LM_STUDIO) if path.is_dir()}
-    for folder in (path for root in roots for path in root.glob("*/*") if path.is_dir()):
-        if any(folder.glob(f"*{GGUF}")):
-            yield OnDisk(str(folder), _size(folder), not_gguf(folder.name))
-        elif any(folder.glob("*.safetensors")):
-            whole = (folder / "config.json").is_file()
-            yield OnDisk(str(folder), _size(folder), "" if whole else "has no config.json")
-
-
 def remove(model: str) -> int:
-    """Remove a repository from the Hub cache. Returns the freed bytes. Raises `BadRequest` for a
-    name outside of that cache, `ModelNotFound`."""
-    if model in DEMOS or not is_repository(model) or "@" in model:
-        raise BadRequest(
-            f"{model} is not a repository of the Hub cache: remove other folders yourself, and a "
-            "single revision with `hf cache`",
-            param="model",
-        )
+    """Remove a repository from the Hub cache. Returns the freed bytes. Raises `ModelNotFound`, and
+    `BadRequest` for files that cannot be removed."""
     if model not in cached_models():
-        raise ModelNotFound(f"{model} is not on this machine{list_known()}", param="model")
+        raise ModelNotFound(f"{model} is not in the Hub cache{list_known()}", param="model")
     folder = _repository_folder(model)
     freed = _size(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        raise BadRequest(f"{folder} could not be removed: see its owner and mode", param="model")
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise BadRequest(f"{folder} cannot be removed: {error}", param="model") from error
     return freed
 
 

@@ -85,8 +85,6 @@ class LoadQueue:
         """Models whose rows cannot continue while the weights of others are in memory."""
         self._loading: Hashable | None = None
         """The model that loads, or for whose rows others leave: one at a time."""
-        self._generation = 0
-        """Of the engine thread. A model that loaded on an earlier one is gone."""
         self._expiry: threading.Timer | None = None
         self._closed: MLXProviderError | None = None
 
@@ -180,19 +178,6 @@ class LoadQueue:
 
     def models(self) -> list[Weights]:
         return [model for resident in self._ledger if (model := resident.usable) is not None]
-
-    def forget(self) -> list[Weights]:
-        """Remove all models after the death of the engine thread. Returns those that could be
-        used."""
-        with self._changed:
-            self._generation += 1
-            models = self.models()
-            for resident in self._ledger:
-                if resident.usable is not None:
-                    self._ledger.release(resident)
-            self._starved.clear()
-            self._serve()
-        return models
 
     def close(self, error: MLXProviderError) -> None:
         with self._changed:
@@ -306,23 +291,17 @@ class LoadQueue:
         if resident is None:
             resident, plan = self._ledger.reserve(key, waiter.plan.nbytes), waiter.plan
         self._loading = key
-        arguments = (_detach(idle), resident, plan, self._generation)
+        arguments = (_detach(idle), resident, plan)
         threading.Thread(target=self._work, args=arguments, name="mlx-load", daemon=True).start()
 
     # -- loads and departures (their own threads; the lock is free while they block)
 
-    def _work(
-        self,
-        leaving: Sequence[Resident],
-        resident: Resident,
-        plan: LoadPlan | None,
-        generation: int,
-    ) -> None:
+    def _work(self, leaving: Sequence[Resident], resident: Resident, plan: LoadPlan | None) -> None:
         """`plan`: `None` if the model is in memory and its rows need more."""
         try:
             self._leave(leaving, self._unload)
             if plan is not None:
-                self._leave(self._load(resident, plan, generation), self._unload)
+                self._leave(self._load(resident, plan), self._unload)
         finally:
             with self._changed:
                 self._loading = None
@@ -341,7 +320,7 @@ class LoadQueue:
                     self._ledger.release(resident)
                     self._serve()
 
-    def _load(self, resident: Resident, plan: LoadPlan, generation: int) -> Sequence[Resident]:
+    def _load(self, resident: Resident, plan: LoadPlan) -> Sequence[Resident]:
         """Returns models that must leave because this one took more than expected."""
         error: MLXProviderError = LoadFailed(f"{plan.name} could not be loaded")
         model: Weights | None = None
@@ -351,7 +330,7 @@ class LoadQueue:
             error = for_another(failure)
         finally:
             with self._changed:
-                leaving = self._settle(resident, plan.name, model, error, generation)
+                leaving = self._settle(resident, plan.name, model, error)
         return leaving
 
     def _settle(
@@ -360,7 +339,6 @@ class LoadQueue:
         name: str,
         model: Weights | None,
         error: MLXProviderError,
-        generation: int,
     ) -> Sequence[Resident]:
         ledger, waiters = self._ledger, [w for w in self.waiting if w.key == resident.key]
         if model is None:
@@ -368,9 +346,6 @@ class LoadQueue:
             self._refuse(error, waiters)
             return ()
         resident.model, resident.used = model, time.monotonic()
-        if generation != self._generation:
-            self._refuse(EngineDied("the engine thread died while the model loaded"), waiters)
-            return _detach([resident])
         if model.nbytes > ledger.limit:
             self._refuse(ledger.too_large(name, model.nbytes), waiters)
             return _detach([resident])

@@ -137,6 +137,7 @@ class _Job:
     plugin: Plugin
     options: LoadOptions
     name: str
+    start: Callable[[Weights], MLXProviderError | None]
 
 
 class Loader:
@@ -161,14 +162,18 @@ class Loader:
         self._shrink_prefix_cache = shrink_prefix_cache
         self._limit = limit
         self._progress = progress
-        self._loads = 0
-        self._wired: dict[int, int] = {}
-        """Bytes of weights by the number of their load."""
+        self._loaded: set[Weights] = set()
 
-    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan:
+    def plan(
+        self,
+        key: WeightsKey,
+        options: ModelOptions,
+        name: str,
+        start: Callable[[Weights], MLXProviderError | None],
+    ) -> LoadPlan:
         """Expected memory of a load. `name`: the model's name in logs and metrics, because a
-        folder's own name says little (`model`, a revision). Raises `BadRequest` for a folder that
-        no family serves."""
+        folder's own name says little (`model`, a revision). `start` builds its engine (engine
+        thread), and returns its error. Raises `BadRequest` for a folder that no family serves."""
         check_folder(key.folder, key.adapter)
         family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
         dtype = weights_dtype(
@@ -185,9 +190,8 @@ class Loader:
         nbytes = weights_estimate(
             key.folder, key.adapter, expanded=None if dtype is None else getattr(mx, dtype).size
         )
-        return LoadPlan(
-            name, nbytes, partial(self._load, _Job(key, family, plugin, chosen, name), nbytes)
-        )
+        job = _Job(key, family, plugin, chosen, name, start)
+        return LoadPlan(name, nbytes, partial(self._load, job, nbytes))
 
     def unload(self, weights: Weights) -> None:
         """Blocks until the weights are freed."""
@@ -197,8 +201,8 @@ class Loader:
         """Release a model and check that its bytes are freed (engine thread)."""
         before = mx.get_active_memory()
         self._stop(weights)
-        if self._wired.pop(weights.number, None) is not None:
-            wire(sum(self._wired.values()))
+        self._loaded.remove(weights)
+        wire(sum(each.taken for each in self._loaded))
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
@@ -209,12 +213,9 @@ class Loader:
                 weights.name, weights.taken, back, weights.family,
             )  # fmt: skip
 
-    def forget(self) -> None:
-        self._wired.clear()
-
     def _stop(self, weights: Weights) -> None:
         """Separate from `unload_here`, whose frame may not hold an engine when memory is read."""
-        for instance in weights.engines.values():
+        if (instance := weights.started) is not None:
             self._worker.remove(instance.engine)
             instance.learned()
 
@@ -229,12 +230,15 @@ class Loader:
             "loaded %s in %.1f s: family %s, %d bytes",
             weights.name, time.monotonic() - began, weights.family, weights.nbytes,
         )  # fmt: skip
+        error = self._worker.call(partial(job.start, weights)).result()
+        if error is not None:
+            self.unload(weights)
+            raise error
         return weights
 
     def _load_here(self, job: _Job) -> Weights:
         self._worker.end_ahead()
         self._shrink_prefix_cache()
-        self._loads += 1
         before = mx.get_active_memory()
         made = _load_isolated(job)
         if isinstance(made, MLXProviderError):
@@ -242,15 +246,11 @@ class Loader:
             raise made
         equip(made, self._registry)
         key, taken = job.key, mx.get_active_memory() - before
-        self._wired[self._loads] = taken
-        wire(sum(self._wired.values()))
-        return Weights(
+        weights = Weights(
             key=key,
-            folder=key.folder,
             name=job.name if key.adapter is None else f"{job.name} with {key.adapter}",
             family=job.family.name,
             plugin=job.plugin.name,
-            number=self._loads,
             info=with_sampling(made.info, job.family),
             code=self._registry.computing(job.plugin),
             stranger=stranger_of(job.plugin),
@@ -259,6 +259,9 @@ class Loader:
             grammar=_grammar_of(made, *self._pools),
             _model=made,
         )
+        self._loaded.add(weights)
+        wire(sum(each.taken for each in self._loaded))
+        return weights
 
 
 def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> GrammarCompiler:

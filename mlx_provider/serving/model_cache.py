@@ -18,13 +18,13 @@ from ..engine.memory import memory_limit, pool_limit
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, wrong_option
-from ..families.checkpoint import named_context, read_json
+from ..families.checkpoint import DEFAULT_CONTEXT, named_context, read_json
 from ..families.tokenizer.template_fit import fit_messages
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
 from .drafting import UNNAMED, check_drafts, check_sparse_prefill
-from .engine_builder import EngineBuilder, engine_kind
+from .engine_builder import EngineBuilder
 from .hub import folder_of
 from .load_queue import LoadQueue
 from .loader import Loader, LoadProgress
@@ -51,11 +51,9 @@ class ModelCache:
         limit = memory_limit(settings.memory_limit)
         pool = pool_limit(limit)
         self._registry = registry
-        self._worker = worker
         self._pool_before = mx.set_cache_limit(pool)
         self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
-        self._own_context: dict[Path, int] = {}
         self.ledger: MemoryLedger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
         )
@@ -99,28 +97,18 @@ class ModelCache:
         _check(self._registry, options)
         with self.progress.stage(name, "files of the Hub"):
             folder = folder_of(name, repository=repository)
-        for _ in range(2):  # the first load may show that the context is longer than its own
-            key = self._key(folder, options, may_lengthen=may_lengthen)
-            lease = self.queue.acquire(
-                key,
-                partial(self.loader.plan, key, options, name),
-                who=who,
-                rows=rows,
-                keep_alive=options.keep_alive,
-                since=since,
-                deadline=deadline,
-            )
-            if key.context_length is not None:
-                break
-            own = self._own_context[key.folder] = lease.model.info.context_length
-            if own >= (options.context_length or 0):
-                break
-            lease.release()
+        key = self._key(folder, options, may_lengthen=may_lengthen)
+        lease = self.queue.acquire(
+            key,
+            partial(self.loader.plan, key, options, name, partial(self.builder.start, options)),
+            who=who,
+            rows=rows,
+            keep_alive=options.keep_alive,
+            since=since,
+            deadline=deadline,
+        )
         with ExitStack() as undo:
             undo.callback(lease.release)
-            kind = engine_kind(options)
-            if kind not in lease.model.engines:
-                self._worker.call(partial(self.builder.start, lease.model, kind, options)).result()
             view = self._view(lease.model, name, options, listed=listed)
             undo.pop_all()
         return view, lease
@@ -130,9 +118,7 @@ class ModelCache:
         if length is None:
             return key
         config = read_json(key.folder / "config.json")
-        named = named_context(config.get("text_config") or config)
-        own = self._own_context.get(key.folder) or named
-        if own is None or length <= own:
+        if length <= (named_context(config.get("text_config") or config) or DEFAULT_CONTEXT):
             return key
         if not may_lengthen:  # each longer context needs separate weights
             raise Forbidden(
@@ -153,7 +139,6 @@ class ModelCache:
             return replace(view, info=replace(view.info, context_length=length))
         chosen = (
             name,
-            engine_kind(options),
             options.context_length,
             options.tool_parser,
             options.reasoning_parser,
@@ -170,7 +155,7 @@ class ModelCache:
         return [view for weights in self.queue.models() for view in list(weights.views.values())]
 
     def engines(self) -> list[EngineInstance]:
-        return [each for weights in self.queue.models() for each in list(weights.engines.values())]
+        return [each for weights in self.queue.models() if (each := weights.started) is not None]
 
     def close(self) -> None:
         """Writes the queue to disk and ends the threads."""
@@ -182,11 +167,9 @@ class ModelCache:
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         mx.set_cache_limit(self._pool_before)
 
-    def forget(self) -> None:
-        """Remove all models after the death of the engine thread."""
-        self.prefixes.forget()
-        self.loader.forget()
-        for weights in self.queue.forget():
+    def drop(self) -> None:
+        """Frees all weights, after the end of the engine thread."""
+        for weights in self.queue.models():
             weights.drop()
 
 
@@ -221,7 +204,6 @@ def _view_of(
     return ModelView(
         name=name,
         weights=weights,
-        kind=engine_kind(options),
         info=replace(
             info,
             context_length=options.context_length or info.context_length,

@@ -143,7 +143,7 @@ class NextPrompts:
                 self._worker.call(partial(self._worker.when_idle, begin))
 
     def _begin(self, view: ModelView, request: Request) -> None:
-        instance = view.weights.engines.get(view.kind)
+        instance = view.weights.started
         if instance is not None and self._worker.steps(instance.engine):
             instance.engine.prefill_ahead(request)
 

@@ -71,7 +71,7 @@ class Prefixes:
             self._newest = pending.result(STATS_WAIT)
         except NotYet:
             return self._newest
-        except (EngineDied, CancelledError):  # the next call asks a new engine thread
+        except (EngineDied, CancelledError):
             pass
         self._pending = None
         return self._newest
@@ -94,10 +94,6 @@ class Prefixes:
         """Writes the queue to disk (blocks)."""
         if self._cache is not None and self._worker.alive:
             self._worker.call(self._cache.close).result()
-
-    def forget(self) -> None:
-        """Called after the death of the engine thread."""
-        self._cache = None
 
     def cache(self) -> PrefixCache:
         """Created on the engine thread."""
@@ -160,7 +156,6 @@ class RowLedger(Ledger):
         limits: Limits,
         process: RowBudgets,
         weights: Weights,
-        kind: str,
         memory: MemoryProfile,
         passing: Callable[[int, int], int],
     ) -> None:
@@ -168,7 +163,6 @@ class RowLedger(Ledger):
         super().__init__(limits)
         self._process = process
         self._weights = weights
-        self._kind = kind
         self._memory = memory
         self._passing = passing
 
@@ -202,12 +196,10 @@ class RowLedger(Ledger):
             process.prefixes.evict_to(left + process.ledger.in_use())
 
     def _others(self) -> int:
-        """Bytes that other rows, and those of the prefix cache in use, have."""
-        same = (each for name, each in list(self._weights.engines.items()) if name != self._kind)
-        own = sum(each.engine.scheduler.live_bytes for each in same)
-        return own + self._process.ledger.live(apart=self._weights.key)
+        """Bytes that rows of other models, and the part of the prefix cache in use, have."""
+        return self._process.ledger.live(apart=self._weights.key)
 
     def _stuck(self, need: int) -> bool:
         """Running rows need no more than they have, or no row runs."""
-        live = self._weights.engines[self._kind].engine.scheduler.live_bytes
+        live = self._weights.live_bytes
         return need <= live or not live

@@ -206,11 +206,7 @@ class ChatService:
 
     def _hand_over(self, active: Active) -> None:
         self.in_flight.reach_engine(active)
-        if self.worker.steps(active.instance.engine):
-            active.instance.engine.submit(active.request)
-        else:
-            error = EngineDied("the engine thread died before the request reached it")
-            self._take([(active.request, [Failed.of(error)])])
+        active.instance.engine.submit(active.request)
 
     def _take(self, posts: list[Post]) -> None:
         """Deliver the events of one step (engine thread). Resources are released before the last
@@ -233,11 +229,11 @@ class ChatService:
         self._deliver(partial(_put, posts))
 
     def _fail_all(self, error: MLXProviderError) -> None:
-        """Report the death of the engine thread to all who wait. Models are loaded again."""
+        """Report the death of the engine thread, or the end of its work, to all who wait."""
         gone = self.in_flight.clear()
         self.media.refuse(error)
         self._turns.refuse(error)
-        self.models.forget()
+        self.models.queue.close(error)
         failed = Failed.of(error)
         for entry in gone:
             entry.let_go()
@@ -254,6 +250,12 @@ class ChatService:
         self.models.close()
         self.worker.close()
         self._fail_all(error)
+        self.models.drop()
+
+    @property
+    def alive(self) -> bool:
+        """False after the death of the engine thread: nothing more is served."""
+        return self.worker.alive
 
     def health(self) -> Health:
         engines = self.models.engines()
@@ -326,7 +328,7 @@ def _prepare_kind(
 
 def _need(request: Request, view: ModelView) -> int:
     """Bytes for its rows. Raises `BadRequest` if it can never fit, `Overloaded`."""
-    instance = view.instance
+    instance = view.weights.instance
     instance.engine.scheduler.check(request, instance.arriving)
     return instance.engine.scheduler.reservation(request.rows)
 

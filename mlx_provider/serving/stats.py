@@ -86,7 +86,7 @@ class InFlight:
     def enter(self, entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
         """Admit a request. Raises the errors of the scheduler's `check`, and `RequestFailed` if
         nothing waits for it."""
-        instance = view.instance
+        instance = view.weights.instance
         with self._lock:
             entry.check_wanted()
             instance.engine.scheduler.check(request, instance.arriving)
@@ -159,8 +159,9 @@ def take(
 ) -> Stats:
     """`media`: bytes of images held by requests."""
     now = time.monotonic()
-    engines = [(each, kind, run) for each in weights for kind, run in list(each.engines.items())]
-    seen = [found for _, _, run in engines for found in run.engine.recent.lookups.copy()]
+    running = [(each, each.started) for each in weights]
+    engines = [(each, run) for each, run in running if run is not None]
+    seen = [found for _, run in engines for found in run.engine.recent.lookups.copy()]
     seen.sort(reverse=True)
     return Stats(
         at=time.time(),
@@ -168,7 +169,7 @@ def take(
         device=device,
         pid=getpid(),
         requests=[summary for entry in entries if (summary := _request(entry, now)) is not None],
-        engines=[_engine(each.name, kind, run, now) for each, kind, run in engines],
+        engines=[_engine(each, run, now) for each, run in engines],
         loading=loading,
         prefix_cache=cache.model_copy(
             update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS]]}
@@ -211,14 +212,14 @@ def _request(entry: Entry, now: float) -> RequestStats | None:
     )
 
 
-def _engine(model: str, kind: str, instance: EngineInstance, now: float) -> EngineStats:
+def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineStats:
     engine = instance.engine
     steps = [step for step in engine.recent.steps.copy() if now - step.ended <= WINDOW]
     spent = [step.seconds for step in steps]
     span = max(1.0, now - steps[0].ended + steps[0].seconds) if steps else 1.0
     return EngineStats(
-        model=model,
-        kind=kind,
+        model=weights.name,
+        kind=weights.key.kind,
         layout=engine.batch.layout.name,
         mixes=engine.batch.mixes,
         queued=engine.scheduler.queued + len(instance.arriving),
@@ -256,7 +257,7 @@ def _memory(weights: Weights) -> ModelMemory:
     return ModelMemory(
         model=weights.name,
         weights=max(weights.taken, weights.info.weights_bytes),
-        drafters=sum(each.drafter_bytes for each in list(weights.engines.values())),
+        drafters=0 if weights.started is None else weights.started.drafter_bytes,
         rows=weights.live_bytes,
         features=weights.features.nbytes,
     )

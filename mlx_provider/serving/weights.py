@@ -1,8 +1,8 @@
-"""A model in memory: its weights, the engines on them, and the views that requests have of it."""
+"""A model in memory: its weights, the engine on them, and the views that requests have of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,8 @@ from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .hub import no_folder
 
 UNSTEADY = "set MLX_CUDA_USE_CUDNN_SDPA=0 for the engine on an NVIDIA GPU and load it again"
+GONE = "the engine thread died, and the model with it"
+"""While a request has a lease, only that removes its model."""
 WARMED = 4096
 """Namespaces that have their warm prompts; the oldest gets them again."""
 
@@ -31,7 +33,6 @@ class ModelView:
 
     name: str
     weights: Weights
-    kind: str
     info: ModelInfo
     """With the operator's context length."""
     tool_parser: ToolParser | None
@@ -48,16 +49,8 @@ class ModelView:
         return self.weights.model
 
     @property
-    def instance(self) -> EngineInstance:
-        """Raises `EngineDied` if the weights are gone."""
-        instance = self.weights.engines.get(self.kind)
-        if instance is None:
-            raise weights_gone()
-        return instance
-
-    @property
     def engine(self) -> Engine:
-        return self.instance.engine
+        return self.weights.instance.engine
 
     def to_warm(self, namespace: str, prompts: Iterable[Any]) -> bool:
         """Whether to send these prompts: only at a namespace's first request."""
@@ -72,7 +65,7 @@ class ModelView:
     @property
     def status(self) -> ModelStatus | None:
         """`None` if the weights are gone."""
-        info, instance = self.info, self.weights.engines.get(self.kind)
+        info, instance = self.info, self.weights.started
         if instance is None:
             return None
         fixed = instance.reproducible
@@ -137,8 +130,6 @@ class Reproducible:
 
 @dataclass(eq=False)
 class EngineInstance:
-    """For requests of one `engine_builder.engine_kind`."""
-
     engine: Engine
     probe: Probe
     reproducible: Reproducible | None = None
@@ -157,8 +148,7 @@ class EngineInstance:
 
 @dataclass(eq=False)
 class Weights:
-    key: Hashable
-    folder: Path
+    key: WeightsKey
     name: str
     """As in the request that loaded it, with the folder of an adapter."""
     family: str
@@ -168,47 +158,49 @@ class Weights:
     features: FeatureCache
     grammar: GrammarCompiler
     _model: LoadedModel | None
-    number: int = 0
-    """Counts the loads of this process."""
     code: str = ""
     """Digest of third-party code that computes KV. Empty: only built-in code."""
     stranger: str = ""
     """Name and version of the third-party plugin that serves it."""
-    engines: dict[str, EngineInstance] = field(default_factory=dict)
+    started: EngineInstance | None = None
+    """`None` while its engine is built, and after it is unloaded."""
     views: dict[Any, ModelView] = field(default_factory=dict)
 
     @property
     def model(self) -> LoadedModel:
         """Raises `EngineDied` if the weights are gone."""
         if self._model is None:
-            raise weights_gone()
+            raise EngineDied(GONE)
         return self._model
+
+    @property
+    def instance(self) -> EngineInstance:
+        """Raises `EngineDied` if the weights are gone."""
+        if (found := self.started) is None:
+            raise EngineDied(GONE)
+        return found
 
     @property
     def nbytes(self) -> int:
         """Bytes of its parameters if these are not all in memory yet."""
-        drafters = sum(each.drafter_bytes for each in list(self.engines.values()))
-        return max(self.taken, self.info.weights_bytes) + drafters
+        instance = self.started
+        drafter = 0 if instance is None else instance.drafter_bytes
+        return max(self.taken, self.info.weights_bytes) + drafter
 
     @property
     def live_bytes(self) -> int:
-        return sum(each.engine.scheduler.live_bytes for each in list(self.engines.values()))
+        instance = self.started
+        return 0 if instance is None else instance.engine.scheduler.live_bytes
 
     def drop(self) -> None:
-        self._model = None
-        self.engines.clear()
+        self._model = self.started = None
         self.views.clear()
         self.features.clear()
 
 
-def weights_gone() -> EngineDied:
-    """While a request holds a model, only the death of the engine thread removes it."""
-    return EngineDied("the engine thread died, and the model with it")
-
-
 @dataclass(frozen=True)
 class WeightsKey:
-    """Names and options that do not appear here share the weights."""
+    """Names and options that do not appear here share the weights and their engine."""
 
     folder: Path
     """With links resolved: a Hub id, a path and a link to it are the same."""
@@ -218,6 +210,8 @@ class WeightsKey:
     dtype: str
     extra: str
     """JSON."""
+    kind: str
+    """How its engine differs from the usual one. Empty: it does not."""
     context_length: int | None = None
     """Only if longer than the model's own, for which a family may have to prepare."""
 
@@ -234,4 +228,23 @@ class WeightsKey:
             options.modality,
             options.dtype,
             options.model_dump_json(include={"extra"}),
+            engine_kind(options),
         )
+
+
+def kv_kind(options: ModelOptions) -> str:
+    return f"{options.kv_bits} bits" if options.kv_bits else ""
+
+
+def engine_kind(options: ModelOptions) -> str:
+    drafter = "" if options.drafter == "auto" else options.drafter
+    if options.draft_model:
+        drafter = f"{options.drafter} {options.draft_model}"
+    sparse = options.sparse_prefill
+    kinds = (
+        kv_kind(options),
+        "reproducible" if options.reproducible else "",
+        drafter,
+        "" if sparse is None else f"{sparse} of long prompts",
+    )
+    return " ".join(filter(None, kinds))

@@ -6,9 +6,8 @@ models/gemma3/modeling_gemma3.py, `create_masks_for_vision_model`) tokens of one
 other, in sliding layers within the window."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from mlx_provider.families.layers import route_attention
 from mlx_provider.families.logits import rows_at
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.families.tokenizer import load_tokenizer
-from mlx_provider.families.vision.loading import in_slices, load_model, replaced
+from mlx_provider.families.vision.loading import load_model, replaced
 from mlx_provider.families.vision.model import (
     Block,
     MediaMarks,
@@ -49,8 +48,6 @@ from mlx_provider.families.vision.patches import image_size
 WINDOW_VARIABLE = "GEMMA3_SLIDING_WINDOW"
 """Tokens that sliding layers see, instead of the checkpoint's number; 0: all. A larger window costs
 memory and is not what the model was trained with."""
-DEFAULT_CONTEXT = 131072
-"""Gemma 3's configs leave it out (transformers 5.23, `Gemma3TextConfig`)."""
 
 
 def chosen_window(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -189,11 +186,8 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
 class GemmaModel(VisionModel):
     """Positions come from the caches' offsets; `decode` needs none."""
 
-    def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
-        for span in spans:
-            call = partial(image_rows, self.model, mx.array(span.inputs.values()))
-            rows = yield from in_slices([self.model.vision_tower], call)
-            yield [VisionFeatures(rows)]
+    def embed(self, span: MediaSpan) -> VisionFeatures:
+        return VisionFeatures(image_rows(self.model, mx.array(span.inputs.values())))
 
     def make_cache(self) -> list[Any]:
         return row_cache(self.model.language_model)
@@ -264,7 +258,6 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         media=() if images is None else ("image",),
         pixels=(0, 0) if images is None else (images.pixels, images.pixels),
         image="<start_of_image>",
-        default_context=DEFAULT_CONTEXT,
         variant=_variant(window),
     )
     route_attention(model.language_model)

@@ -4,10 +4,7 @@ Its text model takes explicit `position_ids`, and features for its first layers 
 exactly the media tokens of a chunk.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import accumulate
-from math import prod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.layers import route_attention
 from mlx_provider.families.logits import FromHidden, rows_at
 from mlx_provider.families.tokenizer import load_tokenizer
-from mlx_provider.families.vision.loading import in_slices, load_model
+from mlx_provider.families.vision.loading import load_model
 from mlx_provider.families.vision.model import (
     MediaMarks,
     VisionFeatures,
@@ -36,22 +33,15 @@ from mlx_provider.families.vision.patches import chunk_positions, step_positions
 
 from .patches import END, FRAMES, GROUP, IMAGE, START, PatchMedia
 
-PATCHES = 4096
-"""Patches of several items in one tower pass. They attend within their own image, so more keep no
-device busier and only take more memory."""
-
 
 class PatchVisionModel(FromHidden, VisionModel):
     rotary = True
 
-    def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[VisionFeatures]]:
+    def embed(self, span: MediaSpan) -> VisionFeatures:
         tower = self.model.vision_tower
-        dtype = tower.patch_embed.proj.weight.dtype
-        for some in _batches(spans):
-            pixels = mx.concatenate([span.inputs.tower_input(dtype) for span in some])
-            grids = mx.array([span.inputs.grid for span in some], dtype=mx.int32)
-            rows, deepstack = yield from in_slices([tower], partial(tower, pixels, grids))
-            yield _split(some, rows, deepstack)
+        pixels = span.inputs.tower_input(tower.patch_embed.proj.weight.dtype)
+        rows, deepstack = tower(pixels, mx.array([span.inputs.grid], dtype=mx.int32))
+        return VisionFeatures(rows, tuple(deepstack))
 
     @property
     def shows_hidden(self) -> bool:
@@ -91,33 +81,6 @@ def _states(part: Any, chunk: PrefillChunk) -> mx.array:
         **_deepstack(chunk, parts),
     )
     return hidden
-
-
-def _batches(spans: Sequence[MediaSpan]) -> Iterator[list[MediaSpan]]:
-    """Runs of items that are as large as one pass of the tower may be, or single larger ones."""
-    some: list[MediaSpan] = []
-    patches = 0
-    for span in spans:
-        own = prod(span.inputs.grid)
-        if some and patches + own > PATCHES:
-            yield some
-            some, patches = [], 0
-        some.append(span)
-        patches += own
-    if some:
-        yield some
-
-
-def _split(
-    spans: Sequence[MediaSpan], rows: mx.array, deepstack: Sequence[mx.array]
-) -> list[VisionFeatures]:
-    """Separate arrays, because one may be dropped before the others."""
-    ends = [*accumulate(span.end - span.start for span in spans)]
-    layers = [
-        [mx.contiguous(part) for part in mx.split(layer, ends[:-1])] for layer in (rows, *deepstack)
-    ]
-    mx.eval(layers)
-    return [VisionFeatures(own, tuple(deep)) for own, *deep in zip(*layers, strict=True)]
 
 
 def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Fallback for an unknown mlx-vlm model: features of images are never shared between prompts."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -111,11 +111,9 @@ class AnyVisionModel(VisionModel):
     def place(self, item: MediaItem) -> Placed:
         raise NotImplementedError
 
-    def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
-        for span in spans:
-            inputs: Any = span.ready
-            made = yield from prompt_features(self.model, inputs())
-            yield [self.features_of(made)]
+    def embed(self, span: MediaSpan) -> Features:
+        inputs: Any = span.ready
+        return self.features_of(prompt_features(self.model, inputs()))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
         return PromptFeatures(made)

@@ -204,21 +204,6 @@ def test_an_unknown_tool_format(folder: Path, subject: Make) -> None:
     assert of_model(subject(folder))["model.tool_parser"] == "warn"
 
 
-def test_two_strangers_that_claim_the_model(
-    folder: Path, subject: Make, install_plugin: Install
-) -> None:
-    for name in ("first", "second"):
-        source = (
-            "from mlx_provider import ModelFamily, hookimpl\n@hookimpl\n"
-            f"def mlx_model_families(): yield ModelFamily({name!r}, lambda config: 10, str)"
-        )
-        install_plugin(f"mlx-provider-{name}", source)
-    found = [each for each in examine(subject(folder), thorough=False) if "claims" in each.name]
-    (told,) = found
-    assert (told.name, told.state) == ("model.family_claims", "warn")
-    assert "claimed by 'first' of mlx_provider_first (mlx-provider-first 1.0) and" in told.what
-
-
 def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
     broken = install_plugin("broken", "import nowhere_to_be_found")
     named = {"MLX_PROVIDER_PLUGINS": f"text,{broken},typo"}

@@ -109,13 +109,13 @@ def test_a_stored_image_costs_no_vision_tower(
     name: str, load, ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = load(name), []
-    original = type(model).embed_in_slices
+    original = type(model).embed
 
-    def embed(self: Any, spans: Sequence[MediaSpan]) -> Any:
-        seen.extend(span.content_hash for span in spans)
-        return original(self, spans)
+    def embed(self: Any, span: MediaSpan) -> Any:
+        seen.append(span.content_hash)
+        return original(self, span)
 
-    monkeypatch.setattr(type(model), "embed_in_slices", embed)
+    monkeypatch.setattr(type(model), "embed", embed)
     store = PrefixCache(budget=lambda: 2**22)
     first = ask(model, TEXT, tiny_image(1), "What is this?")
     other = ask(model, TEXT, tiny_image(2), "What is this?")

@@ -140,13 +140,13 @@ def test_a_system_part_is_of_use_before_any_image(load_generic, ask) -> None:
 def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypatch) -> None:
     """A chat that grows by an image and a text: all before is in the prefix cache, as alone."""
     model, seen = load_generic(name), []
-    embed = type(model).embed_in_slices
+    embed = type(model).embed
 
-    def noted(self: Any, spans: Any) -> Any:
-        seen.extend(span.content_hash for span in spans)
-        return embed(self, spans)
+    def noted(self: Any, span: Any) -> Any:
+        seen.append(span.content_hash)
+        return embed(self, span)
 
-    monkeypatch.setattr(type(model), "embed_in_slices", noted)
+    monkeypatch.setattr(type(model), "embed", noted)
     engine = new_engine(
         model,
         prefix_cache=PrefixCache(budget=lambda: 2**24),

@@ -141,8 +141,10 @@ def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
     assert not [each for each in hub.asked if fetches(each, SHARDS[0])]  # it has that
     assert local_folder(NAME) != first
     assert models_on_disk() == [OnDisk(NAME, size + 5000)]
-    with pytest.raises(BadRequest, match="a single revision with `hf cache`"):
-        remove(f"{NAME}@main")
+    code, told = invoke("list")
+    (line, total) = told.splitlines()
+    assert (code, line.split()) == (0, [NAME, "0.0", "MB", "family", "text"])
+    assert total.endswith(f"the Hub cache is {tmp_path}/hub")
     assert invoke("rm", NAME) == (0, f"{NAME} is removed, 0.0 MB\n")
     assert models_on_disk() == []
     assert not (tmp_path / "hub" / "models--maker--model").exists()
@@ -214,45 +216,15 @@ def test_what_nobody_serves_is_not_fetched(hub: Hub) -> None:
     assert not [path for path in hub.asked if path.endswith(".safetensors")]
 
 
+@pytest.mark.parametrize("name", ["demo", "/folder", "maker/away", "maker/model@main", "../hub"])
+def test_what_is_not_in_the_cache_is_not_removed(hub: Hub, name: str) -> None:
+    code, told = invoke("rm", name)
+    assert code == 1
+    assert f"{name} is not in the Hub cache; on this machine: none" in told
+
+
 @pytest.mark.parametrize("name", ["demo", "/folder", "~/folder", "a/b/c"])
 def test_what_is_no_repository_is_refused(hub: Hub, name: str) -> None:
-    for command in ("pull", "rm"):
-        code, told = invoke(command, name)
-        assert (code, "not a repository" in told) == (1, True), told
+    code, told = invoke("pull", name)
+    assert (code, "not a repository" in told) == (1, True), told
     assert hub.asked == []
-
-
-def test_what_is_not_there_is_told(hub: Hub) -> None:
-    code, told = invoke("rm", "maker/away")
-    assert code == 1
-    assert "maker/away is not on this machine; on this machine: none" in told
-
-
-def test_folders_of_lm_studio_are_listed_and_left_alone(hub: Hub, tmp_path: Path) -> None:
-    models = tmp_path / ".lmstudio/models/maker"
-    for name, files in {
-        "mlx": {"config.json": CONFIG, "model.safetensors": b"12"},
-        "model-GGUF": {"model-Q4_K_M.gguf": b"123"},
-        "no-config": {"model.safetensors": b"1"},
-        "other": {"notes.txt": b""},
-    }.items():
-        (models / name).mkdir(parents=True)
-        for file, content in files.items():
-            (models / name / file).write_bytes(content)
-    (tmp_path / ".cache/lm-studio").mkdir(parents=True)
-    (tmp_path / ".cache/lm-studio/models").symlink_to(models.parent)  # as LM Studio moves it
-    assert models_on_disk() == [
-        OnDisk(str(models / "mlx"), 2 + len(CONFIG)),
-        OnDisk(str(models / "model-GGUF"), 3, not_gguf("model")),
-        OnDisk(str(models / "no-config"), 1, "has no config.json"),
-    ]
-    code, told = invoke("list")
-    assert code == 0
-    (mlx, gguf, odd), total = told.splitlines()[:3], told.splitlines()[-1]
-    assert mlx.split() == [str(models / "mlx"), "0.0", "MB", "family", "text"]
-    assert gguf.endswith(not_gguf("model"))
-    assert odd.rstrip().endswith("has no config.json")
-    assert total.endswith(f"the Hub cache is {tmp_path}/hub")
-    assert local_folder(str(models / "mlx")) == models / "mlx"
-    code, told = invoke("rm", str(models / "mlx"))
-    assert (code, (models / "mlx").is_dir()) == (1, True)

@@ -59,15 +59,6 @@ def test_the_highest_rank_wins_and_a_third_party_wins_a_tie(install_plugin: Inst
     assert chosen(discover(ours, low, tie, high)) == "high"
 
 
-def test_two_strangers_with_kernels_for_one_device_are_both_noted(install_plugin: Install) -> None:
-    first = install_plugin("aaa", kernels("first"))
-    second = install_plugin("bbb", kernels("second"))
-    registry = discover(first, second)
-    assert chosen(registry) == "first"
-    (told,) = registry.plugins[1].notes
-    assert told.startswith("device 'cpu' for kernels is claimed by 'first' of aaa (aaa 1.0)")
-
-
 @pytest.mark.parametrize(
     ("source", "told"),
     [

@@ -49,6 +49,8 @@ MODEL = ModelStatus(
 
 
 class FakeService:
+    alive = True
+
     def __init__(self, settings: EngineSettings, deliver: Deliver = lambda put: put()) -> None:
         trouble = os.environ.get("FAKE_START", "")
         if trouble.startswith("code:"):

@@ -376,28 +376,6 @@ def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> Non
 # -- endings
 
 
-def test_the_death_of_the_engine_thread(shelf: MakeShelf) -> None:
-    s = shelf()
-    lease = s.get("a")
-    s.queue.forget()
-    assert (s.names, s.taken) == (set(), 0)
-    lease.release()
-    assert s.get("a").model is not lease.model
-
-
-def test_a_model_that_loads_while_the_engine_thread_dies_is_not_served(shelf: MakeShelf) -> None:
-    s = shelf()
-    s.gate.clear()
-    asked = s.ask("a")
-    wait_until(lambda: s.loads == ["a"])
-    s.queue.forget()
-    s.gate.set()
-    with pytest.raises(EngineDied):
-        asked.result(PATIENCE)
-    wait_until(lambda: s.taken == 0)
-    assert s.gone == ["a"]
-
-
 def test_an_idle_model_is_unloaded_after_its_time_but_none_in_use(shelf: MakeShelf) -> None:
     s = shelf(limit=100)
     used = s.get("used", keep_alive=0.01)

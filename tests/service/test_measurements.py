@@ -88,7 +88,7 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
     assert load.measured == ["probe", "calibrate"]
     second = load(folder)
     assert load.measured == []
-    assert second.instance.probe == first.instance.probe
+    assert second.weights.instance.probe == first.weights.instance.probe
     assert second.engine.scheduler.costs.curve == first.engine.scheduler.costs.curve
     assert (second.engine.batch.layout.name, second.engine.batch.mixes) == ("grouped", True)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -174,7 +174,7 @@ def test_the_status_says_how_rows_decode(load: Any, folder: Path) -> None:
         status: ModelStatus = served.status
         assert decoding(status).startswith(begins)
         assert status.mixed_prefill is (layout == "auto")
-        assert status.noise_floor == served.instance.probe.noise_floor < 1e-3
+        assert status.noise_floor == served.weights.instance.probe.noise_floor < 1e-3
 
 
 def test_the_status_names_the_padded_layout(
@@ -198,7 +198,7 @@ def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
     shared = []
     for memory in (2**25, 2**33):
         served = load(folder, memory_limit=memory, measurements="off")
-        policy, each = served.engine.prefix_cache, served.instance.probe.memory.token_bytes
+        policy, each = served.engine.prefix_cache, served.weights.instance.probe.memory.token_bytes
         shared.append(policy.fork_bytes(2**23 // each, 4) > 0)
     assert shared == [True, False]
 

@@ -1,4 +1,4 @@
-"""The operator's option `reproducible`: a separate engine on the same weights, and its notes."""
+"""The operator's option `reproducible`: a separate model, and its notes."""
 
 import logging
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_config_entry_has_the_option() -> None:
     assert engine_options(chosen) == SAME
 
 
-def test_weights_are_shared_and_prefixes_are_not(
+def test_prefixes_are_not_shared_with_the_usual_engine(
     make_service: Any, tiny_class: Any, build_tiny: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     service, client = make_service(max_chunk=64)
@@ -31,8 +31,7 @@ def test_weights_are_shared_and_prefixes_are_not(
         again = model.ask(LONG, max_tokens=3, options=SAME)
     assert (plain.usage.cached_tokens, first.usage.cached_tokens) == (0, 0)
     assert again.usage.cached_tokens == (again.usage.prompt_tokens - 1) // 64 * 64 > 0
-    (loaded,) = service.models.queue.models()
-    assert sorted(loaded.engines) == ["", "reproducible"]
+    assert {each.key.kind for each in service.models.queue.models()} == {"", "reproducible"}
     rates = [each for each in caplog.messages if "sets the balance" in each]
     assert len(rates) == 1  # fixed passes ignore the stall target
     assert rates[0].startswith(f"{model.model}: while a prompt of ")

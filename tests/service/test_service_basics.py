@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mlx_provider.client.generation import Generation
-from mlx_provider.engine.request import Request
 from mlx_provider.errors import (
     BadRequest,
     ContextTooLong,
@@ -24,9 +23,6 @@ from mlx_provider.errors import (
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import ErrorBody, Failed
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
-from mlx_provider.serving.residents import Lease
-from mlx_provider.serving.stats import Active, Entry
-from mlx_provider.serving.weights import ModelView
 from waiting import wait_until
 
 QUIET = dict.fromkeys(range(8), -100.0)
@@ -216,18 +212,19 @@ def kill_engine_thread(model: Any, *held: Generation) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+    """The process ends after it, and the next request starts another."""
     model = own(tiny_class, make_service(), qwen.model)
-    before = model.ask(max_tokens=8).only.content
     held = [model.start(max_tokens=30_000, sampling=warm(i)) for i in range(3)]
     for generation in held:
         generation.get(300)
 
     kill_engine_thread(model, *held)
-    wait_until(lambda: model.client.health().ok)
-    assert model.client.health().models == []
-    assert model.ask(max_tokens=8).only.content == before
-    health = model.client.health()
-    assert (health.ok, health.running, len(health.models)) == (True, 0, 1)
+    assert not model.service.alive
+    assert not model.client.health().ok
+    for name in (model.model, "demo"):
+        with pytest.raises(EngineUnavailable) as refused:
+            model.start(model=name)
+        assert refused.value.code == "engine_died"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -248,27 +245,6 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparati
     with pytest.raises(EngineUnavailable) as refused:
         model.start()
     assert refused.value.code == "engine_died"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_request_gets_the_error_if_the_engine_thread_dies_before_its_submission(
-    make_service: Any, tiny_class: Any, qwen: Any
-) -> None:
-    model = own(tiny_class, make_service(), qwen.model)
-    held = model.start(max_tokens=30_000, sampling=warm(1))
-    held.get(300)
-
-    def entered(entry: Entry, request: Request, view: ModelView, lease: Lease) -> Active:
-        active = Active(request, view.name, lease, view.instance)
-        kill_engine_thread(model, held)
-        active.instance.arriving.append(request.account)
-        entry.active = active
-        return active
-
-    model.service.in_flight.enter = entered
-    answer = model.ask()
-    assert answer.error is not None
-    assert (answer.error.code, answer.error.status) == ("engine_died", 503)
 
 
 def test_a_request_whose_reader_is_given_up_ends(qwen: Any) -> None:

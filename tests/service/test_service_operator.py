@@ -104,4 +104,4 @@ def test_notes_are_in_status_and_log(tiny: Any) -> None:
     served = tiny("qwen3").served()
     noted = replace(served.model.info, notes=("images are slow",))
     shown = replace(served, info=noted).status
-    assert shown.notes == ["images are slow", *served.instance.probe.notes]
+    assert shown.notes == ["images are slow", *served.weights.instance.probe.notes]

@@ -1,16 +1,12 @@
-"""Loads models of mlx-vlm without its server, calls them, and runs their towers a layer at a time.
+"""Loads models of mlx-vlm without its server, and calls them.
 
 Nothing of a request is read from the model object or stored there: `LanguageModel.__call__` stores
-positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`).
+positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`)."""
 
-MLX computes nothing while a model is called: the outputs of its layers are noted during the call,
-and then evaluated one by one. (Layers with NumPy kernels compute at once, in one slice.)"""
-
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,67 +24,6 @@ __all__ = [
     "has_mrope",
     "language_logits",
 ]
-
-
-T = TypeVar("T")
-Slices = Generator[tuple[()], None, T]
-"""Yields after each layer, and returns what the call made."""
-
-
-def in_slices(parts: Sequence[Any], call: Callable[[], T]) -> Slices[T]:
-    """Run `call`, whose result is a tree or has attributes, and evaluate the layers of `parts`
-    (modules) one by one."""
-    outputs: list[Any] = []
-    with _note_outputs(parts, outputs):
-        result = call()
-    if outputs:
-        outputs.pop()  # some models do not use the last layer: the result has it where they do
-    while outputs:
-        mx.eval(_arrays(outputs.pop(0)))
-        yield ()
-    mx.eval(_arrays(getattr(result, "__dict__", result)))
-    return result
-
-
-def _arrays(tree: Any) -> list[mx.array]:
-    return [each for _, each in tree_flatten(tree) if isinstance(each, mx.array)]
-
-
-class _Noted:
-    def __init__(self, layer: nn.Module, outputs: list[Any]) -> None:
-        self._layer = layer
-        self._outputs = outputs
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._outputs.append(self._layer(*args, **kwargs))
-        return self._outputs[-1]
-
-
-@contextmanager
-def _note_outputs(parts: Sequence[Any], outputs: list[Any]) -> Iterator[None]:
-    found = [each for part in parts if isinstance(part, nn.Module) for each in _layers(part)]
-    for module, name, layers in found:
-        module[name] = [_Noted(layer, outputs) for layer in layers]
-    try:
-        yield
-    finally:
-        for module, name, layers in found:
-            module[name] = layers
-
-
-def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, list[nn.Module]]]:
-    for name, part in module.items():
-        if isinstance(part, nn.Module):
-            yield from _layers(part)
-        elif isinstance(part, list) and part and all(isinstance(p, nn.Module) for p in part):
-            yield module, name, part
-
-
-def towers(model: Any) -> list[Any]:
-    return [part for name, part in model.items() if name != "language_model"]
 
 
 def load_model(
@@ -186,12 +121,11 @@ def model_inputs(
     return {key: np.array(value) for key, value in made.items() if isinstance(value, mx.array)}
 
 
-def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> Slices[dict[str, mx.array]]:
-    """Embeddings of a whole prompt, and the other inputs of its prefill, a slice at a time.
-    `inputs`: the processor's arrays. `inputs_embeds` is (1, length, hidden); the others are
-    arguments of `language_logits`."""
-    arrays = {key: mx.array(value) for key, value in inputs.items()}
-    return in_slices(towers(model), partial(embedded, model, arrays))
+def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
+    """Embeddings of a whole prompt, and the other inputs of its prefill. `inputs`: the processor's
+    arrays. `inputs_embeds` is (1, length, hidden); the others are arguments of `language_logits`.
+    """
+    return embedded(model, {key: mx.array(value) for key, value in inputs.items()})
 
 
 def text_rows(model: Any, tokens: mx.array) -> mx.array:

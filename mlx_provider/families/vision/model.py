@@ -8,15 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ...errors import BadRequest, MediaError
 from ...records import (
-    EmbedsInSlices,
-    Features,
     LoadOptions,
     MediaItem,
     MediaSpan,
@@ -336,11 +334,6 @@ class VisionModel:
             return prompt
         positions, delta = rotary_positions(len(prompt.tokens), prompt.spans)
         return replace(prompt, positions=positions, rope_delta=delta)
-
-    def embed(self, span: MediaSpan) -> Features:
-        slices = cast("EmbedsInSlices", self).embed_in_slices([span])
-        (features,) = [each for made in slices for each in made]
-        return features
 
     def make_cache(self) -> list[Any]:
         return row_cache(self.model.language_model)
