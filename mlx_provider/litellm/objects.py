@@ -5,7 +5,7 @@ nothing else. The finish of choice 0 ends the stream, so it comes last. The fini
 is the second entry beside an empty choice 0."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from litellm.types import utils as types
 
@@ -22,12 +22,6 @@ class TextLogprobs(types.ChoiceLogprobs):
     """Of a text completion; `patches` copies them past LiteLLM's conversion from chat."""
 
     text_lists: dict[str, Any]
-
-
-class OurLogprobs(types.ChoiceLogprobs):
-    """Marks log-probabilities made here, so that `patches` copies only these."""
-
-    ours: ClassVar[bool] = True
 
 
 class TextFinish(types.ModelResponseStream):
@@ -90,7 +84,7 @@ def _streaming(choice: Mapping[str, Any]) -> types.StreamingChoices:
     logprobs: Any = choice["logprobs"]
     if "delta" in choice:
         delta = choice["delta"]
-        logprobs = logprobs and OurLogprobs(**logprobs)
+        logprobs = logprobs and types.ChoiceLogprobs(**logprobs)
     else:
         delta = {"content": choice["text"] if choice["finish_reason"] is None else None}
         logprobs = logprobs and TextLogprobs(text_lists=logprobs)
@@ -132,7 +126,7 @@ def _choice(choice: Mapping[str, Any]) -> types.Choices:
         message=types.Message(
             **{name: message[name] for name in message if name not in ALWAYS_EMPTY}
         ),
-        logprobs=logprobs and OurLogprobs(**logprobs),
+        logprobs=logprobs and types.ChoiceLogprobs(**logprobs),
     )
 
 

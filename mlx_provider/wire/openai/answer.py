@@ -3,7 +3,7 @@ provider makes its objects of the same choices."""
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +13,6 @@ from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogpro
 from .. import api
 from ..api import json_bytes
 from .request import AnswerForm
-from .tools import WholeCalls, unwrap_text, whole_call
 
 TYPES = {
     401: "authentication_error",
@@ -104,27 +103,16 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
     }
 
 
-def call_pieces(
-    deltas: Sequence[ToolCallDelta], custom: Collection[str] = ()
-) -> list[dict[str, Any]]:
+def call_pieces(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
     """A head with id and name, then arguments: LiteLLM's Anthropic bridge would lose
-    arguments in the head. `custom`: names of custom tools, whose calls must be whole."""
+    arguments in the head."""
     pieces: list[dict[str, Any]] = []
     for delta in deltas:
-        if delta.name in custom:
-            pieces += _custom_pieces(delta)
-            continue
         if delta.name is not None:
             pieces.append(_piece(delta.index, delta.id, delta.name, ""))
         if delta.arguments:
             pieces.append(_piece(delta.index, None, None, delta.arguments))
     return pieces
-
-
-def _custom_pieces(delta: ToolCallDelta) -> list[dict[str, Any]]:
-    head = {"id": delta.id, "type": "custom", "custom": {"name": delta.name, "input": ""}}
-    text = {"custom": {"input": unwrap_text(delta.arguments)}}
-    return [{"index": delta.index, **head}, {"index": delta.index, **text}]
 
 
 def _piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
@@ -135,26 +123,24 @@ def _piece(index: int, call_id: str | None, name: str | None, arguments: str) ->
 class ChunkChoices:
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
-        self._calls = WholeCalls(form.custom)
         self._begun: set[int] = set()
         self._written: Counter[int] = Counter()
 
     def of(self, event: Event) -> Iterator[dict[str, Any]]:
         """One choice per kind of output, because accumulators of clients take one kind at a time.
         Raises the error of a request that the engine cancelled."""
-        for part in self._calls.of(event):
-            if isinstance(part, Finish):
-                yield self.choice(part.index, reason=finish_reason(part))
-            elif isinstance(part, Delta) and self._form.text:
-                begins = self._written[part.index]
-                self._written[part.index] += sum(len(token.token) for token in part.logprobs)
-                logprobs = text_logprobs(part.logprobs, begins)
-                yield self.choice(part.index, {"content": part.content}, logprobs)
-            elif isinstance(part, Delta):
-                logprobs = logprobs_of(part.logprobs)
-                for delta in self._parts(part) or ([{"content": ""}] if logprobs else []):
-                    yield self.choice(part.index, delta, logprobs)
-                    logprobs = None
+        if isinstance(event, Finish):
+            yield self.choice(event.index, reason=finish_reason(event))
+        elif isinstance(event, Delta) and self._form.text:
+            begins = self._written[event.index]
+            self._written[event.index] += sum(len(token.token) for token in event.logprobs)
+            logprobs = text_logprobs(event.logprobs, begins)
+            yield self.choice(event.index, {"content": event.content}, logprobs)
+        elif isinstance(event, Delta):
+            logprobs = logprobs_of(event.logprobs)
+            for delta in self._parts(event) or ([{"content": ""}] if logprobs else []):
+                yield self.choice(event.index, delta, logprobs)
+                logprobs = None
 
     def choice(
         self,
@@ -176,8 +162,7 @@ class ChunkChoices:
     def _parts(self, event: Delta) -> list[dict[str, Any]]:
         texts = {"reasoning_content": event.reasoning, "content": event.content}
         parts: list[dict[str, Any]] = [{name: text} for name, text in texts.items() if text]
-        pieces = call_pieces(event.tool_calls, self._form.custom)
-        return parts + [{"tool_calls": [piece]} for piece in pieces]
+        return parts + [{"tool_calls": [piece]} for piece in call_pieces(event.tool_calls)]
 
 
 def _head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
@@ -235,7 +220,14 @@ class Whole(api.Whole):
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, answer: Delta) -> dict[str, Any]:
-        calls = [whole_call(call, self._form.custom) for call in answer.tool_calls]
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.tool_calls
+        ]
         content = None if calls and not answer.content else answer.content
         fields: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:

@@ -12,7 +12,7 @@ from ...errors import BadRequest, wrong_part
 from ...invalid import bad_request, shown
 from ...protocol.requests import RENDERER_ARGUMENTS, GenerateRequest, Sampling
 from ..api import ClientNames, expect, expect_object
-from .tools import as_functions, choice_of, custom_names, with_functions
+from .tools import as_functions
 
 T = TypeVar("T")
 WithoutEffect = tuple[object, ...] | None
@@ -129,10 +129,6 @@ def parameter_names(values: Mapping[str, Any], content: str = "messages") -> Cli
         found["top_logprobs"] = "logprobs"
     if "thinking" in given and "thinking_budget" not in given:
         found["thinking_budget"] = "thinking.budget_tokens"
-    tools = values.get("tools")
-    for at, tool in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(tool, Mapping) and "custom" in tool:
-            found[f"tools[{at}].function"] = f"tools[{at}].custom"
     return ClientNames(found)
 
 
@@ -193,11 +189,10 @@ _SHAPES = "must be a text, a list of token ids, or a list of these, and not empt
 class AnswerForm:
     text: bool = False
     timings: bool = False
-    custom: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
-        return cls(text, values.get("timings") is True, custom_names(values.get("tools")))
+        return cls(text, values.get("timings") is True)
 
 
 def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
@@ -276,7 +271,7 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
     continues = _continues(params, messages[-1]) or continues
     messages, continues = split_prefill_mark(messages, always=continues)
     return {
-        "messages": with_functions(messages),
+        "messages": messages,
         "continues": continues,
         "logprobs": bool(wanted),
         "top_logprobs": top or 0,
@@ -297,9 +292,9 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    fields, members = as_functions(params.typed("tools", list) or [])
+    functions, members = as_functions(params.typed("tools", list) or [])
     params.ignore(members)
-    fields["tool_choice"] = choice_of(params.take("tool_choice"))
+    fields: dict[str, Any] = {"tools": functions or None, "tool_choice": params.take("tool_choice")}
     fields["parallel_tool_calls"] = params.flag("parallel_tool_calls")
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -22,8 +22,14 @@ from ..openai.request import (
     generate_requests,
     parameter_names,
 )
-from ..openai.tools import unwrap_text
-from .conversation import ABSENT, Called, ChatTools, check_parameters, messages_of
+from .conversation import (
+    ABSENT,
+    Called,
+    ChatTools,
+    check_parameters,
+    messages_of,
+    unwrap_text,
+)
 
 Fields = dict[str, Any]
 THOUGHT, TEXT = "reasoning_summary_text", "output_text"
@@ -341,7 +347,7 @@ def response_request(
     messages, places = messages_of(body.get("input"), instructions)
     if not messages:
         raise wrong_part("input", "must hold at least one item")
-    fields = {**sender, "model": body.get("model")}
+    fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
     names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
     with names.naming():
         (request,) = generate_requests(params, fields, messages, AnswerForm())
