@@ -17,9 +17,7 @@ from ..chat.messages.parts import foreign_text
 from ..errors import BadRequest, wrong_part
 from ..invalid import shown
 from ..wire.anthropic import request as anthropic
-from ..wire.api import ClientNames
-from ..wire.openai.request import Parameters
-from ..wire.openai.tools import as_functions
+from ..wire.openai.request import Parameters, as_functions
 from ..wire.responses import conversation as responses
 from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
@@ -129,8 +127,8 @@ def fit_responses(kwargs: dict[str, Any]) -> Warnings:
     # Names of what has no effect in the tools: the bridge shows unknown tools to the model.
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
     tools = responses.ChatTools(given, lenient=True)
-    _, members = as_functions(tools.tools)
-    kwargs[IGNORED] = [*logprobs, *tools.ignored, *map(ClientNames(tools.places).text, members)]
+    as_functions(tools.tools)
+    kwargs[IGNORED] = [*logprobs, *tools.ignored]
     return warnings
 
 
@@ -228,7 +226,8 @@ def _carry_message_tools(kwargs: dict[str, Any]) -> None:
     made = anthropic.chat_tools(
         Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")})
     )
-    _, kwargs[IGNORED] = as_functions(made.get("tools", []))
+    as_functions(made.get("tools", []))
+    kwargs[IGNORED] = []
     if kwargs.get("tools"):
         kwargs["tools"] = [anthropic.known_members(tool) for tool in kwargs["tools"]]
     if made.get("parallel_tool_calls") is False:

@@ -25,13 +25,12 @@ from ..client.generation import REPLIES, Generation
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
 from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
-from ..wire.openai.request import split_prefill_mark
-from ..wire.openai.tools import as_functions
+from ..wire.openai.request import as_functions, split_prefill_mark
 from . import model_info
 from .errors import PROVIDER
 from .fit import fit_chat, fit_messages
 from .hook import DeploymentHook
-from .objects import TEXT_LISTS
+from .streams import TEXT_LISTS
 
 try:
     from litellm.llms.anthropic.messages.adapters.transformation import AnthropicAdapter
@@ -206,8 +205,7 @@ def _of_chat(request: Any) -> Mapping[str, Any]:
         bridge = LiteLLMCompletionResponsesConfig
         tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
         tools = [tool for tool in tools if tool["type"] == "function"]
-    functions, _ = as_functions(tools)
-    return {"messages": messages, "tools": functions, "continues": continues}
+    return {"messages": messages, "tools": as_functions(tools), "continues": continues}
 
 
 Message = MutableMapping[str, Any]

@@ -11,14 +11,12 @@ from pydantic_core import from_json
 from ...errors import wrong_part
 from ...invalid import shown
 from ..api import Turns, check_kind, expect, objects, parts_of
-from ..openai.tools import without
 
 HOSTED = tuple(
     "apply_patch code_interpreter computer file_search image_generation local_shell mcp"
     " programmatic_tool_calling shell tool_search web_search".split()
 )
 """Prefixes of the types of tools that a server runs itself; they have no effect here."""
-MEMBERS = ("name", "description", "parameters", "strict", "format", "type")
 ROLES = ("user", "assistant", "system", "developer")
 ITEMS = tuple(
     "message reasoning function_call function_call_output custom_tool_call"
@@ -124,7 +122,7 @@ class ChatTools:
         own = {"name": called.chat_name, "description": described, **given}
         place = f"tools[{len(self.tools)}]"
         self.places.update({place: where, f"{place}.function": where})
-        self.tools.append({**without(tool, MEMBERS), "type": "function", "function": own})
+        self.tools.append({"type": "function", "function": own})
 
 
 def _grammar(form: Any, where: str) -> dict[str, str] | None:

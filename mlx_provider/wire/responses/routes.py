@@ -16,7 +16,6 @@ from ..api import ClientNames, ParsedRequest, Read, event_frame
 from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
 from ..openai.request import (
     SCHEMA,
-    AnswerForm,
     Parameters,
     WithoutEffect,
     generate_requests,
@@ -350,7 +349,7 @@ def response_request(
     fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
     names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
     with names.naming():
-        (request,) = generate_requests(params, fields, messages, AnswerForm())
+        (request,) = generate_requests(params, fields, messages)
     return request, names, tools
 
 
