@@ -18,14 +18,12 @@ from litellm.responses.litellm_completion_transformation.transformation import (
 )
 from litellm.types.router import Deployment
 from litellm.types.utils import Logprobs, TokenCountResponse
-from pydantic import ValidationError
 
 from ..client.connection import connect
 from ..client.generation import REPLIES, Generation
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
-from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
-from ..wire.openai.request import as_functions, split_prefill_mark
+from ..wire.openai.request import Parameters, generate_requests
 from . import model_info
 from .errors import PROVIDER
 from .fit import fit_chat, fit_messages
@@ -166,24 +164,21 @@ def _count(entry: Mapping[str, Any], request: Any, form: str) -> TokenCountRespo
 def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
     """As the engine would run it. Raises `BadRequest`."""
     model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
-    given: Mapping[str, Any] = {"prompt": request.prompt}
-    if request.messages is not None:
-        given = _of_messages(request, model) if form == "anthropic" else _of_chat(request)
-    sent = {name: value for name, value in given.items() if value or name == "continues"}
-    try:
-        return GenerateRequest(
-            model=model,
-            origin=model_info.chosen_by(entry, model),
-            options=model_info.engine_options(
-                model_info.operator_options({"model_info": entry.get("model_info")})
-            ),
-            **sent,
-        )
-    except ValidationError as error:
-        raise bad_request(error, flat=True) from None
+    options = model_info.operator_options({"model_info": entry.get("model_info")})
+    sender = {
+        "model": model,
+        "origin": model_info.chosen_by(entry, model),
+        "options": model_info.engine_options(options),
+    }
+    if request.messages is None:
+        return generate_requests(Parameters({}), sender, [request.prompt], text=True)[0]
+    anthropic = form == "anthropic"
+    messages, tools = _of_messages(request, model) if anthropic else _of_chat(request)
+    params = Parameters({"tools": tools})
+    return generate_requests(params, sender, messages, continues=anthropic)[0]
 
 
-def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
+def _of_messages(request: Any, model: str) -> tuple[Any, Any]:
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
     names = [*given]
     fit_messages(given)
@@ -191,21 +186,19 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
     made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
         {"model": model, **counted}, custom_llm_provider=PROVIDER
     )
-    return {name: made.get(name) for name in ("messages", "tools")}
+    return made.get("messages"), made.get("tools")
 
 
-def _of_chat(request: Any) -> Mapping[str, Any]:
+def _of_chat(request: Any) -> tuple[Any, Any]:
     fitted = {"messages": request.messages, "tools": request.tools}
     fit_chat(fitted)
-    messages, continues = split_prefill_mark(fitted["messages"])
-    if request.system:
-        messages = [{"role": "system", "content": request.system}, *messages]
+    head = [{"role": "system", "content": request.system}] if request.system else []
     tools = request.tools or []
     if not all("function" in tool for tool in tools):
         bridge = LiteLLMCompletionResponsesConfig
         tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
         tools = [tool for tool in tools if tool["type"] == "function"]
-    return {"messages": messages, "tools": as_functions(tools), "continues": continues}
+    return head + fitted["messages"], tools
 
 
 Message = MutableMapping[str, Any]
