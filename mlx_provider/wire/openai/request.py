@@ -183,17 +183,6 @@ SAMPLING = tuple(Sampling.model_fields)
 _SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
-def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
-    """The messages without the mark, and whether the reply continues the last one. `always`: the
-    Messages API, where every last message of the assistant is continued. Clients of other APIs end
-    a history with an answer and expect the next turn."""
-    *before, last = messages
-    if not isinstance(last, Mapping) or PREFIX_KEY not in last:
-        return list(messages), always
-    rest = {name: value for name, value in last.items() if name != PREFIX_KEY}
-    return [*before, rest], bool(last[PREFIX_KEY]) or always
-
-
 def generate_requests(
     params: Parameters,
     sender: Mapping[str, Any],
@@ -255,8 +244,11 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
     top, wanted = params.number("top_logprobs"), params.flag("logprobs")
     if top is not None and not wanted:
         raise wrong_part("top_logprobs", "needs logprobs to be true")
-    continues = _continues(params, messages[-1]) or continues
-    messages, continues = split_prefill_mark(messages, always=continues)
+    *before, last = messages
+    continues = _continues(params, last) or continues
+    if isinstance(last, Mapping) and PREFIX_KEY in last:
+        continues = continues or bool(last[PREFIX_KEY])
+        messages = [*before, {name: last[name] for name in last if name != PREFIX_KEY}]
     return {
         "messages": messages,
         "continues": continues,
