@@ -18,7 +18,7 @@ from ..wire import api
 from ..wire.anthropic.routes import ending
 from ..wire.api import HEADER, header_text
 from ..wire.openai import request as openai
-from ..wire.openai.request import AnswerForm, Parameters, parameter_names, prompt_list
+from ..wire.openai.request import Parameters, parameter_names, prompt_list
 from ..wire.openai.routes import embed_request
 from .model_info import (
     caller_fields,
@@ -163,9 +163,8 @@ class Call:
         self.api_key: str | None = given.get("api_key") or None
         self.deadline = Deadline(given.get("timeout"))
         self.logging = given["logging_obj"]
-        text = self.litellm_params.get("text_completion") is True  # the prompt is raw
-        self.form = AnswerForm.of(self.params, text=text)
-        self.names = parameter_names(self.params, "prompt" if text else "messages")
+        self.text = self.litellm_params.get("text_completion") is True  # the prompt is raw
+        self.names = parameter_names(self.params, "prompt" if self.text else "messages")
 
 
 def encode_model(model: str) -> str:
@@ -190,14 +189,14 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
     prompts = values.pop(PROMPTS, None)
     ignored = _tools_without_effect(values, values.pop(IGNORED, None))
     content: Any = call.messages
-    if call.form.text:  # LiteLLM has made a user message of each text
+    if call.text:  # LiteLLM has made a user message of each text
         content = prompts or [message.get("content", "") for message in call.messages]
     return openai.generate_requests(
         Parameters(values, WITHOUT_EFFECT, ignored),
         # Also from `metadata` and headers.
         {**_sender(call), "session": call.litellm_params.get("litellm_session_id")},
         content,
-        call.form,
+        text=call.text,
         continues=route(call.litellm_params).endswith("/messages"),
     )
 

@@ -17,9 +17,7 @@ from ..chat.messages.parts import foreign_text
 from ..errors import BadRequest, wrong_part
 from ..invalid import shown
 from ..wire.anthropic import request as anthropic
-from ..wire.api import ClientNames
-from ..wire.openai.request import Parameters
-from ..wire.openai.tools import as_functions
+from ..wire.openai.request import Parameters, as_functions
 from ..wire.responses import conversation as responses
 from ..wire.responses.routes import LOGPROBS
 from .call import IGNORED
@@ -119,8 +117,9 @@ def _chat_part(part: Any, where: str, warnings: Warnings | None) -> Any:
 def fit_responses(kwargs: dict[str, Any]) -> Warnings:
     responses.check_parameters(kwargs, responses.ABSENT)
     responses.messages_of(kwargs.get("input"))
-    if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
-        kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
+    # The bridge has no place for log-probabilities.
+    logprobs = ["top_logprobs"] if kwargs.pop("top_logprobs", None) else []
+    logprobs += ["include"] if LOGPROBS in (kwargs.get("include") or ()) else []
     items, warnings = kwargs.get("input"), Warnings()
     if isinstance(items, list):
         kwargs["input"] = [_item(i, f"input[{at}]", warnings) for at, i in enumerate(items)]
@@ -128,8 +127,8 @@ def fit_responses(kwargs: dict[str, Any]) -> Warnings:
     # Names of what has no effect in the tools: the bridge shows unknown tools to the model.
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
     tools = responses.ChatTools(given, lenient=True)
-    _, members = as_functions(tools.tools)
-    kwargs[IGNORED] = [*tools.ignored, *map(ClientNames(tools.places).text, members)]
+    as_functions(tools.tools)
+    kwargs[IGNORED] = [*logprobs, *tools.ignored]
     return warnings
 
 
@@ -227,7 +226,8 @@ def _carry_message_tools(kwargs: dict[str, Any]) -> None:
     made = anthropic.chat_tools(
         Parameters({name: kwargs.get(name) for name in ("tools", "tool_choice")})
     )
-    _, kwargs[IGNORED] = as_functions(made.get("tools", []))
+    as_functions(made.get("tools", []))
+    kwargs[IGNORED] = []
     if kwargs.get("tools"):
         kwargs["tools"] = [anthropic.known_members(tool) for tool in kwargs["tools"]]
     if made.get("parallel_tool_calls") is False:

@@ -1,22 +1,34 @@
 """Changes and checks of a request before LiteLLM's own checks and dispatch, and changes of its
 errors and replies."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from functools import partial
+from typing import Any, Literal
 
 import litellm
 from fastapi import HTTPException
+from litellm.constants import STREAM_SSE_KEEPALIVE_PING_BYTES
 from litellm.exceptions import ContextWindowExceededError
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import ProxyException
+from litellm.responses.litellm_completion_transformation.streaming_iterator import (
+    LiteLLMCompletionStreamingIterator,
+)
 from litellm.types.utils import CallTypes
 
 from ..errors import BadRequest, ContextTooLong, wrong_part
 from ..wire.openai.request import prompt_list
-from . import call, fit
+from . import call, fit, streams
 from .errors import PROVIDER, LiteLLMErrors, check_served, is_context_full
 from .model_info import proxy_server
-from .streams import complete_stream
 
 
 async def check_history(kwargs: Mapping[str, Any]) -> None:
@@ -173,3 +185,71 @@ def hijacked(model: str) -> bool:
     return any(word in model for word in HIJACKED_WORDS) or any(
         model in getattr(litellm, name, ()) for name in HIJACKED_LISTS
     )
+
+
+LATER = 0.25
+"""More seconds on other routes, because the first chunk of chat brings the id of the response."""
+ANNOUNCEMENT = ("response.created", "response.in_progress")
+
+
+def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> AsyncIterator[Any]:
+    """Adds heartbeats, because the bridges drop those of chat, which are empty deltas (1.106.2 and
+    1.109.1), and the ending of a message."""
+    seconds = streams.SILENCE + LATER
+    if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
+        ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
+        return add_heartbeats(chunks, seconds, lambda: ping, partial(call.with_ending, logging))
+    source = getattr(chunks, "_billing_source", chunks)
+    if isinstance(source, LiteLLMCompletionStreamingIterator):
+        first = Announcements(source)
+        return add_heartbeats(chunks, seconds, first.beat, first.forward)
+    return chunks
+
+
+class Announcements:
+    """First events of the Responses API. A response is announced once, here or by the bridge."""
+
+    def __init__(self, source: LiteLLMCompletionStreamingIterator) -> None:
+        self._source = source
+        self._announced: Literal["", "by us", "by the bridge"] = ""
+
+    def beat(self) -> Iterable[Any]:
+        if not self._announced:
+            self._announced = "by us"
+            yield self._source.create_response_created_event()
+        yield self._source.create_response_in_progress_event()
+
+    def forward(self, chunk: Any) -> Any:
+        if getattr(chunk, "type", None) not in ANNOUNCEMENT:
+            return chunk
+        self._announced = self._announced or "by the bridge"
+        return chunk if self._announced == "by the bridge" else None
+
+
+async def add_heartbeats(
+    chunks: AsyncIterator[Any],
+    seconds: float | None,
+    beat: Callable[[], Iterable[Any]],
+    forward: Callable[[Any], Any],
+) -> AsyncGenerator[Any, None]:
+    """`beat`: events after `seconds` of silence. `forward`: the chunk to send; `None`: nothing."""
+    coming = asyncio.ensure_future(anext(chunks))
+    try:
+        while True:
+            await asyncio.wait({coming}, timeout=seconds)
+            if not coming.done():
+                for event in beat():
+                    yield event
+                continue
+            try:
+                chunk = coming.result()
+            except StopAsyncIteration:
+                return
+            if (sent := forward(chunk)) is not None:
+                yield sent
+            coming = asyncio.ensure_future(anext(chunks))
+    finally:
+        coming.cancel()
+        await asyncio.wait({coming})
+        if not coming.cancelled():
+            coming.exception()

@@ -13,28 +13,22 @@ import litellm
 from litellm import CustomLLM, CustomStreamWrapper, main
 from litellm.constants import LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
 from litellm.main import TextCompletionStreamWrapper
-from litellm.responses.litellm_completion_transformation.streaming_iterator import (
-    LiteLLMCompletionStreamingIterator,
-)
 from litellm.responses.litellm_completion_transformation.transformation import (
     LiteLLMCompletionResponsesConfig,
 )
 from litellm.types.router import Deployment
 from litellm.types.utils import Logprobs, TokenCountResponse
-from pydantic import ValidationError
 
 from ..client.connection import connect
 from ..client.generation import REPLIES, Generation
 from ..errors import EngineUnavailable, MLXProviderError, Overloaded
-from ..invalid import bad_request
 from ..protocol.requests import GenerateRequest
-from ..wire.openai.request import split_prefill_mark
-from ..wire.openai.tools import as_functions
+from ..wire.openai.request import Parameters, generate_requests
 from . import model_info
 from .errors import PROVIDER
 from .fit import fit_chat, fit_messages
 from .hook import DeploymentHook
-from .objects import TEXT_LISTS, OurLogprobs
+from .streams import TEXT_LISTS
 
 try:
     from litellm.llms.anthropic.messages.adapters.transformation import AnthropicAdapter
@@ -61,10 +55,6 @@ def install() -> None:
     wrap(Deployment, "__init__", _describe)
     wrap(CustomStreamWrapper, "__init__", _share_created)
     wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _complete_text)
-    bridge, stream = LiteLLMCompletionResponsesConfig, LiteLLMCompletionStreamingIterator
-    wrap(bridge, "_extract_message_output_items", _show_logprobs)
-    wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
-    wrap(stream, "create_litellm_model_response", _collect_logprobs)
     proxy = model_info.proxy_server()
     if proxy is not None:
         wrap(proxy.app.router, "middleware_stack", end_replies)
@@ -129,43 +119,6 @@ def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
     return converted
 
 
-def _show_logprobs(
-    original: Original, response: Any, choices: Any, *args: Any, **given: Any
-) -> Any:
-    items = original(response, choices, *args, **given)
-    said = [choice for choice in choices if choice.message.content is not None]
-    for item, choice in zip(items, said, strict=False):
-        found = _logprobs(choice)
-        # By name, as `WRAPPED`.
-        if found and item.type == "message" and getattr(choice.logprobs, "ours", False):
-            item.content[0].logprobs = found
-    return items
-
-
-def _stream_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
-    event = original(stream, chunk)
-    ours = stream.custom_llm_provider == PROVIDER
-    found = _logprobs(chunk.choices[0]) if ours and chunk.choices else []
-    if found and getattr(event, "type", None) == "response.output_text.delta":
-        event.logprobs = found
-    return event
-
-
-def _collect_logprobs(original: Original, stream: Any) -> Any:
-    response = original(stream)
-    chunks = stream.collected_chat_completion_chunks
-    choices = [choice for chunk in chunks for choice in chunk["choices"][:1]]
-    found = [t for each in choices for t in (each.get("logprobs") or {}).get("content") or []]
-    if stream.custom_llm_provider == PROVIDER and response is not None and found:
-        response.choices[0].logprobs = OurLogprobs(content=found)
-    return response
-
-
-def _logprobs(choice: Any) -> list[Any]:
-    content = getattr(getattr(choice, "logprobs", None), "content", None) or []
-    return [token.model_dump() for token in content]
-
-
 async def count_request_tokens(
     proxy: Any, original: Original, request: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -211,24 +164,21 @@ def _count(entry: Mapping[str, Any], request: Any, form: str) -> TokenCountRespo
 def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
     """As the engine would run it. Raises `BadRequest`."""
     model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
-    given: Mapping[str, Any] = {"prompt": request.prompt}
-    if request.messages is not None:
-        given = _of_messages(request, model) if form == "anthropic" else _of_chat(request)
-    sent = {name: value for name, value in given.items() if value or name == "continues"}
-    try:
-        return GenerateRequest(
-            model=model,
-            origin=model_info.chosen_by(entry, model),
-            options=model_info.engine_options(
-                model_info.operator_options({"model_info": entry.get("model_info")})
-            ),
-            **sent,
-        )
-    except ValidationError as error:
-        raise bad_request(error, flat=True) from None
+    options = model_info.operator_options({"model_info": entry.get("model_info")})
+    sender = {
+        "model": model,
+        "origin": model_info.chosen_by(entry, model),
+        "options": model_info.engine_options(options),
+    }
+    if request.messages is None:
+        return generate_requests(Parameters({}), sender, [request.prompt], text=True)[0]
+    anthropic = form == "anthropic"
+    messages, tools = _of_messages(request, model) if anthropic else _of_chat(request)
+    params = Parameters({"tools": tools})
+    return generate_requests(params, sender, messages, continues=anthropic)[0]
 
 
-def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
+def _of_messages(request: Any, model: str) -> tuple[Any, Any]:
     given = {"messages": request.messages, "system": request.system, "tools": request.tools}
     names = [*given]
     fit_messages(given)
@@ -236,22 +186,19 @@ def _of_messages(request: Any, model: str) -> Mapping[str, Any]:
     made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
         {"model": model, **counted}, custom_llm_provider=PROVIDER
     )
-    return {name: made.get(name) for name in ("messages", "tools")}
+    return made.get("messages"), made.get("tools")
 
 
-def _of_chat(request: Any) -> Mapping[str, Any]:
+def _of_chat(request: Any) -> tuple[Any, Any]:
     fitted = {"messages": request.messages, "tools": request.tools}
     fit_chat(fitted)
-    messages, continues = split_prefill_mark(fitted["messages"])
-    if request.system:
-        messages = [{"role": "system", "content": request.system}, *messages]
+    head = [{"role": "system", "content": request.system}] if request.system else []
     tools = request.tools or []
-    if not all({"function", "custom"} & tool.keys() for tool in tools):
+    if not all("function" in tool for tool in tools):
         bridge = LiteLLMCompletionResponsesConfig
         tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
         tools = [tool for tool in tools if tool["type"] == "function"]
-    fields, _ = as_functions(tools)
-    return {"messages": messages, **fields, "continues": continues}
+    return head + fitted["messages"], tools
 
 
 Message = MutableMapping[str, Any]

@@ -1,100 +1,151 @@
-"""Readers of one accepted request: whole or as a stream, blocking or in an event loop. Streams are
-classes, because a generator that was never started would not run its `finally`.
+"""Readers of one accepted request, as LiteLLM's objects: whole or as a stream, blocking or in an
+event loop. Streams are classes, because a generator that was never started would not run its
+`finally`."""
 
-The heartbeat of chat is an empty delta. The bridges of the other routes drop it (1.106.2 and
-1.109.1), so there heartbeats are added after them."""
-
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, Literal, Self
-
-from litellm.constants import STREAM_SSE_KEEPALIVE_PING_BYTES
-from litellm.responses.litellm_completion_transformation.streaming_iterator import (
-    LiteLLMCompletionStreamingIterator,
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
 )
-from litellm.types.utils import ModelResponseStream
+from typing import Any, Self
+
+from litellm.types import utils as types
 
 from ..client.generation import Generation
 from ..errors import EngineDied, RequestTimedOut
-from ..protocol.events import Event, Finish
+from ..protocol.events import Done, Event, Failed, Finish
 from ..wire import api
-from ..wire.api import ClientNames
-from ..wire.openai.answer import Whole
-from ..wire.openai.request import AnswerForm
+from ..wire.api import HEADER, ClientNames, header_text
+from ..wire.openai.answer import ALWAYS_EMPTY, ChunkChoices, Whole, usage_of
 from ..wire.openai.routes import Embeddings
-from .call import Deadline, with_ending
+from .call import Deadline
 from .errors import LiteLLMErrors
-from .objects import ChunkStream, fill
 
 SILENCE = 5.0
 """Seconds before a heartbeat."""
-LATER = 0.25
-"""More seconds on other routes, because the first chunk of chat brings the id of the response."""
-ANNOUNCEMENT = ("response.created", "response.in_progress")
+TEXT_LISTS = "text_lists"
+"""Attribute by which `patches` knows `TextLogprobs`: this module may be imported twice."""
 
 
-def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> AsyncIterator[Any]:
-    """Adds heartbeats where bridges drop those of chat, and the ending of a message."""
-    seconds = SILENCE + LATER
-    if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
-        ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
-        return add_heartbeats(chunks, seconds, lambda: ping, partial(with_ending, logging))
-    source = getattr(chunks, "_billing_source", chunks)
-    if isinstance(source, LiteLLMCompletionStreamingIterator):
-        first = Announcements(source)
-        return add_heartbeats(chunks, seconds, first.beat, first.forward)
-    return chunks
+class TextLogprobs(types.ChoiceLogprobs):
+    """Of a text completion; `patches` copies them past LiteLLM's conversion from chat."""
+
+    text_lists: dict[str, Any]
 
 
-class Announcements:
-    """First events of the Responses API. A response is announced once, here or by the bridge."""
+class TextFinish(types.ModelResponseStream):
+    """The finish of a choice beside an empty choice 0. LiteLLM's text stream reads the first choice
+    by item, its chat stream by attribute, where a finish would end the stream (1.109.1)."""
 
-    def __init__(self, source: LiteLLMCompletionStreamingIterator) -> None:
-        self._source = source
-        self._announced: Literal["", "by us", "by the bridge"] = ""
-
-    def beat(self) -> Iterable[Any]:
-        if not self._announced:
-            self._announced = "by us"
-            yield self._source.create_response_created_event()
-        yield self._source.create_response_in_progress_event()
-
-    def forward(self, chunk: Any) -> Any:
-        if getattr(chunk, "type", None) not in ANNOUNCEMENT:
-            return chunk
-        self._announced = self._announced or "by the bridge"
-        return chunk if self._announced == "by the bridge" else None
+    def __getitem__(self, key: str) -> Any:
+        return self.choices[1:] if key == "choices" else getattr(self, key)
 
 
-async def add_heartbeats(
-    chunks: AsyncIterator[Any],
-    seconds: float | None,
-    beat: Callable[[], Iterable[Any]],
-    forward: Callable[[Any], Any],
-) -> AsyncGenerator[Any, None]:
-    """`beat`: events after `seconds` of silence. `forward`: the chunk to send; `None`: nothing."""
-    coming = asyncio.ensure_future(anext(chunks))
-    try:
-        while True:
-            await asyncio.wait({coming}, timeout=seconds)
-            if not coming.done():
-                for event in beat():
-                    yield event
-                continue
-            try:
-                chunk = coming.result()
-            except StopAsyncIteration:
-                return
-            if (sent := forward(chunk)) is not None:
-                yield sent
-            coming = asyncio.ensure_future(anext(chunks))
-    finally:
-        coming.cancel()
-        await asyncio.wait({coming})
-        if not coming.cancelled():
-            coming.exception()
+class ChunkStream:
+    """By LiteLLM's rules (1.106.2, `CustomStreamWrapper`): usage comes before a finish chunk, which
+    contains nothing else. The finish of choice 0 ends the stream, so it comes last. The finish of
+    another choice is the second entry beside an empty choice 0."""
+
+    def __init__(
+        self,
+        reply_id: str,
+        model: str,
+        created: int,
+        *,
+        text: bool = False,
+    ) -> None:
+        self._head = {"id": f"chatcmpl-{reply_id}", "created": created, "model": model}
+        self._text = text
+        self._choices = ChunkChoices(text=text)
+        self._finish: dict[str, Any] | None = None
+        self.ended = False
+
+    def feed(self, events: Iterable[Event]) -> Iterator[types.ModelResponseStream]:
+        for event in events:
+            for choice in self._choices.of(event):
+                yield from self._chunks(choice)
+            if isinstance(event, Done):
+                self.ended = True
+                finish = self._finish or self._choices.choice(reason="stop")
+                usage = types.Usage(**usage_of(event))
+                yield self._chunk(_streaming(finish), usage=usage)
+                end = types.StreamingChoices(index=0, finish_reason=finish["finish_reason"])
+                yield self._chunk(end)
+            elif isinstance(event, Failed):
+                self.ended = True
+                raise event.error.exception()
+
+    def empty(self) -> types.ModelResponseStream:
+        return self._chunk(_streaming(self._choices.choice(0, {"content": ""})))
+
+    def _chunks(self, choice: dict[str, Any]) -> Iterator[types.ModelResponseStream]:
+        reason, index = choice["finish_reason"], choice["index"]
+        if reason is None:
+            yield self._chunk(_streaming(choice))
+        elif index == 0:
+            self._finish = choice
+        else:
+            kind = TextFinish if self._text else types.ModelResponseStream
+            first, delta = types.StreamingChoices(index=0), types.Delta(content="")
+            other = types.StreamingChoices(index=index, finish_reason=reason, delta=delta)
+            yield kind(choices=[first, other], **self._head)
+
+    def _chunk(self, choice: types.StreamingChoices, **more: Any) -> types.ModelResponseStream:
+        return types.ModelResponseStream(choices=[choice], **self._head, **more)
+
+
+def _streaming(choice: Mapping[str, Any]) -> types.StreamingChoices:
+    logprobs: Any = choice["logprobs"]
+    if "delta" in choice:
+        delta = choice["delta"]
+        logprobs = logprobs and types.ChoiceLogprobs(**logprobs)
+    else:
+        delta = {"content": choice["text"] if choice["finish_reason"] is None else None}
+        logprobs = logprobs and TextLogprobs(text_lists=logprobs)
+    return types.StreamingChoices(
+        index=choice["index"], delta=types.Delta(**delta), logprobs=logprobs
+    )
+
+
+def fill(
+    response: Any, model: str, body: Mapping[str, Any], done: Done, warnings: Sequence[str]
+) -> Any:
+    """LiteLLM's conversion of chat to text drops log-probabilities (1.106.2,
+    `convert_chat_to_text_completion`), but does not change a text completion."""
+    usage = types.Usage(**body["usage"])
+    if body["object"] == "list":
+        response.data = [types.Embedding(**each) for each in body["data"]]
+        response.model, response.usage = model, usage
+        _add_headers(response, warnings, {})
+        return response
+    rate = {"x-mlx-tokens-per-second": f"{done.timings.tokens_per_second:.1f}"}
+    hidden = _add_headers(response, warnings, rate)
+    if body["object"] != "text_completion":
+        for choice in body["choices"]:
+            for name in ALWAYS_EMPTY:
+                del choice["message"][name]
+        response.choices = [types.Choices(**choice) for choice in body["choices"]]
+        response.model, response.usage = model, usage
+        return response
+    choices = [types.TextChoices(**choice) for choice in body["choices"]]
+    head = {"id": response.id, "created": response.created, "model": model}
+    text = types.TextCompletionResponse(**head, choices=choices, usage=usage)
+    text._hidden_params = hidden  # noqa: SLF001  (where LiteLLM takes headers from)
+    return text
+
+
+def _add_headers(
+    response: Any, warnings: Sequence[str], headers: Mapping[str, str]
+) -> dict[str, Any]:
+    warned = {HEADER: header_text(warnings)} if warnings else {}
+    hidden: dict[str, Any] = response._hidden_params  # noqa: SLF001
+    known = hidden.get("additional_headers") or {}
+    hidden["additional_headers"] = {**known, **headers, **warned}
+    return hidden
 
 
 class Reply:
@@ -105,17 +156,18 @@ class Reply:
         generation: Generation,
         deadline: Deadline,
         model: str,
-        form: AnswerForm = AnswerForm(),  # noqa: B008  (frozen)
         names: ClientNames | None = None,
         finished: Callable[[Finish], None] | None = None,
         encoding: str | None = None,
+        *,
+        text: bool = False,
     ) -> None:
         """`names`: the client's names of parameters, for a late error. `finished` is called when
         the first choice ends. `encoding`: of vectors; `None`: the reply is a text."""
         self.generation = generation
         self.deadline = deadline
         self.model = model
-        self.form = form
+        self.text = text
         self._names = names or ClientNames()
         self._finished = finished
         self._encoding = encoding
@@ -137,7 +189,9 @@ class Reply:
     def _whole(self) -> api.Whole:
         accepted = self.generation.accepted
         encoding = self._encoding
-        return Whole(accepted, self.form) if encoding is None else Embeddings(accepted, encoding)
+        if encoding is None:
+            return Whole(accepted, text=self.text)
+        return Embeddings(accepted, encoding)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
         return fill(response, self.model, body, done, self.generation.accepted.warnings)
@@ -185,9 +239,9 @@ class ReplyStream:
         self._heartbeat = heartbeat
         self.mlx_created = int(time.time())  # see `patches.CREATED`
         self._chunks = ChunkStream(
-            reply.generation.accepted.id, reply.model, self.mlx_created, reply.form
+            reply.generation.accepted.id, reply.model, self.mlx_created, text=reply.text
         )
-        self._waiting: Iterator[ModelResponseStream] = iter(())
+        self._waiting: Iterator[types.ModelResponseStream] = iter(())
         self._closed = False
 
     def __iter__(self) -> Self:
@@ -195,13 +249,13 @@ class ReplyStream:
 
     __aiter__ = __iter__
 
-    def __next__(self) -> ModelResponseStream:
+    def __next__(self) -> types.ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
             while (chunk := self._ready(StopIteration)) is None:
                 self._waiting = self._chunks.feed(self._reply.events())
             return chunk
 
-    async def __anext__(self) -> ModelResponseStream:
+    async def __anext__(self) -> types.ModelResponseStream:
         with LiteLLMErrors(self._reply.model), self._reply:
             while (chunk := self._ready(StopAsyncIteration)) is None:
                 events = await self._reply.aevents(self._heartbeat)
@@ -210,7 +264,7 @@ class ReplyStream:
                 self._waiting = self._chunks.feed(events)
             return chunk
 
-    def _ready(self, end: type[Exception]) -> ModelResponseStream | None:
+    def _ready(self, end: type[Exception]) -> types.ModelResponseStream | None:
         chunk = next(self._waiting, None)
         if chunk is None and (self._closed or self._chunks.ended):
             raise end

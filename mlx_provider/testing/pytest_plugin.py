@@ -16,11 +16,11 @@ class Hooks:
     def pytest_mlx_conformance_models(  # type: ignore[empty-body]
         self, name: str
     ) -> Mapping[str, Callable[[Path], object]]:
-        """Checkpoints for the record `name` of a plugin (a family or a drafter), by label.
+        """Checkpoints for the family `name` of a plugin, by label.
 
         Each value writes one into an empty folder, in the form that users download: weights,
-        `config.json`, tokenizer, chat template. For a drafter it may return the `DraftOptions`. Put
-        the hook into the `conftest.py` of the plugin's tests.
+        `config.json`, tokenizer, chat template. Put the hook into the `conftest.py` of the plugin's
+        tests.
         """
 
 

@@ -132,7 +132,7 @@ class Needles:
                 for seed in range(self.needles):
                     build = partial(document, depth / 100, seed, length)
                     messages, tokens, near = as_long_as(build, count, length, near)
-                    asked.append((tokens, locker(seed)[1], client.ask(messages, stream=True)))
+                    asked.append((tokens, locker(seed)[1], client.ask(messages)))
                 yield {"length": length, "depth": depth, **_cell(asked)}
 
     def report(self, found: Sequence[Result]) -> Table:

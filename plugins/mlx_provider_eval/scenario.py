@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jsonschema  # type: ignore[import-untyped]
 import yaml
@@ -83,8 +83,6 @@ class Scenario(_Data):
     choice: str = "auto"
     """`auto`, `required`, `none`, or the name of the tool that must be called."""
     parallel: bool = True
-    stream: Literal["yes", "both"] = "yes"
-    """`both`: with and without streaming; both replies must be equal."""
 
     @model_validator(mode="after")
     def _knows_its_tools(self) -> Self:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -232,8 +232,9 @@ class Client:
         import openai
 
         self._proxy = staged.apart.proxy
-        own = {"model": staged.name, "max_tokens": max_tokens, "temperature": 0}
-        self._body = {**own, "extra_body": dict(body)}
+        own = {"model": staged.name, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        usage = {"stream_options": {"include_usage": True}}
+        self._body: dict[str, Any] = {**own, **usage, "extra_body": dict(body)}
         self._openai = openai.OpenAI(
             base_url=f"{self._proxy.url}/v1",
             api_key=self._proxy.key,
@@ -243,7 +244,7 @@ class Client:
         )
         self.close = self._openai.close
 
-    def ask(self, messages: Sequence[Mapping[str, Any]], *, stream: bool, **more: Any) -> Reply:
+    def ask(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Reply:
         """One reply. A request that fails is a reply with a failure.
 
         Raises `EngineUnavailable` with the log's last lines if the gateway has ended.
@@ -251,11 +252,8 @@ class Client:
         import openai
 
         body = {**self._body, "messages": list(messages), **more}
-        if stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
         try:
-            made = self._openai.chat.completions.create(**body)
-            return _assemble(made, "delta") if stream else _assemble([made], "message")
+            return _assemble(self._openai.chat.completions.create(**body))
         except openai.APIStatusError as error:
             return Reply(failure=f"HTTP {error.status_code}: {error.message[:500]}")
         except openai.APIError as error:
@@ -264,18 +262,18 @@ class Client:
             return Reply(failure=f"{type(error).__name__}: {error.message[:500]}")
 
 
-def _assemble(chunks: Iterable[Any], part: Literal["delta", "message"]) -> Reply:
+def _assemble(chunks: Iterable[Any]) -> Reply:
     text = thought = finish = ""
     prompt_tokens = skipped = tokens = 0
     calls: dict[int, list[str]] = {}
     for chunk in chunks:
         for choice in chunk.choices:
-            said = getattr(choice, part)
+            said = choice.delta
             text += said.content or ""
             thought += getattr(said, "reasoning_content", None) or ""
             finish = choice.finish_reason or finish
-            for number, piece in enumerate(said.tool_calls or ()):
-                call = calls.setdefault(piece.index if part == "delta" else number, ["", "", ""])
+            for piece in said.tool_calls or ():
+                call = calls.setdefault(piece.index, ["", "", ""])
                 call[0] = call[0] or piece.id or ""
                 if piece.function is not None:
                     call[1] += piece.function.name or ""

@@ -17,7 +17,7 @@ from .subjects import HELLO, Client, Made, Reply, Result, Staged, Tell
 FAULTS = (
     *("request failed", "cut off", "no call", "call in text", "needless call", "missing call"),
     *("extra call", "unknown tool", "wrong tool", "no JSON", "against the schema"),
-    *("invented argument", "wrong argument", "no text", "wrong text", "differs by stream"),
+    *("invented argument", "wrong argument", "no text", "wrong text"),
 )
 LEAST_WRONG = ("invented argument", "wrong argument", "wrong tool")
 """Of several orders of calls, the report is about the one that comes closest."""
@@ -98,18 +98,6 @@ def knows_tools(staged: Staged) -> bool:
 
 def play(client: Client, scenario: Scenario) -> Played:
     """Raises `EngineUnavailable` if the gateway has ended."""
-    streamed = _play(client, scenario, stream=True)
-    if scenario.stream != "both" or streamed.fault is not None:
-        return streamed
-    whole = _play(client, scenario, stream=False)
-    if whole.fault is not None or whole.replies == streamed.replies:
-        return whole
-    last = [json.dumps(each.replies[-1], ensure_ascii=False) for each in (streamed, whole)]
-    fault = Fault("differs by stream", " and ".join(last))
-    return Played(fault, whole.transcript, whole.replies)
-
-
-def _play(client: Client, scenario: Scenario, *, stream: bool) -> Played:
     messages: list[dict[str, Any]] = [*scenario.history]
     if scenario.system is not None:
         messages.insert(0, {"role": "system", "content": scenario.system})
@@ -119,7 +107,7 @@ def _play(client: Client, scenario: Scenario, *, stream: bool) -> Played:
     reply, replies = Reply(), []
     for step in scenario.steps:
         messages += _messages(step, reply)
-        reply = client.ask(messages, stream=stream, **body)
+        reply = client.ask(messages, **body)
         replies.append(reply.encoded())
         if fault := judged(reply, step.expect, scenario.tools):
             messages.append({"reply": replies[-1]})

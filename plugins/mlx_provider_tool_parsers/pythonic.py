@@ -31,24 +31,12 @@ _ESCAPES = frozenset("\\'\"abfnrtvxuUN01234567\n")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
-def parse_calls(text: str) -> list[ToolCall]:
-    """`[f(a=1), g()]`, `f(a=1)` or one call a line. A single dictionary in place of keywords is the
-    arguments. Raises `ValueError`."""
+def parse_call(text: str) -> ToolCall:
+    """`f(a=1)`. A single dictionary in place of keywords is the arguments. Raises `ValueError`."""
     try:
-        body = ast.parse(_one_line_strings(text.strip())).body
+        node = ast.parse(_one_line_strings(text), mode="eval").body
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ValueError("not Python") from error
-    found: list[ToolCall] = []
-    for statement in body:
-        if not isinstance(statement, ast.Expr):
-            raise ValueError("a statement is not a call")
-        value = statement.value
-        items = value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
-        found.extend(_call(item) for item in items)
-    return found
-
-
-def _call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
         raise ValueError("not a call")
     arguments = {keyword.arg: _value(keyword.value) for keyword in node.keywords}
@@ -106,7 +94,7 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
             raise NotACall("not a call")
         text = head + (yield from _read_balanced(reader))
         try:
-            (call,) = parse_calls(text)
+            call = parse_call(text)
         except ValueError as error:
             raise NotACall(str(error), whole=True) from error
         if listed:

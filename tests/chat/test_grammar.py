@@ -306,6 +306,8 @@ def test_plain_text_needs_no_grammar(model: Any) -> None:
 
 UNSUPPORTED: list[tuple[Any, list[str]]] = [
     ({"type": "array", "uniqueItems": True}, ["'uniqueItems'", "#"]),
+    ({"propertyNames": {"pattern": "^[a-z]+$"}}, ["'propertyNames'", "#"]),
+    ({"properties": {}, "unevaluatedProperties": False}, ["'unevaluatedProperties'", "#"]),
     ({"properties": {"a": {"not": {"type": "string"}}}}, ["'not'", "#/properties/a"]),
     ({"$defs": {"B": {"if": {}, "then": False}}, "$ref": "#/$defs/B"}, ["'if'", "#/$defs/B"]),
     ({"anyOf": [{"contains": {}}]}, ["'contains'", "#/anyOf/0"]),
@@ -373,14 +375,8 @@ ONE_NAME = {
     "patternProperties": {"^score$": {"type": "integer"}},
     "additionalProperties": False,
 }
-"""Its pattern matches no name but that of the listed property."""
 REWRITTEN: list[tuple[Any, str, bool]] = [
-    ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
-     '{"ab":1}', True),
-    ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
-     '{"A":1}', False),
-    ({"type": "object", "propertyNames": {"enum": ["a"]}}, '{"b":1}', False),
-    ({"properties": {"a": {}}, "unevaluatedProperties": False, "type": "object"}, '{"b":1}', False),
+    ({"type": "object", "propertyNames": {"type": "string"}}, '{"b":1}', True),
     ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "3", False),
     ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, "3", True),
     ({"type": "array", "uniqueItems": False, "items": {"type": "null"}}, "[null,null]", True),
@@ -392,12 +388,6 @@ REWRITTEN: list[tuple[Any, str, bool]] = [
     ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://e.com/a",
       "definitions": {"a/b": {"type": "null"}}, "items": {"$ref": "#/definitions/a~1b"},
       "type": "array"}, "[null]", True),
-    (ONE_NAME, '{"score": 5}', True),
-    (ONE_NAME, '{"score": 6}', False),
-    ({"type": "object", "propertyNames": {"pattern": "^a$"}, "required": ["a"]}, '{"a":1}', True),
-    ({"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]},
-                {"patternProperties": {"^[a]$": {"minimum": 3}}, "additionalProperties": False}]},
-     '{"a":2}', False),
     ({"type": "object", "required": ["a"], "minProperties": 2}, '{"a":1,"b":1}', True),
     ({"type": "object", "minProperties": 1}, "{}", False),
 ]  # fmt: skip
@@ -413,7 +403,6 @@ def test_keywords_that_can_be_said_otherwise(
 @pytest.mark.parametrize(
     "schema",
     [
-        {"propertyNames": {"pattern": "^[ab]$"}, "additionalProperties": {"enum": [1]}},
         {"required": ["c"], "minProperties": 3},
         {"properties": {"c": {}}, "required": ["c"], "patternProperties": {"^d": {}},
          "additionalProperties": False, "minProperties": 3},
@@ -426,12 +415,9 @@ def test_the_same_name_twice_does_not_count_as_two(model: Any, schema: Any) -> N
 
 
 def test_a_dead_end_is_refused_with_its_reason(model: Any) -> None:
-    """Beside the property that it lists, the schema that it refers to leaves no name."""
-    only = {"patternProperties": {"^score$": {"maximum": 9}}, "additionalProperties": False}
-    schema = {**ONE_NAME, "allOf": [{"$ref": "#/$defs/only"}], "$defs": {"only": only}}
-    del schema["additionalProperties"]
+    """The pattern matches no name but that of the listed property."""
     with pytest.raises(BadRequest, match="nothing can follow"):
-        model.started(response_format=json_schema(schema))
+        model.started(response_format=json_schema(ONE_NAME))
 
 
 def thinking(model: Any, opened: bool, **given: Any) -> AfterThoughts:

@@ -263,6 +263,13 @@ def test_malformed_arguments_are_kept() -> None:
     assert done.messages[0]["content"] is None
 
 
+def test_a_custom_call_of_another_server_is_kept() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
+    done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)
+    function = done.messages[0]["tool_calls"][0]["function"]
+    assert function == {"name": "patch", "arguments": {"value": "a\nb"}}
+
+
 def test_older_function_messages() -> None:
     done = normalise(
         [

@@ -26,8 +26,6 @@ class Base:
     def __init__(self, inner):
         self.inner = inner
         self.count = self.first = 0
-        self.kept = []
-        self.busy = False
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
@@ -68,22 +66,6 @@ class Toy(Base):
     def decode(self, tokens, cache, positions, logits_at=None):
         return self.nudged(self.inner.decode(tokens, cache, positions, logits_at), 2.0)
 """
-KEEPS = """
-class Toy(Base):
-    def prefill(self, chunk):
-        self.kept.append(chunk.cache)
-        return self.inner.prefill(chunk)
-"""
-BUSY = """
-class Toy(Base):
-    def prefill(self, chunk):
-        if self.busy:
-            raise RuntimeError("busy")
-        self.busy = True
-        logits = self.inner.prefill(chunk)
-        self.busy = False
-        return logits
-"""
 UNTYPED = """
 class Toy(Base):
     def prepare(self, messages, *, tools, media, variables):
@@ -109,15 +91,13 @@ TOYS = {
     "forgets what is not in the cache": (FORGETS, {"prefix reuse"}),
     "chunks": (CHUNKS, {"chunked prefill"}),
     "decodes": (DECODES, {"one by one"}),
-    "keeps caches": (KEEPS, {"endings"}),
-    "busy for ever": (BUSY, {"endings"}),
     "untyped": (UNTYPED, {"bad input"}),
     "control": (CONTROL, {"control tokens"}),
     "wrong info": (WRONG_INFO, {"description"}),
 }
 TINY = {"tiny": partial(build, family="llama")}
 Failures = Callable[..., dict[str, str]]
-QUICK = ("rows see each other", "forgets what is not in the cache", "busy for ever")
+QUICK = ("rows see each other", "forgets what is not in the cache")
 """The others are left to `tox -e conformance`."""
 
 

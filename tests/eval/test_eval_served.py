@@ -43,8 +43,8 @@ def case(name: str, *steps: Step, expect: Any = WANTED, **more: Any) -> dict[str
 CASES = [
     case("call", Step(calls=(OSLO,))),
     case("escapes", Step(calls=(Call("get_weather", {"city": 'a "ü"\n\\d'}),)),
-         expect={"calls": [{"get_weather": {"city": 'a "ü"\n\\d'}}]}, stream="both"),
-    case("two", Step("Both.", calls=(ROME, OSLO)), stream="both",
+         expect={"calls": [{"get_weather": {"city": 'a "ü"\n\\d'}}]}),
+    case("two", Step("Both.", calls=(ROME, OSLO)),
          expect={"calls": [{"get_weather": {"city": "Oslo"}}, {"get_weather": {"city": "Rome"}}]}),
     case("turns", expect=None, steps=[
         {"say": script(Step(calls=(OSLO,)), Step("It is done.")), "expect": WANTED},
@@ -194,7 +194,7 @@ def test_counts_are_those_of_the_prompts(staged: list[Staged | Result]) -> None:
     demo = of(staged, 2)
     client = Client(demo, 4, {})
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    reply = client.ask(messages, stream=True)
+    reply = client.ask(messages)
     client.close()
     assert reply.prompt_tokens == demo.count(messages)
 
@@ -245,7 +245,7 @@ def test_a_gateway_that_ended_is_told(staged: list[Staged | Result], tmp_path: P
         with pytest.raises(
             EngineUnavailable, match="ended with exit code 1: first / out of memory"
         ):
-            client.ask([{"role": "user", "content": "Hi"}], stream=True)
+            client.ask([{"role": "user", "content": "Hi"}])
         client.close()
 
 

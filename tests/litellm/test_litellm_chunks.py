@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.litellm.objects import ChunkStream
+from mlx_provider.litellm.streams import ChunkStream
 from mlx_provider.protocol.events import (
     Delta,
     Finish,

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.testing.conformance import PLUGIN_CHECKS, checkpoint, drafters, models, parsers
+from mlx_provider.testing.conformance import PLUGIN_CHECKS, checkpoint, models, parsers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "conformance.md").read_text("utf-8")
 CHECKS = [
     *(*PLUGIN_CHECKS, *parsers.TOOL_CHECKS, *parsers.REASONING_CHECKS),
-    *(checkpoint, *models.CHECKS, *drafters.DRAFTER_CHECKS),
+    *(checkpoint, *models.CHECKS),
 ]
 NAMES = [check.__name__.replace("_", " ") for check in CHECKS]
 

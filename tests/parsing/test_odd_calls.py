@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_provider_tool_parsers.json_text import TURN_ENDS
-from mlx_provider_tool_parsers.pythonic import parse_calls
+from mlx_provider_tool_parsers.pythonic import parse_call
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, tool, written
 
@@ -48,9 +48,9 @@ def test_of_a_malformed_call_nothing_is_lost(name: str, old: str, new: str) -> N
 def test_a_string_without_an_end_costs_linear_time(end: str) -> None:
     begun = time.thread_time()
     with pytest.raises(ValueError, match="not Python"):
-        parse_calls("f(a='" + "\\'" * 50_000 + end)
+        parse_call("f(a='" + "\\'" * 50_000 + end)
     assert time.thread_time() - begun < 5
-    assert [call.name for call in parse_calls("f() # it's\ng()")] == ["f", "g"]
+    assert parse_call("f() # it's").name == "f"
 
 
 def test_a_malformed_call_behind_a_good_one() -> None:

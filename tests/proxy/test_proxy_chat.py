@@ -47,20 +47,6 @@ def test_usage_is_the_engines(engine, client):
         assert usage.prompt_tokens_details.cached_tokens == 5
 
 
-def test_timings_on_request(engine, raw):
-    body = {"model": "scripted", "messages": say("one two"), "timings": True}
-    usage = raw.post("/v1/chat/completions", json=body).raise_for_status().json()["usage"]
-    assert usage["completion_tokens_details"]["timings"]["total"] == 1
-    assert (
-        "timings must be true or false"
-        in raw.post("/v1/chat/completions", json=body | {"timings": "yes"}).text
-    )
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
-    *_, last, _ = raw.post("/v1/chat/completions", json=body).text.strip().split("\n\n")
-    usage = json.loads(last.removeprefix("data: "))["usage"]
-    assert usage["completion_tokens_details"]["timings"]["tokens_per_second"] == 50
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools(engine, client, stream):
     with client.chat.completions.stream(

@@ -61,7 +61,7 @@ def test_a_part_that_would_be_lost(engine, raw, stream):
         ({"type": "function"}, "tools[0].function must be an object with a name"),
         ({"type": "function", "function": {"name": ""}}, "tools[0].function.name must be a text"),
         ({"type": "function", "name": "flat", "parameters": {}}, "tools[0].function must be"),
-        ({"type": "custom", "custom": {}}, "tools[0].custom.name must be a text"),
+        ({"type": "custom", "custom": {"name": "x"}}, "tools[0].type is 'custom': only tools of"),
     ],
 )
 def test_a_tool_that_is_none(engine, raw, tool, words):

@@ -20,7 +20,6 @@ from mlx_provider.wire.anthropic.routes import PING
 from mlx_provider.wire.anthropic.routes import Stream as MessageStream
 from mlx_provider.wire.api import COMMENT
 from mlx_provider.wire.openai.answer import Stream
-from mlx_provider.wire.openai.request import AnswerForm
 
 PATH = "/v1/completions"
 MESSAGES = "/v1/messages"
@@ -191,7 +190,7 @@ async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
 def test_nothing_follows_an_error_in_a_stream() -> None:
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
     for failed in (Failed.of(EngineUnavailable("gone")), Finish(reason="cancelled")):
-        stream = Stream(accepted, AnswerForm(), usage=False)
+        stream = Stream(accepted)
         out = stream.feed([Delta(content="a"), failed]) + stream.feed([Delta(content="b")])
         frames = [
             json.loads(frame.removeprefix("data: ")) for frame in out.decode().split("\n\n")[:-1]

@@ -22,7 +22,6 @@ from mlx_provider.testing.scripted import Call, Step, script
 from mlx_provider.wire.anthropic.request import chat_messages, message_request
 from mlx_provider.wire.anthropic.routes import Whole
 from mlx_provider.wire.openai import answer as openai
-from mlx_provider.wire.openai.request import AnswerForm
 from mlx_provider.wire.responses import routes as responses
 from mlx_provider.wire.responses.conversation import ChatTools
 from mlx_provider.wire.responses.routes import echo_of
@@ -297,7 +296,7 @@ def test_a_malformed_call_whose_text_follows_is_no_half_call() -> None:
     good = ToolCallDelta(index=1, id="d", name="g", arguments='{"a": 1}')
     text = Delta(content="<f><a>b</a><a>c</a></f>")
     events = [ACCEPTED, Delta(tool_calls=[half]), text, Delta(tool_calls=[good]), DONE]
-    chat = openai.Whole(ACCEPTED, AnswerForm()).body(events)["choices"][0]["message"]
+    chat = openai.Whole(ACCEPTED).body(events)["choices"][0]["message"]
     assert [call["function"]["arguments"] for call in chat["tool_calls"]] == ['{"a": 1}']
     assert chat["content"] == text.content
     message = Whole(ACCEPTED, 5).body(events)["content"]

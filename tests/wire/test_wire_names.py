@@ -20,7 +20,6 @@ STRICT = {"name": "look", "strict": True}
 FUNCTION = {"type": "function", "function": {**STRICT, "parameters": NOT}}
 GOOD = {"type": "function", "function": {"name": "good", "parameters": {"type": "object"}}}
 CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
-GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: ("}
 MANY = ["x"] * (MAX_STOPS + 1)
 
 NOT_OF_RESPONSES = ("max_tokens", "n", "stream_options")
@@ -64,8 +63,6 @@ WRONG: dict[str, dict[str, dict[str, Any]]] = {
         "tools[0].function.parameters": {"tools": [FUNCTION], "tool_choice": "required"},
         "tools[1].function.parameters": {"tools": [GOOD, {"type": "function", "function": {
             "name": "x", "parameters": "x"}}]},
-        "tools[1].custom": {"tools": [GOOD, {"type": "custom", "custom": {"name": "patch",
-            "format": {"type": "grammar", "grammar": GRAMMAR}}}], "tool_choice": "required"},
         "tool_choice": {"tools": [GOOD], "tool_choice": {"type": "function",
             "function": {"name": "x"}}},
         "functions": {"functions": [GOOD["function"]]},

@@ -33,6 +33,10 @@ from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
 """Without a limit, a model could call for ever."""
+_LEXEMES = tuple(
+    re.compile(rf'"(?:\\.|[^"\\])*"|{between}.', re.DOTALL) for between in ("", "[,:] |")
+)
+"""Of JSON in a schema's grammar, by whether its spaces belong to separators."""
 _NUMBER = " /[0-9]{1,3}/ "
 _ID = f" /[A-Za-z0-9]{{{SHORT_ID}}}/ "
 
@@ -110,13 +114,17 @@ class CallRules:
         return "\n".join(self.rules)
 
     def _before(self, name: str) -> str:
-        shown = shown_name(self.grammar, name)
+        grammar, shown = self.grammar, shown_name(self.grammar, name)
 
         def numbered(text: str) -> str:
             pieces = text.split("{digits}")
             return _NUMBER.join(self._text(piece.replace("{name}", shown)) for piece in pieces)
 
-        return self._with_ids(self.grammar.before, numbered)
+        if (grammar.open + grammar.before).startswith(("{", "[{")):
+            # An answer in JSON may begin with the same lexemes as these.
+            own = grammar.before.replace("{name}", shown)
+            return " ".join(map(self._text, _LEXEMES["item_separator" in self.spaces].findall(own)))
+        return self._with_ids(grammar.before, numbered)
 
     def _with_ids(self, text: str, rule: Callable[[str], str]) -> str:
         return _ID.join(map(rule, text.split("{id}")))
@@ -171,16 +179,6 @@ def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
         name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
         for name in parameters
     )
-
-
-def called_object(function: Function, key: str) -> dict[str, Any]:
-    parameters = SchemaReader("tools", root=f"#/properties/{key}").read(function.schema)
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function.name}, key: parameters},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
 
 
 _MAX_PATTERN = 2000

@@ -1,15 +1,14 @@
 """The form that a request demands of its reply, as a grammar."""
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import BadRequest
 from ...protocol.requests import GenerateRequest
 from ...records.json_reading import function_of, listed_parameters
 from ...records.parsing import CallGrammar, MessageGrammar
-from .calls import CallRules, called_object, tool_functions
+from .calls import CallRules, tool_functions
 from .schema import (
     ONE_LINE,
     Function,
@@ -33,7 +32,6 @@ class Form:
     warnings: tuple[str, ...] = ()
     after_lead: bool = False
     """White space may precede it, as models write it after their thoughts."""
-    schema: Mapping[str, Any] = field(default_factory=dict)
     begins_json: bool = False
     """White space may precede it, because it may begin with JSON."""
 
@@ -71,7 +69,8 @@ def request_form(
     if free:
         lark = lark.replace("start: calls", f"start: {FREE}? calls?\n{FREE}: /(?s:.+)/", 1)
     elif optional and answer is not None:
-        lark = _answer_or(answer, rules, lark)
+        either = answer.lark.replace("start: answer", "start: answer | calls", 1)
+        lark = f"{either}\n{lark.removeprefix('start: calls')}"
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"tools cannot be enforced: {wrong}", param="tools")
@@ -131,23 +130,6 @@ def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:
     return bool(request.tools) and calls is not None and request.tool_choice != "none"
 
 
-def _answer_or(answer: Form, rules: CallRules, lark: str) -> str:
-    if not (rules.grammar.open + rules.grammar.before).startswith("{"):
-        return f"{answer.lark.replace('start: answer', 'start: answer | calls', 1)}\n" + (
-            lark.removeprefix("start: calls\n")
-        )
-    # Both begin with a brace: only one common schema can distinguish them later.
-    key = re.findall(r'"(\w+)"', rules.grammar.before)[-1]
-    schemas = [answer.schema, *(called_object(f, key) for f in rules.functions)]
-    documents = {f"form{i}": schema for i, schema in enumerate(schemas)}
-    moved = {
-        name: SchemaReader("tools", root=f"#/$defs/{name}").read(schema)
-        for name, schema in documents.items()
-    }
-    union = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in moved], "$defs": moved}
-    return f"start: {json_rule(union, rules.spaces)}"
-
-
 def demanded(request: GenerateRequest) -> list[str] | None:
     """Names of tools, one of which must be called. Empty: any tool. `None`: no call is demanded."""
     choice = request.tool_choice
@@ -196,7 +178,7 @@ def _answer(
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"{where}: the schema cannot be enforced: {wrong}", param=where)
-    return Form(lark, after_lead=True, schema=document, begins_json=not preface)
+    return Form(lark, after_lead=True, begins_json=not preface)
 
 
 def _kind(response_format: Mapping[str, Any] | None) -> Any:

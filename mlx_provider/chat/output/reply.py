@@ -3,7 +3,6 @@ end within tokens."""
 
 import logging
 import re
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -12,15 +11,14 @@ from typing import Any, Protocol
 from ...protocol.event_queue import compacted
 from ...protocol.events import Delta, FinishReason, TokenLogprob, ToolCallDelta
 from ...records.parsing import ReasoningParser, ToolParser, Tools
-from ...records.reading import TextEvent, TextReader
+from ...records.reading import TextEvent, TextReader, partial_at
 from .text import read_reply
 from .turn_layout import NO_LAYOUT, AnswerEdge, TurnLayout
 
 
 class StopText:
     """Passes text on up to the first stop string; holds back a possible beginning of one. The stop
-    string that completes first wins, as if text came character by character. Linear time per stop
-    string."""
+    string that completes first wins, as if text came character by character."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [_Stop(x) for x in stops if x]
@@ -54,36 +52,18 @@ class StopText:
 
 
 class _Stop:
-    """One stop string (Knuth-Morris-Pratt). The table grows only as far as text has matched."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self.begun = 0
-        self._borders = array("L", (0, 0))
-        """Per prefix length: the longest proper prefix that is also a suffix."""
+        """Characters of it at the end of the text so far."""
 
     def feed(self, text: str) -> int:
         """Characters of `text` that complete the stop string; 0: incomplete."""
-        wanted, begun = self.text, self.begun
-        if not begun and wanted[0] not in text:
-            return 0
-        for size, letter in enumerate(text, 1):
-            while begun and wanted[begun] != letter:
-                begun = self._border(begun)
-            begun += wanted[begun] == letter
-            if begun == len(wanted):
-                return size
-        self.begun = begun
+        text = self.text[: self.begun] + text
+        if (at := text.find(self.text)) >= 0:
+            return at + len(self.text) - self.begun
+        self.begun = len(text) - partial_at(text, (self.text,))
         return 0
-
-    def _border(self, size: int) -> int:
-        wanted, borders = self.text, self._borders
-        while len(borders) <= size:
-            letter, border = wanted[len(borders) - 1], borders[-1]
-            while border and wanted[border] != letter:
-                border = borders[border]
-            borders.append(border + (wanted[border] == letter))
-        return borders[size]
 
 
 log = logging.getLogger(__name__)

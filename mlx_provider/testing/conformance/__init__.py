@@ -1,7 +1,7 @@
 """`pytest --mlx-conformance NAME`: checks that anyone can run over an installed plugin.
 
-`parsers` has those of formats, `models` of model families, `drafters` of drafters. A check
-is a function of its subject; the docstring is its promise. It raises `Nonconformity`,
+`parsers` has those of formats, `models` of model families. A check is a function of its subject;
+the docstring is its promise. It raises `Nonconformity`,
 `NotApplicable`, or what the plugin raises.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ...isolation import Fault, attempt
-from ...records import Drafter, ModelFamily, ReasoningParser, ToolParser
+from ...records import ModelFamily, ReasoningParser, ToolParser
 from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
 from ...registry.discovery import installed
@@ -77,8 +77,8 @@ class Case:
 
 
 class Laboratory:
-    """`builders`: (name of a family or drafter) -> functions that write a checkpoint into
-    an empty folder, by label."""
+    """`builders`: (name of a family) -> functions that write a checkpoint into an empty folder, by
+    label."""
 
     def __init__(self, builders: Callable[[str], Mapping[str, Callable[[Path], object]]]) -> None:
         self.builders = builders
@@ -170,11 +170,10 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
     found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents))]
     if contents is not None:
         found += _of_parsers(contents)
-    if contents is not None and (contents.records[ModelFamily] or contents.records[Drafter]):
-        from . import drafters, models
+    if contents is not None and contents.records[ModelFamily]:
+        from . import models
 
         found += models.cases_of(contents.of(ModelFamily), lab)
-        found += drafters.cases_of(contents.of(Drafter), lab)
     return found
 
 

@@ -1,10 +1,8 @@
 """Model families: description, errors, a row by itself, and requests in a batch. A check is a
 function of one checkpoint in one format, and its docstring is the promise."""
 
-import gc
 import json
 import shutil
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -17,9 +15,8 @@ from ...engine.engine import Engine
 from ...engine.execution import solo_rows
 from ...engine.execution.probe import Probe, probe
 from ...engine.prefix_cache.cache import PrefixCache
-from ...engine.request import Phase, Request, SamplingParams
+from ...engine.request import Request, SamplingParams
 from ...isolation import Fault, attempt
-from ...protocol.events import Failed
 from ...records import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
 from ...serving.loader import equip
 from .. import DEMO, HYBRID
@@ -283,53 +280,6 @@ def images(of: Specimen) -> None:
     demand(third.cached <= begin, summary)
 
 
-def endings(of: Specimen) -> None:
-    """A request that is cancelled, or whose pass fails, touches nobody, and nothing of its rows is
-    kept."""
-    layers: list[weakref.ref[Any]] = []
-    failing: list[Any] = []
-
-    def make_cache() -> list[Any]:
-        made = of.model.make_cache()
-        layers.extend(weakref.ref(layer) for layer in made)
-        return list(map(_failing, made)) if failing else made
-
-    engine = new_engine(of.model, layout=of.probe.layout, max_chunk=16, make_cache=make_cache)
-    watched = new_request(of.tokens(20, 0), max_tokens=20, logprobs=5)
-    engine.submit(watched)
-    for steps in (2, 8):
-        request = new_request(of.tokens(LONG, 7), max_tokens=20)
-        engine.submit(request)
-        for _ in range(steps):
-            engine.step()
-        engine.cancel(request)
-        engine.step()
-        demand(request.phase is Phase.DONE, "a cancelled request does not end")
-    failing.append(True)
-    request = new_request(of.tokens(29, 1), max_tokens=12)
-    engine.submit(request)
-    failed = [event for event in run(engine) if isinstance(event, Failed)]
-    same(len(failed), 1, "failed requests where one pass of one row raises")
-    failing.clear()
-    _equal(of, watched, alone(of.model, watched), "beside rows that ended early")
-    _answer(of, engine, Prompt(of.tokens(30, 7)), "after rows that ended early")
-    del engine, request, watched, failed
-    gc.collect()
-    alive = [reference() for reference in layers if reference() is not None]
-    names = sorted({type(each).__name__ for each in alive})
-    demand(not alive, f"{len(alive)} caches of rows that ended are still held: {names}")
-
-
-def _failing(layer: Any) -> Any:
-    def fails(self: Any, *args: Any, **more: Any) -> Any:
-        raise RuntimeError("a pass that a device gave up")
-
-    kind = type(layer)
-    own = {"update_and_fetch": fails, "__setitem__": fails}
-    layer.__class__ = type(kind.__name__, (kind,), own)
-    return layer
-
-
 def _answer(of: Specimen, engine: Engine, prompt: Prompt, what: str) -> Request:
     """The request after it ran; it must have the tokens that it has alone."""
     request = new_request(prompt, max_tokens=8, logprobs=5)
@@ -353,7 +303,7 @@ def _equal(of: Specimen, request: Request, twin: Request, what: str, *, cut: boo
 
 CHECKS = (
     *(description, chunked_prefill, one_by_one, layouts, company, prefix_reuse, images),
-    *(endings, control_tokens, bad_input),
+    *(control_tokens, bad_input),
 )
 
 

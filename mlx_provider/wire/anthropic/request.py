@@ -9,8 +9,7 @@ from ...errors import wrong_part
 from ...invalid import shown
 from ...protocol.requests import GenerateRequest
 from ..api import ClientNames, Turns, check_kind, expect, expect_object, objects, parts_of
-from ..openai.request import SCHEMA, AnswerForm, Parameters, generate_requests, parameter_names
-from ..openai.tools import without
+from ..openai.request import SCHEMA, Parameters, generate_requests, parameter_names
 
 ROLES = ("user", "assistant", "system")
 BLOCKS: Mapping[str, Collection[str]] = {
@@ -79,8 +78,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     schema = expect_object(tool.get("input_schema"), where, ".input_schema")
     given = {name: tool[name] for name in MEMBERS if name in tool}
     function = {**given, "parameters": schema}  # models know this order
-    rest = without(tool, (*MEMBERS, "input_schema", "type"))
-    return {**rest, "type": "function", "function": function}
+    return {"type": "function", "function": function}
 
 
 def known_members(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,9 +190,7 @@ def message_request(
     model = {**sender, "model": body.get("model")}
     names = ClientNames(_names(body) | places).before(parameter_names(given))
     with names.naming():
-        (request,) = generate_requests(
-            Parameters(given), model, messages, AnswerForm(), continues=True
-        )
+        (request,) = generate_requests(Parameters(given), model, messages, continues=True)
     return request, names
 
 

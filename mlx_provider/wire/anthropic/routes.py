@@ -12,7 +12,7 @@ from ...protocol.events import Accepted, Delta, Done, Event, Finish
 from .. import api
 from ..api import ParsedRequest, Read, check_kind, event_frame
 from ..openai import answer
-from ..openai.answer import call_pieces, finish_reason, usage_of
+from ..openai.answer import finish_reason, usage_of
 from ..openai.request import Parameters
 from .request import cache_marks, message_request
 
@@ -85,13 +85,12 @@ class _Message:
         if delta.content:
             yield from self._begin("text", {"type": "text", "text": "", "citations": None})
             yield self._delta("text", text=delta.content)
-        for piece in call_pieces(delta.tool_calls):
-            function = piece["function"]
-            call = {"type": "tool_use", "id": piece["id"], "name": function["name"]}
+        for piece in delta.tool_calls:
+            call = {"type": "tool_use", "id": piece.id, "name": piece.name}
             block = {**call, "input": {}, "caller": {"type": "direct"}}
-            yield from self._begin(piece["index"], block)
-            if function["arguments"]:
-                yield self._delta("input_json", partial_json=function["arguments"])
+            yield from self._begin(piece.index, block)
+            if piece.arguments:
+                yield self._delta("input_json", partial_json=piece.arguments)
 
     def _begin(self, kind: object, block: Part) -> Iterator[Part]:
         if kind != self._open:

@@ -3,7 +3,7 @@ provider makes its objects of the same choices."""
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,8 +12,6 @@ from ...protocol.event_queue import joined
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogprob, ToolCallDelta
 from .. import api
 from ..api import json_bytes
-from .request import AnswerForm
-from .tools import WholeCalls, unwrap_text, whole_call
 
 TYPES = {
     401: "authentication_error",
@@ -49,12 +47,9 @@ def finish_reason(finish: Finish | None) -> str:
     return finish.reason
 
 
-def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
-    """Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand. `timings`: add the
-    engine's times to the details of the completion. LiteLLM's streams drop other new fields of the
-    usage (1.106.2, `calculate_usage`)."""
+def usage_of(done: Done) -> dict[str, Any]:
+    """Cached tokens are fewer than prompt tokens, as LiteLLM's own tests demand."""
     usage = done.usage
-    times = {"timings": done.timings.model_dump()} if timings else {}
     cached = max(0, min(usage.cached_tokens, usage.prompt_tokens - 1))
     skipped = {"skipped_tokens": usage.skipped_tokens} if usage.skipped_tokens else {}
     return {
@@ -66,7 +61,6 @@ def usage_of(done: Done, *, timings: bool = False) -> dict[str, Any]:
             "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_tokens,
             "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
-            **times,
         },
     }
 
@@ -104,27 +98,16 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
     }
 
 
-def call_pieces(
-    deltas: Sequence[ToolCallDelta], custom: Collection[str] = ()
-) -> list[dict[str, Any]]:
+def call_pieces(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
     """A head with id and name, then arguments: LiteLLM's Anthropic bridge would lose
-    arguments in the head. `custom`: names of custom tools, whose calls must be whole."""
+    arguments in the head."""
     pieces: list[dict[str, Any]] = []
     for delta in deltas:
-        if delta.name in custom:
-            pieces += _custom_pieces(delta)
-            continue
         if delta.name is not None:
             pieces.append(_piece(delta.index, delta.id, delta.name, ""))
         if delta.arguments:
             pieces.append(_piece(delta.index, None, None, delta.arguments))
     return pieces
-
-
-def _custom_pieces(delta: ToolCallDelta) -> list[dict[str, Any]]:
-    head = {"id": delta.id, "type": "custom", "custom": {"name": delta.name, "input": ""}}
-    text = {"custom": {"input": unwrap_text(delta.arguments)}}
-    return [{"index": delta.index, **head}, {"index": delta.index, **text}]
 
 
 def _piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
@@ -133,28 +116,26 @@ def _piece(index: int, call_id: str | None, name: str | None, arguments: str) ->
 
 
 class ChunkChoices:
-    def __init__(self, form: AnswerForm) -> None:
-        self._form = form
-        self._calls = WholeCalls(form.custom)
+    def __init__(self, *, text: bool) -> None:
+        self._text = text
         self._begun: set[int] = set()
         self._written: Counter[int] = Counter()
 
     def of(self, event: Event) -> Iterator[dict[str, Any]]:
         """One choice per kind of output, because accumulators of clients take one kind at a time.
         Raises the error of a request that the engine cancelled."""
-        for part in self._calls.of(event):
-            if isinstance(part, Finish):
-                yield self.choice(part.index, reason=finish_reason(part))
-            elif isinstance(part, Delta) and self._form.text:
-                begins = self._written[part.index]
-                self._written[part.index] += sum(len(token.token) for token in part.logprobs)
-                logprobs = text_logprobs(part.logprobs, begins)
-                yield self.choice(part.index, {"content": part.content}, logprobs)
-            elif isinstance(part, Delta):
-                logprobs = logprobs_of(part.logprobs)
-                for delta in self._parts(part) or ([{"content": ""}] if logprobs else []):
-                    yield self.choice(part.index, delta, logprobs)
-                    logprobs = None
+        if isinstance(event, Finish):
+            yield self.choice(event.index, reason=finish_reason(event))
+        elif isinstance(event, Delta) and self._text:
+            begins = self._written[event.index]
+            self._written[event.index] += sum(len(token.token) for token in event.logprobs)
+            logprobs = text_logprobs(event.logprobs, begins)
+            yield self.choice(event.index, {"content": event.content}, logprobs)
+        elif isinstance(event, Delta):
+            logprobs = logprobs_of(event.logprobs)
+            for delta in self._parts(event) or ([{"content": ""}] if logprobs else []):
+                yield self.choice(event.index, delta, logprobs)
+                logprobs = None
 
     def choice(
         self,
@@ -164,7 +145,7 @@ class ChunkChoices:
         reason: str | None = None,
     ) -> dict[str, Any]:
         part = delta or {}
-        if self._form.text:
+        if self._text:
             part = {"text": part.get("content", "")}
         elif index in self._begun:
             part = {"delta": part}
@@ -176,14 +157,13 @@ class ChunkChoices:
     def _parts(self, event: Delta) -> list[dict[str, Any]]:
         texts = {"reasoning_content": event.reasoning, "content": event.content}
         parts: list[dict[str, Any]] = [{name: text} for name, text in texts.items() if text]
-        pieces = call_pieces(event.tool_calls, self._form.custom)
-        return parts + [{"tool_calls": [piece]} for piece in pieces]
+        return parts + [{"tool_calls": [piece]} for piece in call_pieces(event.tool_calls)]
 
 
-def _head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[str, Any]:
-    kind = "text_completion" if form.text else "chat.completion" + ".chunk" * chunk
+def _head(accepted: Accepted, *, text: bool, chunk: bool = False) -> dict[str, Any]:
+    kind = "text_completion" if text else "chat.completion" + ".chunk" * chunk
     return {
-        "id": f"{'cmpl' if form.text else 'chatcmpl'}-{accepted.id}",
+        "id": f"{'cmpl' if text else 'chatcmpl'}-{accepted.id}",
         "object": kind,
         "created": int(time.time()),
         "model": accepted.model,
@@ -191,21 +171,19 @@ def _head(accepted: Accepted, form: AnswerForm, *, chunk: bool = False) -> dict[
 
 
 class Stream(api.Stream):
-    def __init__(self, accepted: Accepted, form: AnswerForm, *, usage: bool) -> None:
+    def __init__(self, accepted: Accepted, *, text: bool = False, usage: bool = False) -> None:
         """`usage`: end with a chunk of usage (`stream_options.include_usage`)."""
-        self._form = form
-        self._head = _head(accepted, form, chunk=True) | ({"usage": None} if usage else {})
+        self._head = _head(accepted, text=text, chunk=True) | ({"usage": None} if usage else {})
         self._begin = b"data: " + json_bytes(self._head)[:-1] + b',"choices":['
         self._usage = usage
-        self._choices = ChunkChoices(form)
+        self._choices = ChunkChoices(text=text)
 
     def _frames(self, event: Event) -> Iterator[bytes]:
         for choice in self._choices.of(event):
             yield self._begin + json_bytes(choice) + b"]}\n\n"
         if isinstance(event, Done):
             if self._usage:
-                usage = usage_of(event, timings=self._form.timings)
-                yield api.data_frame(self._head | {"choices": [], "usage": usage})
+                yield api.data_frame(self._head | {"choices": [], "usage": usage_of(event)})
             yield DONE
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
@@ -213,9 +191,9 @@ class Stream(api.Stream):
 
 
 class Whole(api.Whole):
-    def __init__(self, accepted: Accepted, form: AnswerForm) -> None:
-        self._head = _head(accepted, form)
-        self._form = form
+    def __init__(self, accepted: Accepted, *, text: bool = False) -> None:
+        self._head = _head(accepted, text=text)
+        self._text = text
 
     def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
         deltas: defaultdict[int, list[Delta]] = defaultdict(list)
@@ -225,17 +203,23 @@ class Whole(api.Whole):
                 deltas[event.index].append(event)
         answers = [(joined(deltas[at]), ends.get(at)) for at in sorted(deltas.keys() | ends)]
         choices = [self._choice(at, *answer) for at, answer in enumerate(answers)]
-        usage = usage_of(done, timings=self._form.timings)
-        return self._head | {"choices": choices, "usage": usage}
+        return self._head | {"choices": choices, "usage": usage_of(done)}
 
     def _choice(self, index: int, answer: Delta, finish: Finish | None) -> dict[str, Any]:
-        text, reason = self._form.text, finish_reason(finish)
+        text, reason = self._text, finish_reason(finish)
         said = {"text": answer.content} if text else {"message": self._message(answer)}
         logprobs = (text_logprobs if text else logprobs_of)(answer.logprobs)
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
 
     def _message(self, answer: Delta) -> dict[str, Any]:
-        calls = [whole_call(call, self._form.custom) for call in answer.tool_calls]
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.tool_calls
+        ]
         content = None if calls and not answer.content else answer.content
         fields: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:

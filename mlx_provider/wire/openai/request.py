@@ -2,8 +2,7 @@
 client wants the answer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,7 +11,6 @@ from ...errors import BadRequest, wrong_part
 from ...invalid import bad_request, shown
 from ...protocol.requests import RENDERER_ARGUMENTS, GenerateRequest, Sampling
 from ..api import ClientNames, expect, expect_object
-from .tools import as_functions, choice_of, custom_names, with_functions
 
 T = TypeVar("T")
 WithoutEffect = tuple[object, ...] | None
@@ -26,6 +24,7 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "return_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
+    "timings": (False,),
     "web_search_options": (),
 }
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -36,6 +35,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """The parameters that set each field, if other than its name; the first that is given counts. A
 constraint of any kind fails as a grammar."""
 SCHEMA = "response_format.json_schema.schema"
+MEMBERS = ("name", "description", "parameters", "strict", "return", "returns", "response")
+"""Of a function."""
 
 
 class Parameters:
@@ -74,9 +75,6 @@ class Parameters:
         value = self.take(name)
         if value is not None and value not in allowed:
             raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
-
-    def ignore(self, parts: Iterable[str]) -> None:
-        self._ignored += parts
 
     def ignored(self) -> list[str]:
         """Take parameters without effect; returns the names for the warning."""
@@ -129,10 +127,6 @@ def parameter_names(values: Mapping[str, Any], content: str = "messages") -> Cli
         found["top_logprobs"] = "logprobs"
     if "thinking" in given and "thinking_budget" not in given:
         found["thinking_budget"] = "thinking.budget_tokens"
-    tools = values.get("tools")
-    for at, tool in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(tool, Mapping) and "custom" in tool:
-            found[f"tools[{at}].function"] = f"tools[{at}].custom"
     return ClientNames(found)
 
 
@@ -189,38 +183,16 @@ SAMPLING = tuple(Sampling.model_fields)
 _SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
-@dataclass(frozen=True)
-class AnswerForm:
-    text: bool = False
-    timings: bool = False
-    custom: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], *, text: bool) -> Self:
-        return cls(text, values.get("timings") is True, custom_names(values.get("tools")))
-
-
-def split_prefill_mark(messages: Sequence[Any], *, always: bool = False) -> tuple[list[Any], bool]:
-    """The messages without the mark, and whether the reply continues the last one. `always`: the
-    Messages API, where every last message of the assistant is continued. Clients of other APIs end
-    a history with an answer and expect the next turn."""
-    *before, last = messages
-    if not isinstance(last, Mapping) or PREFIX_KEY not in last:
-        return list(messages), always
-    rest = {name: value for name, value in last.items() if name != PREFIX_KEY}
-    return [*before, rest], bool(last[PREFIX_KEY]) or always
-
-
 def generate_requests(
     params: Parameters,
     sender: Mapping[str, Any],
     content: Any,
-    form: AnswerForm,
     *,
+    text: bool = False,
     continues: bool = False,
 ) -> list[GenerateRequest]:
     """One request, or one for each prompt of a text completion. `sender`: fields that no parameter
-    sets, such as `model` and `options`. `content`: the messages, or the list of prompts.
+    sets, such as `model` and `options`. `content`: the messages, or the list of prompts (`text`).
     `continues`: the reply always continues the last message."""
     template, budget = template_variables(params)
     fields: dict[str, Any] = {
@@ -237,11 +209,10 @@ def generate_requests(
     }
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
-    if form.text:
+    if text:
         each = completions(params, content, fields)
     else:
         each = [_chat(params, content, continues=continues)]
-    params.flag("timings")
     fields["ignored"] = params.ignored()
     params.refuse_rest()
     try:
@@ -273,10 +244,13 @@ def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, An
     top, wanted = params.number("top_logprobs"), params.flag("logprobs")
     if top is not None and not wanted:
         raise wrong_part("top_logprobs", "needs logprobs to be true")
-    continues = _continues(params, messages[-1]) or continues
-    messages, continues = split_prefill_mark(messages, always=continues)
+    *before, last = messages
+    continues = _continues(params, last) or continues
+    if isinstance(last, Mapping) and PREFIX_KEY in last:
+        continues = continues or bool(last[PREFIX_KEY])
+        messages = [*before, {name: last[name] for name in last if name != PREFIX_KEY}]
     return {
-        "messages": with_functions(messages),
+        "messages": messages,
         "continues": continues,
         "logprobs": bool(wanted),
         "top_logprobs": top or 0,
@@ -297,11 +271,36 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 
 def _tools(params: Parameters) -> dict[str, Any]:
-    fields, members = as_functions(params.typed("tools", list) or [])
-    params.ignore(members)
-    fields["tool_choice"] = choice_of(params.take("tool_choice"))
-    fields["parallel_tool_calls"] = params.flag("parallel_tool_calls")
+    fields = {
+        "tools": as_functions(params.typed("tools", list) or []) or None,
+        "tool_choice": params.take("tool_choice"),
+        "parallel_tool_calls": params.flag("parallel_tool_calls"),
+    }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def as_functions(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """The tools of a request. Members that templates do not know are left out."""
+    found = [_function(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
+    return [
+        {"type": "function", "function": {n: v for n, v in own.items() if n in MEMBERS}}
+        for own in found
+    ]
+
+
+def _function(tool: Any, where: str) -> Mapping[str, Any]:
+    kind = expect_object(tool, where).get("type") or "function"
+    if kind != "function":
+        called = "only tools of type function can be called, and no server runs others here"
+        raise wrong_part(where, f"is {shown(kind)}: {called}", ".type")
+    own = tool.get("function")
+    if not isinstance(own, Mapping):
+        raise wrong_part(where, "must be an object with a name", ".function")
+    if not isinstance(own.get("name"), str) or not own["name"].strip():
+        raise wrong_part(f"{where}.function.name", "must be a text")
+    if own.get("parameters"):
+        expect_object(own["parameters"], f"{where}.function.parameters")
+    return own
 
 
 def completions(

@@ -16,7 +16,7 @@ from ...protocol.requests import EmbedRequest
 from .. import api
 from ..api import ParsedRequest, Read
 from .answer import Stream, Whole, usage_of
-from .request import AnswerForm, Parameters, generate_requests, parameter_names, prompt_list
+from .request import Parameters, generate_requests, parameter_names, prompt_list
 
 FORMATS = ("float", "base64")
 
@@ -77,13 +77,13 @@ def _completion(
     given = body.pop(content, None)
     if text:
         given = prompt_list(given, content)
-    form, params = AnswerForm.of(body, text=text), Parameters(body)
+    params = Parameters(body)
     streamed = params.flag("stream")
     usage = params.mapping("stream_options").get("include_usage") is True
     names = parameter_names(body, content)
     with names.naming():
-        requests = generate_requests(Parameters(body), _with_model(body, sender), given, form)
-    reply = partial(Stream, form=form, usage=usage) if streamed else partial(Whole, form=form)
+        requests = generate_requests(params, _with_model(body, sender), given, text=text)
+    reply = partial(Stream, text=text, usage=usage) if streamed else partial(Whole, text=text)
     return ParsedRequest(requests, reply, names)
 
 

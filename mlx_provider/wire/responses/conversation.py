@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from ...errors import wrong_part
 from ...invalid import shown
 from ..api import Turns, check_kind, expect, objects, parts_of
-from ..openai.tools import without, wrap_text
 
 HOSTED = tuple(
     "apply_patch code_interpreter computer file_search image_generation local_shell mcp"
     " programmatic_tool_calling shell tool_search web_search".split()
 )
 """Prefixes of the types of tools that a server runs itself; they have no effect here."""
-MEMBERS = ("name", "description", "parameters", "strict", "format", "type")
 ROLES = ("user", "assistant", "system", "developer")
 ITEMS = tuple(
     "message reasoning function_call function_call_output custom_tool_call"
@@ -33,6 +33,24 @@ ABSENT = {
     "background": "answers are not stored: leave it out and read the answer as it comes",
 }
 
+CONTENT = "The {} content following the specified format"
+TEXT = "content"
+"""The parameter of the function for a custom tool, as LiteLLM's bridge names it (1.106.2,
+`custom_tools.py`)."""
+
+
+def wrap_text(text: str) -> str:
+    return json.dumps({TEXT: text}, ensure_ascii=False)
+
+
+def unwrap_text(arguments: str) -> str:
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = found.get(TEXT, "") if isinstance(found, dict) else arguments
+    return text if isinstance(text, str) else json.dumps(text)
+
 
 @dataclass(frozen=True)
 class Called:
@@ -46,9 +64,13 @@ class Called:
 
 
 class ChatTools:
+    """A custom tool, which takes a text in place of arguments, becomes a function with one text.
+    Its format becomes one of `grammars` (see `GenerateRequest.tool_grammars`)."""
+
     def __init__(self, given: Any = None, *, lenient: bool = False) -> None:
         """`lenient`: an unknown type has no effect."""
         self.tools: list[dict[str, Any]] = []
+        self.grammars: dict[str, dict[str, str]] = {}
         self.called: dict[str, Called] = {}
         self.places: dict[str, str] = {}
         self.ignored: list[str] = []
@@ -89,12 +111,38 @@ class ChatTools:
         self.called[called.chat_name] = called
         texts = [each.get("description") for each in (space, tool)]
         described = "\n\n".join(text for text in texts if isinstance(text, str) and text)
-        members = ("format",) if called.custom else ("parameters", "strict")
-        given = {key: tool[key] for key in members if tool.get(key) is not None}
+        given = {key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None}
+        if called.custom:
+            text = {"type": "string", "description": CONTENT.format(called.chat_name)}
+            schema = {"type": "object", "properties": {TEXT: text}, "required": [TEXT]}
+            given = {"parameters": schema}
+            if grammar := _grammar(tool.get("format"), where):
+                self.grammars[called.chat_name] = grammar
+                described += "\n\nFormat:\n```{type}\n{value}\n```".format(**grammar)
         own = {"name": called.chat_name, "description": described, **given}
         place = f"tools[{len(self.tools)}]"
-        self.places.update({place: where, f"{place}.function": where, f"{place}.{kind}": where})
-        self.tools.append({**without(tool, MEMBERS), "type": kind, kind: own})
+        self.places.update({place: where, f"{place}.function": where})
+        self.tools.append({"type": "function", "function": own})
+
+
+def _grammar(form: Any, where: str) -> dict[str, str] | None:
+    """`None`: any text."""
+    if isinstance(form, Mapping) and isinstance(form.get("grammar"), Mapping):
+        form = {**form, **form["grammar"]}
+    match form:
+        case None | {"type": "text"}:
+            return None
+        case {
+            "type": "grammar",
+            "syntax": "lark" | "regex" as syntax,
+            "definition": str(value),
+        } if value:
+            return {"type": syntax, "value": value}
+    raise wrong_part(
+        where,
+        "must be of type text, or of type grammar with a syntax (lark or regex) and a definition",
+        ".format",
+    )
 
 
 def _chat_choice(tool: Any) -> Any:

@@ -16,14 +16,19 @@ from ..api import ClientNames, ParsedRequest, Read, event_frame
 from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
 from ..openai.request import (
     SCHEMA,
-    AnswerForm,
     Parameters,
     WithoutEffect,
     generate_requests,
     parameter_names,
 )
-from ..openai.tools import unwrap_text
-from .conversation import ABSENT, Called, ChatTools, check_parameters, messages_of
+from .conversation import (
+    ABSENT,
+    Called,
+    ChatTools,
+    check_parameters,
+    messages_of,
+    unwrap_text,
+)
 
 Fields = dict[str, Any]
 THOUGHT, TEXT = "reasoning_summary_text", "output_text"
@@ -341,10 +346,10 @@ def response_request(
     messages, places = messages_of(body.get("input"), instructions)
     if not messages:
         raise wrong_part("input", "must hold at least one item")
-    fields = {**sender, "model": body.get("model")}
+    fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
     names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
     with names.naming():
-        (request,) = generate_requests(params, fields, messages, AnswerForm())
+        (request,) = generate_requests(params, fields, messages)
     return request, names, tools
 
 
