@@ -59,9 +59,7 @@ def cold(model: SyntheticModel, ids, length: int, steps: int = 3) -> list:
     return cache
 
 
-def keep(
-    prefix_cache, model, ids, ends=(), *, key=KEY, session=None, inside=frozenset(), prompted=None
-) -> Match:
+def keep(prefix_cache, model, ids, ends=(), *, key=KEY, session=None, prompted=None) -> Match:
     """Serve `ids` as a prompt with message ends, and store all of it."""
     match = prefix_cache.match(key, ids, len(ids) - 1)
     cache = prefix_cache.acquire(match, model.make_cache)[0]
@@ -69,7 +67,7 @@ def keep(
     for end in [e for e in (*sorted(ends), len(ids)) if e > at]:
         model.feed(cache, as_ids(ids), at, end)
         at = end
-        state = prefix_cache.snapshot(cache, inside=at in inside)
+        state = prefix_cache.snapshot(cache)
         if state is not None:
             states[at] = state
     stored = prefix_cache.insert(key, ids, cache, states, prompted=prompted, session=session)
@@ -114,12 +112,11 @@ class CacheAgainstList(RuleBasedStateMachine):
     @rule(
         key=st.sampled_from([KEY, CacheKey("other")]),
         ids=st.lists(st.integers(1, 3), min_size=2, max_size=24),
-        ends=st.sets(st.integers(1, 24), max_size=3),
-        inside=st.sets(st.integers(1, 24), max_size=9),
+        ends=st.sets(st.integers(1, 24), max_size=9),
         prompted=st.integers(1, 24),
         session=st.sampled_from([None, "a", "b"]),
     )
-    def serve_one(self, key, ids, ends, inside, prompted, session) -> None:
+    def serve_one(self, key, ids, ends, prompted, session) -> None:
         limit = len(ids) - 1
         match = self.prefix_cache.match(key, ids, limit)
         known = self.kept[key]
@@ -142,7 +139,6 @@ class CacheAgainstList(RuleBasedStateMachine):
             kept,
             key=key,
             session=session,
-            inside=inside - {len(ids)},
             prompted=prompted,
         )
         known.append(ids)

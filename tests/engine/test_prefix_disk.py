@@ -23,7 +23,7 @@ from from_disk import restored
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier, Restore
-from mlx_provider.engine.prefix_cache.paths import INSIDE, RECENT
+from mlx_provider.engine.prefix_cache.paths import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.errors import BadRequest
 from schedules import Calls
@@ -165,7 +165,7 @@ def test_pruned_checkpoints_leave_the_disk_too(tmp_path) -> None:
         ids = [*ids, *range(1 + 20 * turn, 21 + 20 * turn)]
         keep(prefix_cache, model, ids)
     prefix_cache.close()
-    assert sum(".state." in path.name for path in files(tmp_path)) == 1 + RECENT + INSIDE
+    assert sum(".state." in path.name for path in files(tmp_path)) == 1 + RECENT + FORKS
 
 
 def test_only_the_owner_can_read_the_files(tmp_path) -> None:

@@ -170,22 +170,18 @@ class PrefixCache:
         self._clock += 1
         for node in match.path[-1].touch(self._clock) if match.path else ():
             node.hits += 1
-        if match.stateful is not None:
-            match.stateful.resumed += 1
         if match.counted:
             self._counted["lookups"] += 1
             self._counted["prompt_tokens"] += match.asked
             self._counted["reused_tokens"] += restored or match.length
             self._counted["restored_tokens"] += restored
 
-    def snapshot(
-        self, cache: list[Any], at: int | None = None, *, inside: bool = False
-    ) -> Snapshot | None:
+    def snapshot(self, cache: list[Any], at: int | None = None) -> Snapshot | None:
         """A copy of the states and windows, which cannot be cut out of a longer row later. `at`:
-        their value after that many tokens (see `take_snapshot`). `inside`: not at a message end, so
-        it is evicted first. `None` if every layer can be cut at any token, or none is possible."""
+        their value after that many tokens (see `take_snapshot`). `None` if every layer can be cut
+        at any token, or none is possible."""
         try:
-            return take_snapshot(cache, at, inside=inside)
+            return take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
             self._warn(reason)
             return None
@@ -206,45 +202,39 @@ class PrefixCache:
         """Store a row, evicting others. Returns how many of its tokens are stored then.
 
         `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
-        entry can refer; `None`: it copies. `snapshots`: by token count; those inside messages are
-        stored only if nothing more valuable is evicted for them. `prompted`: tokens before the
-        reply, if it is included. `awaited`: the next request of the session will come. `beyond`:
-        the cache holds more tokens, which a cache with only states does not show.
+        entry can refer; `None`: it copies. `snapshots`: by token count. `prompted`: tokens before
+        the reply, if it is included. `awaited`: the next request of the session will come.
+        `beyond`: the cache holds more tokens, which a cache with only states does not show.
 
         An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
         at all. Raises `ValueError` if the cache holds fewer tokens.
         """
         ids = as_ids(tokens)
         self._drop_lost()
-        ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
-        inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
+        states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
         leaf = None
         try:
             row = row_parts(cache, len(ids))
             exact = row.exact and not beyond
             if not exact and not row.complete:  # its state belongs to a later token
-                ids = ids[: max(ends, default=0)]
+                ids = ids[: max(states, default=0)]
             found = self.match(key, ids, len(ids))
             complete = row.complete and found.complete
             if complete:
-                ends, inside = {}, {}
+                states = {}
             elif exact and (last := take_snapshot(cache)) is not None:
-                ends[row.length] = last
+                states[row.length] = last
             own = None if lease is None else lease.own_of(cache)
             until = row.length if prompted is None else prompted
-            new = NewPath(ids, row.stored(complete=complete), ends, inside, until, own)
-            budget = self._budget_after(new)
-            leaf = self._add(key, new, found, budget, session)
-            if self.disk is not None:  # of the states inside messages, those that rows wanted
-                wanted = {at: state for at, state in inside.items() if at <= found.shared}
-                self.disk.save(key, ids, row, ends | wanted, prompted=until)
+            new = NewPath(ids, row.stored(complete=complete), states, until, own)
+            leaf = self._add(key, new, found, session)
+            if self.disk is not None:
+                self.disk.save(key, ids, row, states, prompted=until)
         except Unstorable as reason:
             self._warn(reason)
         if leaf is None:
             self._counted["refused"] += 1
             return 0
-        for at in sorted(inside, reverse=True):
-            self._offer(leaf, at, inside[at], budget, wanted=at <= found.shared)
         paths.prune(leaf)
         self.evict(buffers=self._max_buffers, keep=leaf.path())
         if session is not None:
@@ -263,9 +253,7 @@ class PrefixCache:
         finally:
             new.own.stored = before
 
-    def _add(
-        self, key: CacheKey, new: NewPath, found: Match, budget: int, session: str | None
-    ) -> Node | None:
+    def _add(self, key: CacheKey, new: NewPath, found: Match, session: str | None) -> Node | None:
         """Store a path as far as its session's share permits, evicting others for it. Returns the
         last stored node, if any. Raises `Unstorable` if it cannot be joined with the stored
         ones."""
@@ -274,13 +262,13 @@ class PrefixCache:
                 "a row with another KV shape or dtype than the stored ones is not kept"
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
-        stored = paths.shared_path(found, new)
+        stored, budget = paths.shared_path(found, new), self._budget_after(new)
         share, heads = self.sessions.share(session, budget)
         stop, kept = paths.fit(stored, new, share)
         own = new.own if stop == len(new.ids) and paths.refers(new, stored) else None
         path = paths.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
-        states = {at: s for at, s in {**new.inside, **new.ends}.items() if at in kept}
+        states = {at: state for at, state in new.states.items() if at in kept}
         grows = max(0, stop - found.shared) * new.token_bytes
         grows += sum(state.nbytes for state in states.values())
         if self.nbytes > budget - grows:
@@ -302,17 +290,6 @@ class PrefixCache:
         self._clock += grows + 1
         leaf.touch(self._clock)
         return leaf
-
-    def _offer(self, leaf: Node, at: int, state: Snapshot, budget: int, *, wanted: bool) -> None:
-        """Store a state inside a message. A guess that no row has `wanted` evicts nothing."""
-        if not wanted and self.nbytes + state.nbytes > budget:
-            return
-        node = paths.attach(leaf, at, state, wanted=wanted)
-        if node is not None:
-            self._clock += state.nbytes
-            self.evict(budget, keep=leaf.path())
-            if self.nbytes > budget:
-                node.hold(node.segment, None)
 
     def evict(
         self, nbytes: float = inf, *, buffers: float = inf, keep: Collection[Node] = ()

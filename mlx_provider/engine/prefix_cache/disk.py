@@ -29,7 +29,7 @@ from ...isolation import Fault, Isolation
 from ...safe_open import make_folder, replace_own
 from . import files
 from .files import Arrays, BadFile, Header, Writer, device_arrays, host_arrays, list_files
-from .paths import INSIDE, RECENT
+from .paths import FORKS, RECENT
 from .segments import ArrayPack, RowFiller, RowParts, Snapshot
 from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
 
@@ -265,7 +265,7 @@ class DiskTier:
                 if at not in ends:
                     self._write(header, state.pack, self.limit)
             _, every = self.index.walk(key, ids, len(ids))
-            for header, _, _ in every[RECENT + INSIDE : -1]:  # the first and the last ones stay
+            for header, _, _ in every[RECENT + FORKS : -1]:  # the first and the last ones stay
                 self._forget(header.name)
         self.writer.do(partial(self.writer.touch, self.index.touch(path)))
         self._shrink()

@@ -23,8 +23,6 @@ AWAITED = 256
 """The weight while tools run whose results will come, or if the client says that it comes back."""
 PROVEN = 3
 """Hits up to which the weight of a node grows."""
-GUESS = 0.1
-"""Probability that a request resumes from an unused snapshot inside a message."""
 FRESH = 0.3
 """Age, as a share of the prefix cache, below which it matters little."""
 
@@ -105,18 +103,15 @@ def evict(
     keep: Collection[Node],
 ) -> None:
     """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals are at
-    most so many bytes and buffers. Nodes in `keep`, and nodes that rows use, lose only guesses.
-    `clock`: the present time on the clock of `Node.used`. `weights`: see `Sessions`."""
+    most so many bytes and buffers. Nodes in `keep`, and nodes that rows use, stay. `clock`: the
+    present time on the clock of `Node.used`. `weights`: see `Sessions`."""
     order, held = count(), totals.nbytes
     heap: list[tuple[float, int, bool, Node]] = []
 
-    def goes_whole(node: Node) -> bool:
-        return not (node.children or node in keep or node.needed)
-
     def consider(node: Node) -> None:
-        whole, stays = goes_whole(node), node in keep or node.needed
-        if whole or node.guessed or (node.snapshot is not None and not stays):
-            worth = value(node, clock, held) * (1 if node.guessed else weights.get(node, 1))
+        whole, stays = not node.children, node in keep or node.needed
+        if (whole or node.snapshot is not None) and not stays:
+            worth = value(node, clock, held) * weights.get(node, 1)
             heapq.heappush(heap, (worth, next(order), whole, node))
 
     for node in nodes:
@@ -124,7 +119,7 @@ def evict(
     while heap and (totals.nbytes > nbytes or totals.buffers > buffers):
         _, _, whole, node = heapq.heappop(heap)
         parent = node.parent
-        if whole != goes_whole(node):
+        if whole == bool(node.children):
             continue  # became a leaf, and has a newer entry as one
         if not whole:
             node.hold(node.segment, None)
@@ -144,17 +139,12 @@ def value(node: Node, clock: int, held: int) -> float:
     inner = node.children and node.snapshot
     cost = recompute * (1 + node.stop / ATTENTION_DEPTH) / max(1, (inner or node).nbytes)
     disuse = (clock - node.used) / max(1, held)
-    # rows passed a guess without using it
-    weight = GUESS / (1 + node.hits) if node.guessed else 1 + min(node.hits, PROVEN)
-    return cost * weight / (FRESH + disuse)
+    return cost * (1 + min(node.hits, PROVEN)) / (FRESH + disuse)
 
 
 def resumable_before(node: Node) -> int:
-    """The last position above the node's end from which its path could be resumed. Guesses count
-    only for other guesses, because they are evicted first."""
+    """The last position above the node's end from which its path could be resumed."""
     above = node.parent
-    while above is not None and not above.complete:
-        if above.snapshot is not None and (node.guessed or not above.guessed):
-            break
+    while above is not None and not above.complete and above.snapshot is None:
         above = above.parent
     return 0 if above is None else above.stop

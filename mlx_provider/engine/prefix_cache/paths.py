@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 RECENT = 3
 """Message ends kept per path besides the end of the system prompt."""
-INSIDE = 2
-"""Further snapshots kept per path: guesses, and branch points of prompts."""
+FORKS = 2
+"""Further snapshots kept per path, where prompts have differed."""
 NEAR = 16
 """This many tokens are cheaper to compute again than to store with a state."""
 MAX_EDGE = 2048
@@ -33,10 +33,8 @@ class NewPath:
 
     ids: Ids
     row: RowParts
-    ends: Mapping[int, Snapshot]
-    """Snapshots by token count: at the ends of messages and of the row, if it has states."""
-    inside: Mapping[int, Snapshot]
-    """Others, which may only end a path that is stored in part."""
+    states: Mapping[int, Snapshot]
+    """By token count."""
     prompted: int
     """Tokens before the reply."""
     own: RowBuffers | None
@@ -54,9 +52,9 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
     the last snapshot of the prompt.
     """
-    length, ends = len(new.ids), new.ends
+    length = len(new.ids)
     held = {node.stop: node.snapshot for node in path if node.snapshot is not None}
-    sizes = {at: state.nbytes for at, state in {**new.inside, **ends, **held}.items()}
+    sizes = {at: state.nbytes for at, state in {**new.states, **held}.items()}
     shared = path[-1].stop if path else 0
 
     def size(stop: int, kept: Collection[int] = ()) -> int:
@@ -66,9 +64,8 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
             nbytes += node.token_bytes * tokens // len(node.tokens)
         return nbytes
 
-    guessed = {node.stop for node in path if node.guessed}
-    if size(max(length, shared), {*ends, *held} - guessed) <= budget:
-        return length, {*ends, *held}
+    if size(max(length, shared), sizes) <= budget:
+        return length, {*sizes}
     whole = length if new.row.complete else max((n.stop for n in path if n.complete), default=0)
     stop, kept = bisect_right(range(1, whole + 1), budget, key=size), set[int]()
     fitting = [at for at in sorted(sizes) if at > stop and size(at, [at]) <= budget]
@@ -77,7 +74,7 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
         if size(max([end, *safe]), {end, *safe}) <= budget:
             stop, kept = max([end, *safe]), {end, *safe}
             break
-    others = sorted(at for at in {*ends, *held} if at < stop and at not in kept)
+    others = sorted(at for at in sizes if at < stop and at not in kept)
     for at in [*others[:1], *reversed(others[1:])] if kept else []:
         kept |= {at} if size(stop, {*kept, at}) <= budget else set()
     return stop, kept
@@ -110,15 +107,13 @@ def shared_path(found: Match, new: NewPath) -> list[Node]:
 
 def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
     """The stored nodes of a head, with the snapshots that it keeps. `length`: tokens of the whole
-    path. A shorter head ends in a snapshot that is not a guess."""
+    path."""
     nodes = [node for node in path if node.start < stop]
     if nodes and stop < nodes[-1].stop and stop < length:
         nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
     for node in nodes:
         if node.snapshot is not None and node.stop not in kept:
             node.hold(node.segment, None)
-    if nodes and nodes[-1].guessed and stop < length:
-        nodes[-1].resumed = 1
     return nodes
 
 
@@ -145,38 +140,25 @@ def grow(
         parent.children[int(tokens[0])] = child
         parent = child
     for at, state in states.items():
-        attach(parent, at, replace(state, inside=False))
+        node = next(node for node in parent.path() if node.start < at <= node.stop)
+        if at < node.stop and not node.complete:
+            node = split(node, at - node.start)
+        node.hold(node.segment, None if node.complete else state)
     return parent
 
 
-def attach(leaf: Node, at: int, state: Snapshot, *, wanted: bool = False) -> Node | None:
-    """Attach a state at token `at` of the path. Returns its node, if that had no state. `wanted`: a
-    row would have resumed there."""
-    node = next((node for node in leaf.path() if node.start < at <= node.stop), None)
-    if node is None or node.complete:
-        return None
-    if at < node.stop:
-        node = split(node, at - node.start)
-    if node.snapshot is not None:
-        return None
-    node.resumed = int(wanted)
-    node.hold(node.segment, state)
-    return node
-
-
 def prune(leaf: Node) -> None:
-    """Keep at most `1 + RECENT + INSIDE` snapshots of a path: the ends of the first and the
-    last messages; inside messages the most resumed, then the last ones."""
+    """Keep at most `1 + RECENT + FORKS` snapshots of a path: the first, the last, and the last
+    from which several paths continue."""
     holders = [node for node in leaf.path() if node.snapshot is not None]
-    inside = [node for node in holders if node.snapshot is not None and node.snapshot.inside]
     ends: list[Node] = []
-    for node in [node for node in holders if node not in inside]:
+    for node in holders:
         # the end of a prompt saves almost nothing after that of its last message, once the path
         # continues
         if not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]:
             ends.append(node)
-    inside.sort(key=lambda node: (node.resumed, node.stop))
-    kept = {*ends[:1], *ends[1:][-RECENT:], *inside[-INSIDE:]}
+    forks = [node for node in ends if len(node.children) > 1]
+    kept = {*ends[:1], *ends[1:][-RECENT:], *forks[-FORKS:]}
     for node in holders:
         if node not in kept:
             node.hold(node.segment, None)

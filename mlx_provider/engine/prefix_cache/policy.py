@@ -1,7 +1,8 @@
 """How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots.
 
-Snapshots are taken at message ends, image ends, and points where a prompt left a stored path (as in
-Marconi, MLSys 2025). In long new text, some are guesses for another question about the same text.
+Snapshots are taken at message ends, image ends, points where a prompt left a stored path (as in
+Marconi, MLSys 2025), where the prefix cache can hold no more of a prompt, and shortly before the
+end of a long message.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,10 +30,9 @@ WORTH_A_PASS = 64
 """Tokens that a snapshot must save: it needs its own pass, and reading the weights again costs as
 much time as some tens to hundreds of tokens."""
 WORTH_A_GUESS = 512
-"""The same for guesses, of which about one in ten is used."""
-GUESSED = (16, 4)
-"""A guess is this fraction (1/n) of the new tokens before the end: for a short question after a
-long text, and for one after its first pages."""
+GUESSED = 16
+"""A new message of so many tokens has a snapshot this fraction (1/n) before its end, for another
+question about the same text."""
 WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
@@ -228,11 +228,10 @@ class PrefixCachePolicy:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
             self.cache.save_head(self._key(job.request), ids, job.held(), start)
-        ends = {self._whole(at) for at in ends_of(job.prompt)} | self._last(job.prompt)
         for at in job.keeps:
             if start < at <= job.done:
                 within = None if at == job.done else at
-                snapshot = self.cache.snapshot(job.held(), within, inside=at not in ends)
+                snapshot = self.cache.snapshot(job.held(), within)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
@@ -310,25 +309,25 @@ def places(
 ) -> tuple[int, ...]:
     """Ascending token counts at which to store a state.
 
-    At most 1 + `RECENT` ends, a branch, and the guesses of `GUESSED`. `done`: tokens with which the
-    row resumes. `branch`: tokens before the prompt leaves another one. `grid`: positions are
-    rounded down to it. `fits`: tokens that the prefix cache can hold; a longer prompt has a state
-    there.
+    At most 1 + `RECENT` ends, a branch, and a guess. `done`: tokens with which the row resumes.
+    `branch`: tokens before the prompt leaves another one. `grid`: positions are rounded down to it.
+    `fits`: tokens that the prefix cache can hold; a longer prompt has a state there.
     """
     total = len(prompt.tokens)
     stop = total if fits is None else min(fits, total)
     every = [end for end in cuts_of(prompt, done) if end <= stop]
-    ends = {*every[:1], *every[1:][-RECENT:]}
-    before = max((end for end in ends if end <= branch), default=done)
-    at = branch // grid * grid
-    if at - before >= WORTH_A_PASS and not _inside_media(prompt, at):
-        ends.add(at)
-    last = stop // grid * grid
-    if stop < total and last - max(ends, default=done) >= WORTH_A_PASS:
-        ends |= set() if _inside_media(prompt, last) else {last}
+    found = {*every[:1], *every[1:][-RECENT:]}
+    end = min(stop, max(prompt.snapshot_points, default=stop))
+    new = end - max(done, branch, *(at for at in found if at < end))
     fresh = 2 * done < total  # a conversation that continues will probably continue again
-    guesses = _guesses(prompt, max(done, at), ends, stop) if fresh else set()
-    return tuple(sorted(ends | guesses))
+    guess = end - max(GRID, new // GUESSED) if fresh and new >= WORTH_A_GUESS else 0
+    for point in (branch, guess, stop if stop < total else 0):
+        before = max((at for at in found if at <= point), default=done)
+        at = point // grid * grid
+        inside = any(span.start < at < span.end for span in prompt.spans)
+        if at - before >= WORTH_A_PASS and not inside:
+            found.add(at)
+    return tuple(sorted(found))
 
 
 def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
@@ -345,22 +344,3 @@ def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
 
 def ends_of(prompt: Prompt) -> set[int]:
     return {span.end for span in prompt.spans} | {*prompt.snapshot_points}
-
-
-def _guesses(prompt: Prompt, start: int, states: Iterable[int], stop: int) -> set[int]:
-    """Positions before the end of the last message, last first, far from any other state."""
-    end = min(stop, max(prompt.snapshot_points, default=stop))
-    held, found = {start, *states}, set[int]()
-    for part in GUESSED:
-        at = (end - max(GRID, (end - start) // part)) // GRID * GRID
-        before = max((state for state in held if state <= at), default=at)
-        near = any(at <= state < at + WORTH_A_PASS for state in held)
-        close = any(guess - at < WORTH_A_GUESS for guess in found)
-        worth = at - before >= WORTH_A_GUESS and not near and not close
-        if worth and not _inside_media(prompt, at):
-            found.add(at)
-    return found
-
-
-def _inside_media(prompt: Prompt, at: int) -> bool:
-    return any(span.start < at < span.end for span in prompt.spans)

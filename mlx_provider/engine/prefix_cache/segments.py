@@ -94,8 +94,6 @@ class Snapshot:
 
     layers: Mapping[int, Encoded]
     pack: ArrayPack
-    inside: bool = False
-    """Taken inside a message, for prompts that leave this one there."""
 
     @property
     def nbytes(self) -> int:
@@ -106,9 +104,7 @@ class Snapshot:
         return self.pack.buffers
 
 
-def take_snapshot(
-    cache: list[Any], at: int | None = None, *, inside: bool = False
-) -> Snapshot | None:
+def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     """Windows and states of a row. `None` if every layer keeps every token. `at`: their values
     after that many tokens, within the last pass of several tokens; only windows still have the data
     for this. A window that has not wrapped is included, as it may wrap before the row is stored.
@@ -126,7 +122,7 @@ def take_snapshot(
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
     arrays: list[Any] = []
     layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
-    return Snapshot(layers, ArrayPack.of(arrays), inside) if layers else None
+    return Snapshot(layers, ArrayPack.of(arrays)) if layers else None
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:

@@ -105,8 +105,6 @@ class Node:
     """Number of rows restored through it. Starts at 1 if it continued a stored path."""
     generated: bool = False
     """Its tokens are from a reply: a prompt that leaves it has tokenized the reply differently."""
-    resumed: int = 0
-    """Rows that resumed from its snapshot, or would have if there had been one."""
 
     def hold(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
         """Replace what it holds. Nothing else changes the totals of nodes."""
@@ -156,11 +154,6 @@ class Node:
     def lost(self) -> bool:
         """Whether the row in whose buffers it is has failed."""
         return self.row is not None and self.row.lost
-
-    @property
-    def guessed(self) -> bool:
-        """Whether its snapshot is a guess that no row has needed yet."""
-        return self.snapshot is not None and self.snapshot.inside and not self.resumed
 
     def touch(self, clock: int) -> list[Node]:
         """Mark its path as used now. Returns the path."""
