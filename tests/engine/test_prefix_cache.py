@@ -19,7 +19,7 @@ from agent_traffic import SyntheticModel
 from from_disk import restored
 from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
-from mlx_provider.engine.prefix_cache.segments import ArrayPack
+from mlx_provider.engine.prefix_cache.segments import Segment
 from mlx_provider.engine.prefix_cache.tree import as_ids, key_tokens, outside_spans
 from mlx_provider.records import MediaSpan, Prompt
 from schedules import Calls
@@ -127,7 +127,6 @@ class CacheAgainstList(RuleBasedStateMachine):
             closest = [path for path in known if self.common(ids[:limit], path) == best]
             there = {path[best] for path in closest if len(path) > best and best < limit}
             assert match.diverged_at == (best if there else None)
-            assert match.stored_token in (there or {None})
         if self.model.layers == "kv" and self.whole:
             assert match.length == best
         self.compare(match, ids)
@@ -272,7 +271,7 @@ def test_a_miss_is_explained(prefix_cache) -> None:
     model = SyntheticModel("kv")
     keep(prefix_cache, model, [1, 2, 3, 4, 5, 6])
     match = prefix_cache.match(KEY, [1, 2, 3, 9, 9], 4)
-    assert (match.length, match.diverged_at, match.stored_token) == (3, 3, 4)
+    assert (match.length, match.diverged_at) == (3, 3)
     longer = prefix_cache.match(KEY, [1, 2, 3, 4, 5, 6, 7], 6)
     assert (longer.length, longer.diverged_at) == (6, None)
     assert prefix_cache.match(CacheKey("new"), [1, 2], 1).diverged_at is None
@@ -326,18 +325,18 @@ def test_a_snapshot_close_behind_another_is_removed_when_the_path_continues(pref
     prefix_cache.check_integrity()
 
 
-def test_a_window_can_be_cut_until_it_wraps(prefix_cache) -> None:
+def test_a_window_resumes_only_where_it_has_a_snapshot(prefix_cache) -> None:
     model = SyntheticModel("window", window=16)
     ids = list(range(1, 60))
     keep(prefix_cache, model, ids[:16])
-    assert prefix_cache.match(KEY, [*ids[:7], 99], 7).length == 7
+    assert prefix_cache.match(KEY, [*ids[:7], 99], 7).length == 0
     cache = cold(model, ids, 7)
     early = prefix_cache.snapshot(cache)
     model.feed(cache, as_ids(ids), 7, 30)
     states = {7: early, 30: prefix_cache.snapshot(cache)}
     model.feed(cache, as_ids(ids), 30, 59)
     prefix_cache.insert(KEY, ids, cache, states)
-    assert prefix_cache.report()["snapshots"] == 2  # none, if the path can be cut at any token
+    assert resumable(prefix_cache, ids) == [7, 30, 59]  # 16 is close behind 7
     assert prefix_cache.match(KEY, [*ids[:7], 99], 7).length == 7
     assert prefix_cache.match(KEY, [*ids[:35], 99], 35).length == 30
     assert prefix_cache.match(KEY, [*ids, 99], 59).length == 59
@@ -541,7 +540,7 @@ def test_an_insertion_that_fails_leaves_nothing(prefix_cache, monkeypatch) -> No
 
     ids = list(range(20))
     with monkeypatch.context() as patch:
-        patch.setattr(ArrayPack, "of", fail)
+        patch.setattr(Segment, "slice", fail)
         with pytest.raises(RuntimeError, match="memory"):
             prefix_cache.insert(KEY, ids, row(4), {})
     prefix_cache.check_integrity()

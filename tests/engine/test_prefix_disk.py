@@ -22,8 +22,9 @@ from agent_traffic import SyntheticModel
 from from_disk import restored
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier, Restore
-from mlx_provider.engine.prefix_cache.paths import FORKS, RECENT
+from mlx_provider.engine.prefix_cache.disk import DiskTier, Restore
+from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
+from mlx_provider.engine.prefix_cache.files import STALE
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.errors import BadRequest
 from schedules import Calls

@@ -4,7 +4,7 @@ import pytest
 
 from agent_traffic import SimRequest, SyntheticModel, serve
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.paths import FORKS, RECENT
+from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.policy import GRID, places
 from mlx_provider.records import MediaSpan, Prompt
 

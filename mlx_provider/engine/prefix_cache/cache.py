@@ -19,17 +19,17 @@ from typing import Any
 from ...protocol.health import PrefixCacheStats
 from ..memory import MemoryProfile
 from ..row_cache import Unstorable, grow_by
-from . import paths, tree
+from . import tree
 from .buffers import Lease, Leases
 from .disk import DiskTier
-from .eviction import Sessions, evict
-from .paths import NewPath
-from .segments import RowFiller, Snapshot, row_parts, take_snapshot
+from .eviction import Sessions, evict, fit, prune
+from .segments import RowFiller, Snapshot, row_segment, take_snapshot
 from .tree import (
     ID_BYTES,
     CacheKey,
     Ids,
     Match,
+    NewPath,
     Node,
     Totals,
     as_ids,
@@ -153,23 +153,22 @@ class PrefixCache:
         computed the tokens of `ids` from `start` on."""
         if self.disk is not None and self.disk.due(start, len(ids)):
             try:
-                self.disk.save(key, ids, row_parts(cache, len(ids)), {})
+                self.disk.save(key, ids, row_segment(cache, len(ids))[0], {})
             except Unstorable as reason:
                 self._warn(reason)
 
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
-        # a window is stored twice: in the segments until it wraps, and in the state
         share, _ = self.sessions.share(session, self.budget())
-        room = share - memory.state_bytes - 2 * windows
+        room = share - memory.state_bytes - windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
         """Count a look-up. `restored`: tokens that came from disk, if it had more."""
         self._clock += 1
-        for node in match.path[-1].touch(self._clock) if match.path else ():
-            node.hits += 1
+        for node in match.path:
+            node.used, node.hits = self._clock, node.hits + 1
         if match.counted:
             self._counted["lookups"] += 1
             self._counted["prompt_tokens"] += match.asked
@@ -214,19 +213,16 @@ class PrefixCache:
         states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
         leaf = None
         try:
-            row = row_parts(cache, len(ids))
-            exact = row.exact and not beyond
+            row, exact = row_segment(cache, len(ids))
+            exact = exact and not beyond
             if not exact and not row.complete:  # its state belongs to a later token
                 ids = ids[: max(states, default=0)]
             found = self.match(key, ids, len(ids))
-            complete = row.complete and found.complete
-            if complete:
-                states = {}
-            elif exact and (last := take_snapshot(cache)) is not None:
+            if exact and (last := take_snapshot(cache)) is not None:
                 states[row.length] = last
             own = None if lease is None else lease.own_of(cache)
             until = row.length if prompted is None else prompted
-            new = NewPath(ids, row.stored(complete=complete), states, until, own)
+            new = NewPath(ids, row, states, until, own)
             leaf = self._add(key, new, found, session)
             if self.disk is not None:
                 self.disk.save(key, ids, row, states, prompted=until)
@@ -235,11 +231,10 @@ class PrefixCache:
         if leaf is None:
             self._counted["refused"] += 1
             return 0
-        paths.prune(leaf)
+        prune(leaf)
         self.evict(buffers=self._max_buffers, keep=leaf.path())
         if session is not None:
-            per_token = row.stored(complete=row.complete).token_bytes + ID_BYTES
-            self.sessions.pin(session, leaf, len(ids) * per_token, awaited=awaited)
+            self.sessions.pin(session, leaf, len(ids) * new.token_bytes, awaited=awaited)
         return min(leaf.stop, len(ids))
 
     def _budget_after(self, new: NewPath) -> int:
@@ -262,11 +257,11 @@ class PrefixCache:
                 "a row with another KV shape or dtype than the stored ones is not kept"
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
-        stored, budget = paths.shared_path(found, new), self._budget_after(new)
+        stored, budget = tree.shared_path(found, new), self._budget_after(new)
         share, heads = self.sessions.share(session, budget)
-        stop, kept = paths.fit(stored, new, share)
-        own = new.own if stop == len(new.ids) and paths.refers(new, stored) else None
-        path = paths.cut_back(stored, stop, kept, len(new.ids))
+        stop, kept = fit(stored, new, share)
+        own = new.own if stop == len(new.ids) and tree.refers(new, stored) else None
+        path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
         grows = max(0, stop - found.shared) * new.token_bytes
@@ -280,15 +275,16 @@ class PrefixCache:
         try:
             for node in path:
                 if own is not None and node.start >= own.first:
-                    node.hold(new.row.cut(node.start, node.stop, own), node.snapshot)
+                    node.hold(new.row.within(own, node.start, node.stop), node.snapshot)
             continued = 2 * found.shared > len(new.ids)
             above = path[-1] if path else root
-            leaf = paths.grow(above, new, stop, states, own=own, continued=continued)
+            leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
         finally:
             if not root.children:
                 self._drop_empty()
         self._clock += grows + 1
-        leaf.touch(self._clock)
+        for node in leaf.path():
+            node.used = self._clock
         return leaf
 
     def evict(
@@ -303,17 +299,14 @@ class PrefixCache:
             return 0
         if before - nbytes <= sum(totals.rows.values()):
             self._trim(nbytes)
-        last, weights = 0, self.sessions.weights()
-        while (totals.nbytes > nbytes or totals.buffers > buffers) and last != totals.nbytes:
-            last = totals.nbytes  # a prefix can go once no entry continues it
-            rows = [(row, row.stored) for row in totals.rows]
-            evict(
-                [*self.nodes()], totals, nbytes, buffers, clock=self._clock, weights=weights,
-                keep=frozenset(keep),
-            )  # fmt: skip
-            for row, stored in rows:
-                if 0 < row.stored < stored and not row.needed:
-                    row.copy_out()
+        stored = {row: row.stored for row in totals.rows}
+        evict(
+            [*self.nodes()], totals, nbytes, buffers, clock=self._clock,
+            weights=self.sessions.weights(), keep=frozenset(keep),
+        )  # fmt: skip
+        for row in [row for row in totals.rows if row.stored < stored[row]]:
+            row.trim(row.path[-1].stop)
+            totals.set_spare(row, 0)
         self._trim(nbytes)
         freed = before - self.nbytes
         if freed:

@@ -1,16 +1,23 @@
-"""Chooses what to evict, and how much of a path fits the budget. Imports no mlx.
+"""Chooses how much of a path is stored, and what is evicted. Imports no mlx.
 
 The least time to recompute per byte goes first; the newest path of a session stays longest.
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from .tree import Node, Totals, remove, split
+from .tree import NewPath, Node, Totals, remove, split
 
+RECENT = 3
+"""Message ends kept per path besides the end of the system prompt."""
+FORKS = 2
+"""Further snapshots kept per path, where prompts have differed."""
+NEAR = 16
+"""This many tokens are cheaper to compute again than to store with a state."""
 MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
 LIVE_TURNS = 16
@@ -92,6 +99,58 @@ def head(leaf: Node, nbytes: int) -> list[Node]:
     return found
 
 
+def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]:
+    """The longest head of a new path from which a row can resume, and the snapshots that fit with
+    it. `path`: its stored nodes.
+
+    The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
+    the last snapshot of the prompt.
+    """
+    length = len(new.ids)
+    held = {node.stop: node.snapshot for node in path if node.snapshot is not None}
+    sizes = {at: state.nbytes for at, state in {**new.states, **held}.items()}
+    shared = path[-1].stop if path else 0
+
+    def size(stop: int, kept: Collection[int] = ()) -> int:
+        nbytes = max(0, stop - shared) * new.token_bytes + sum(sizes[at] for at in kept)
+        for node in path:
+            tokens = max(0, min(stop, node.stop) - node.start)
+            nbytes += node.token_bytes * tokens // len(node.tokens)
+        return nbytes
+
+    if size(max(length, shared), sizes) <= budget:
+        return length, {*sizes}
+    whole = range(1, length + 1) if new.row.complete else ()
+    stop, kept = bisect_right(whole, budget, key=size), set[int]()
+    fitting = [at for at in sorted(sizes) if at > stop and size(at, [at]) <= budget]
+    safe = [at for at in fitting if at <= new.prompted][-1:]
+    for end in reversed(fitting):
+        if size(max([end, *safe]), {end, *safe}) <= budget:
+            stop, kept = max([end, *safe]), {end, *safe}
+            break
+    others = sorted(at for at in sizes if at < stop and at not in kept)
+    for at in [*others[:1], *reversed(others[1:])] if kept else []:
+        kept |= {at} if size(stop, {*kept, at}) <= budget else set()
+    return stop, kept
+
+
+def prune(leaf: Node) -> None:
+    """Keep at most `1 + RECENT + FORKS` snapshots of a path: the first, the last, and the last
+    from which several paths continue."""
+    holders = [node for node in leaf.path() if node.snapshot is not None]
+    ends: list[Node] = []
+    for node in holders:
+        # the end of a prompt saves almost nothing after that of its last message, once the path
+        # continues
+        if not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]:
+            ends.append(node)
+    forks = [node for node in ends if len(node.children) > 1]
+    kept = {*ends[:1], *ends[1:][-RECENT:], *forks[-FORKS:]}
+    for node in holders:
+        if node not in kept:
+            node.hold(node.segment, None)
+
+
 def evict(
     nodes: Sequence[Node],
     totals: Totals,
@@ -145,6 +204,6 @@ def value(node: Node, clock: int, held: int) -> float:
 def resumable_before(node: Node) -> int:
     """The last position above the node's end from which its path could be resumed."""
     above = node.parent
-    while above is not None and not above.complete and above.snapshot is None:
+    while above is not None and above.snapshot is None:
         above = above.parent
     return 0 if above is None else above.stop

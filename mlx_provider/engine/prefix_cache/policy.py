@@ -8,7 +8,6 @@ end of a long message.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,11 @@ from ...records import LoadedModel, Prompt
 from ..memory import MemoryProfile
 from ..request import PrefillJob, Request, Row, Start
 from ..row_cache import Kind, strictest
-from ..sizes import STEP_TOKENS, FixedShapes
-from .buffers import Lease, Leases, divisible, own_layers
+from ..sizes import FixedShapes
+from .buffers import Lease, Leases
 from .cache import PrefixCache
 from .disk import Restore
-from .paths import NEAR, RECENT
+from .eviction import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
@@ -64,8 +63,6 @@ class PrefixCachePolicy:
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
         self._leases = Leases(cache, in_place, least)
-        forks = in_place and divisible(own_layers(make_cache()))
-        self._least = least if least is not None and forks else inf
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -105,39 +102,22 @@ class PrefixCachePolicy:
         return match, max(match.length, beyond)
 
     def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What the rows of a queued prompt will use of the prefix cache in place. Changes
+        """What the first row of a queued prompt will use of the prefix cache in place. Changes
         nothing."""
         if not job.uses_prefix_cache or job.ids is None:
             return ()
         match, estimated = self._find(job)
         # if more of it comes from disk, these are copies
-        first = self._leases.claim(match) if estimated == match.length else None
-        return first, *self._forks(job, first)
+        return (self._leases.claim(match) if estimated == match.length else None,)
 
     def claim(self, job: PrefillJob) -> None:
-        """Let the rows of a queued prompt hold them."""
+        """Let the first row of a queued prompt hold it."""
         for row, lease in zip(job.rows, self.claims(job), strict=False):
             row.lease = lease and lease.acquire()
 
     def trim(self, row: Row, tokens: int) -> None:
         if row.lease is not None:
             row.lease.trim(tokens)
-
-    def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
-        """What the rows after the first will share with it."""
-        further = len(job.rows) - 1
-        nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
-        if first is not None and first.base is not None:
-            nbytes = min(nbytes, first.base.stored)
-        return [Lease(claimed_bytes=nbytes) if nbytes else None for _ in range(further)]
-
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        if tokens <= self._least:
-            return 0
-        each = 0 if self._memory is None else self._memory.token_bytes
-        # what is left of a step may be one more step of each row's own tokens
-        steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
-        return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
         caches = [cache]
@@ -174,8 +154,6 @@ class PrefixCachePolicy:
             job.cache, job.rows[0].lease = self.cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
             )
-        for row, lease in zip(job.rows[1:], self._forks(job, job.rows[0].lease), strict=True):
-            row.lease = lease
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
@@ -291,17 +269,11 @@ class PrefixCachePolicy:
 
     def _explain(self, job: PrefillJob, match: Match) -> str:
         at = match.diverged_at
-        if at is None or match.stored_token is None:
+        if at is None:
             return ""
-        here = self._text(job.tokens[max(0, at - AROUND) : at + AROUND])
-        stored = self._text([match.stored_token])
-        return (
-            f"left the stored prefix at token {at} of {match.asked}: ...{here!r}, there {stored!r}"
-        )
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        real = [t for t in tokens if t >= 0]
-        return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
+        around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
+        text = self._model.tokenizer.decode(around, skip_special=False)
+        return f"left the stored prefix at token {at} of {match.asked}: ...{text!r}"
 
 
 def places(
