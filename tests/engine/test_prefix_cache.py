@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from agent_traffic import SyntheticModel
-from from_disk import restored
+from from_disk import flush, restored
 from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.segments import Segment
@@ -170,7 +170,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     )
     def restore_from_disk(self, key, ids, grid) -> None:
         """Append-only layers are restored as far as they were ever stored, in memory or on disk."""
-        self.prefix_cache.disk.writer.flush()
+        flush(self.prefix_cache.disk)
         row, length = restored(self.prefix_cache, self.calls, self.model, key, ids, grid=grid)
         best = max((self.common(ids[:-1], path) for path in self.kept[key]), default=0)
         if self.model.layers == "kv":
@@ -180,7 +180,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def shrink(self, share) -> None:
         if self.folder is not None:
-            self.prefix_cache.disk.writer.flush()
+            flush(self.prefix_cache.disk)
         before = self.prefix_cache.nbytes
         target = int(before * share)
         freed = self.prefix_cache.evict(target)

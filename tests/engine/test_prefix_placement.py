@@ -105,6 +105,21 @@ def test_the_third_question_resumes_at_the_branch(prefix_cache, layers, size) ->
     prefix_cache.check_integrity()
 
 
+def test_a_branch_outlives_a_long_conversation_after_it(prefix_cache) -> None:
+    model = SyntheticModel("hybrid", state_units=50)
+
+    def ask(prompt: list[int]) -> int:
+        ends = (200, len(prompt))  # of a system prompt, and of the last message
+        return serve(prefix_cache, model, SimRequest(prompt + TAIL, ends, [6] * 400))
+
+    ask(about(5000, 1500).prompt)
+    prompt = about(10_000, 1500).prompt
+    for turn in range(8):
+        ask(prompt)
+        prompt = prompt + TAIL + [6] * 399 + [9000 + turn] * 300
+    assert ask(about(15_000, 1500).prompt) > 4000 - GRID
+
+
 def test_a_reply_with_another_tokenization_is_no_branch(prefix_cache) -> None:
     """The client's text has other tokens than the reply; no later prompt branches off there."""
     model = SyntheticModel("hybrid", state_units=50)

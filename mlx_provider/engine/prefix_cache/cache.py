@@ -135,18 +135,13 @@ class PrefixCache:
 
     def release(self, lease: Lease) -> None:
         """A row ends, and none of its passes has failed. Its capacity counts as that of its nodes,
-        or is freed if it does not fit."""
+        as far as it fits."""
         own, lease.own, lease.capacity = lease.own, None, 0
-        if own is None:
-            return
-        own.intact = True
-        if own.nodes:
-            stop = own.path[-1].stop
-            spare = own.spare(stop)
-            if spare and self.nbytes + spare > self.budget():
-                own.trim(stop)
-                spare = 0
-            self.totals.set_spare(own, spare)
+        if own is not None:
+            own.intact = True
+        if own is not None and own.nodes:
+            self.totals.set_spare(own, own.spare(own.path[-1].stop))
+            self._trim(self.budget())
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass
@@ -316,8 +311,7 @@ class PrefixCache:
 
     def _trim(self, nbytes: float) -> None:
         """Free unused capacity of rows that have ended, the least recently used first."""
-        over = self.nbytes > nbytes
-        spare = [row for row, size in self.totals.rows.items() if size and over]
+        spare = [row for row, size in self.totals.rows.items() if size]
         for row in sorted(spare, key=lambda row: row.path[-1].used):
             if self.nbytes > nbytes:
                 row.trim(row.path[-1].stop)
@@ -363,14 +357,11 @@ class PrefixCache:
         }
 
     def stats(self) -> PrefixCacheStats:
-        found = self.report()
-        disk = found["disk"] or {"bytes": 0, "limit": 0}
+        found, disk = self.report(), self.disk
+        if disk is not None:
+            found |= {"disk_bytes": disk.index.nbytes, "disk_limit": disk.limit}
         known = PrefixCacheStats.model_fields.keys() & found.keys()
-        return PrefixCacheStats(
-            **{name: found[name] for name in known},
-            disk_bytes=disk["bytes"],
-            disk_limit=disk["limit"],
-        )
+        return PrefixCacheStats(**{name: found[name] for name in known})
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless all invariants of nodes and totals hold."""

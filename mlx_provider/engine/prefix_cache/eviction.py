@@ -136,16 +136,18 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
 
 def prune(leaf: Node) -> None:
     """Keep at most `1 + RECENT + FORKS` snapshots of a path: the first, the last, and the last
-    from which several paths continue."""
+    ones before points where prompts have differed."""
     holders = [node for node in leaf.path() if node.snapshot is not None]
-    ends: list[Node] = []
-    for node in holders:
+    ends, forks = list[Node](), dict[Node, None]()
+    for node in leaf.path():
         # the end of a prompt saves almost nothing after that of its last message, once the path
         # continues
-        if not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]:
+        far = not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]
+        if node.snapshot is not None and far:
             ends.append(node)
-    forks = [node for node in ends if len(node.children) > 1]
-    kept = {*ends[:1], *ends[1:][-RECENT:], *forks[-FORKS:]}
+        if ends and sum(not child.generated for child in node.children.values()) > 1:
+            forks[ends[-1]] = None
+    kept = {*ends[:1], *ends[1:][-RECENT:], *list(forks)[-FORKS:]}
     for node in holders:
         if node not in kept:
             node.hold(node.segment, None)
@@ -168,8 +170,8 @@ def evict(
     heap: list[tuple[float, int, bool, Node]] = []
 
     def consider(node: Node) -> None:
-        whole, stays = not node.children, node in keep or node.needed
-        if (whole or node.snapshot is not None) and not stays:
+        whole = not node.children
+        if (whole or node.snapshot is not None) and not (node in keep or node.needed):
             worth = value(node, clock, held) * weights.get(node, 1)
             heapq.heappush(heap, (worth, next(order), whole, node))
 

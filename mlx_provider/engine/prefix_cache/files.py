@@ -43,9 +43,6 @@ MOST_BYTES = 20 * 10**9
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
 """Seconds after which a temporary file counts as abandoned."""
-BACKUP_MARK = "CACHEDIR.TAG"
-BACKUP_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n"
-"""Marks the folder as a cache for backup programs (bford.info/cachedir)."""
 FORMAT = 7
 SUFFIX = ".safetensors"
 MAX_HEADER = 2**24
@@ -184,12 +181,6 @@ class Writer:
         """Jobs of priority 0 are done first. `None` ends the thread."""
         self._jobs.put((priority, next(self._order), job))
 
-    def flush(self) -> None:
-        done = threading.Event()
-        self.do(done.set)
-        while not done.wait(1) and self._thread.is_alive():
-            pass
-
     def close(self) -> None:
         self.do(None, priority=2)
         self._thread.join()
@@ -298,8 +289,6 @@ def own(folder: Path) -> None:
             raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
         folder.chmod(0o700)
         above = folder.parent.stat()
-        if not (folder / BACKUP_MARK).exists():
-            replace_own(folder / BACKUP_MARK, BACKUP_TEXT)
     except OSError as error:
         raise BadRequest(f"{folder} cannot be used: {error.strerror}", param="disk_cache") from None
     if found.st_mode & OTHERS_WRITE:

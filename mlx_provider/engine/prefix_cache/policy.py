@@ -78,10 +78,6 @@ class PrefixCachePolicy:
             job.ids = as_ids(key_tokens(job.prompt))
         job.match, job.estimated_cached = self._find(job)
 
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes
-
     def pays_ahead(self, job: PrefillJob) -> bool:
         """Whether a queued background prefill has more than a few tokens to compute, and less than
         it finds stored."""

@@ -384,7 +384,13 @@ def check(roots: Iterable[Node], totals: Totals) -> None:
     for row in {*totals.rows, *(node.row for node in every if node.row is not None)}:
         found = {node for node in every if node.row is row}
         stored = sum(segment_of(node).stored for node in found)
-        rules += [("a row counts its nodes", (found, stored) == (row.nodes, row.stored))]
+        path = row.path
+        rules += [
+            ("a row counts its nodes", (found, stored) == (row.nodes, row.stored)),
+            ("they are on one path", {*path} <= {*path[-1].path()}),
+            ("they are in its buffers", row.lost or row.first <= path[0].start),
+            ("it has their capacity", row.lost or path[-1].stop <= row.capacity),
+        ]
     for node in every:
         parent, length = cast("Node", node.parent), len(node.tokens)
         top = parent.parent is None
