@@ -14,7 +14,7 @@ from ..client.connection import local_client
 from ..client.runtime_folder import differences, holder, identity, inspect, is_held
 from ..config import PREFIX, SETTINGS
 from ..engine.memory import memory_limit
-from ..engine.prefix_cache.disk import bytes_on_disk, disk_limit
+from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import size
 from ..protocol.health import Health

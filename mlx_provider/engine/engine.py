@@ -110,7 +110,7 @@ class Engine:
         """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
         memory is free."""
         prefixes = self.prefix_cache
-        if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.nbytes):
+        if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.cache.nbytes):
             self.submit(request)
         else:
             request.drop_rows()

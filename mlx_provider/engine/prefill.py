@@ -80,10 +80,6 @@ class Previews(StoredPrefixes):
             return Start(0, (), found.estimated, scored=True)
         return found
 
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        policy = self._engine.prefix_cache
-        return 0 if policy is None else policy.fork_bytes(tokens, rows)
-
 
 def begin(engine: Engine, job: PrefillJob) -> None:
     """Give an admitted prompt its row cache, or start a restore from disk."""

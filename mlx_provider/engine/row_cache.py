@@ -14,9 +14,9 @@ models/cache.py), because a subclass that adds an attribute has state of its own
 | caches                                         | CacheList                    | opened |
 | anything else                                  |                              | STATE  |
 
-APPEND keeps every token: cut anywhere. WINDOW keeps every token until it wraps, afterwards it
-counts only as a whole, like STATE. Of an unknown class every attribute is kept, since upstream's
-`state` leaves some out; a class with attributes other than arrays and plain data is not stored.
+APPEND keeps every token: cut anywhere. WINDOW and STATE count only as a whole. Of an unknown class
+every attribute is kept, since upstream's `state` leaves some out; a class with attributes other
+than arrays and plain data is not stored.
 """
 
 import enum
@@ -65,15 +65,6 @@ def strictest(cache: list[Any]) -> Kind:
     except Unstorable:
         return Kind.APPEND
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
-
-
-def unwrapped(layer: Any) -> bool:
-    """Whether a window still holds all tokens from the first."""
-    if layer.keys is None:
-        return True
-    if vars(layer).keys() == CHUNKED:
-        return bool(layer.start_position == 0)
-    return bool(layer.offset <= layer.max_size and vars(layer)["_idx"] == layer.offset)
 
 
 def kv_arrays(layer: Any) -> list[Any]:

@@ -15,7 +15,8 @@ import mlx.core as mx
 from ..engine.execution.probe import Reserve
 from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
-from ..engine.prefix_cache.disk import DiskTier, disk_limit
+from ..engine.prefix_cache.disk import DiskTier
+from ..engine.prefix_cache.files import disk_limit
 from ..engine.scheduling.ledger import Ledger, Limits
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker

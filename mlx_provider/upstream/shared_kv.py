@@ -22,9 +22,10 @@ from .cache_classes import BatchKVCache, KVCache, QuantizedKVCache, Skipping
 SHAREABLE = (KVCache, QuantizedKVCache)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prefix:
-    """Keys and values of the first tokens of several rows, for one layer. Immutable."""
+    """Keys and values of the first tokens of several rows, for one layer. They do not change while
+    a row uses it."""
 
     keys: Any
     """(1, Hk, length, D)"""

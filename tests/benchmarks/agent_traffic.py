@@ -110,7 +110,7 @@ def serve(prefix_cache: PrefixCache, model: SyntheticModel, request: SimRequest)
     for stop in places(Prompt(request.prompt, snapshot_points=request.ends), at, match.branch):
         model.feed(cache, ids, at, stop)
         at = stop
-        snapshot = prefix_cache.snapshot(cache, inside=stop not in request.ends)
+        snapshot = prefix_cache.snapshot(cache)
         if snapshot is not None:
             snapshots[stop] = snapshot
     model.feed(cache, ids, at, len(prompt))

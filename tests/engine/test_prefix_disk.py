@@ -19,11 +19,12 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from agent_traffic import SyntheticModel
-from from_disk import restored
+from from_disk import flush, restored
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.disk import STALE, DiskTier, Restore
-from mlx_provider.engine.prefix_cache.paths import INSIDE, RECENT
+from mlx_provider.engine.prefix_cache.disk import DiskTier, Restore
+from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
+from mlx_provider.engine.prefix_cache.files import STALE
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.errors import BadRequest
 from schedules import Calls
@@ -165,7 +166,7 @@ def test_pruned_checkpoints_leave_the_disk_too(tmp_path) -> None:
         ids = [*ids, *range(1 + 20 * turn, 21 + 20 * turn)]
         keep(prefix_cache, model, ids)
     prefix_cache.close()
-    assert sum(".state." in path.name for path in files(tmp_path)) == 1 + RECENT + INSIDE
+    assert sum(".state." in path.name for path in files(tmp_path)) == 1 + RECENT + FORKS
 
 
 def test_only_the_owner_can_read_the_files(tmp_path) -> None:
@@ -255,7 +256,7 @@ def test_damage_is_ignored_with_one_line_and_removed(tmp_path, caplog, damage) -
         assert reuse(prefix_cache, model, [1, 2, 3, 4, 5]) == 0
     assert len(caplog.records) == 1
     assert "removed" in caplog.text
-    prefix_cache.disk.writer.flush()
+    flush(prefix_cache.disk)
     assert files(tmp_path) == []
     # the prefix is computed and written again
     prefix_cache = store_on(tmp_path)
@@ -334,7 +335,7 @@ def test_what_is_stored_before_a_restore_begins_is_written_before_it_is_read(tmp
     keep(prefix_cache, model, ids[:300])
     fill = disk.fill(KEY, ids, lambda: prefix_cache.match(KEY, ids, 599), model.make_cache, 600)
     restore = Restore(disk, fill)
-    disk.writer.flush()
+    flush(disk)
     disk.writer.do((slow := threading.Event()).wait)
     model.feed(cache := model.make_cache(), ids, 0, 599)
     prefix_cache.insert(KEY, ids[:599], cache, {})
@@ -369,7 +370,7 @@ def test_a_disk_failure_loses_only_the_entry(tmp_path, caplog, monkeypatch) -> N
     prefix_cache = store_on(tmp_path)
     with caplog.at_level(logging.WARNING):
         keep(prefix_cache, model, [1, 2, 3])
-        prefix_cache.disk.writer.flush()
+        flush(prefix_cache.disk)
     assert "No space left" in caplog.text
     while prefix_cache.report()["disk"]["files"]:
         CALLS.run()
@@ -388,6 +389,7 @@ CRASH = """
     import os, signal, sys
     from pathlib import Path
     from agent_traffic import SyntheticModel
+    from from_disk import flush
     from mlx_provider.engine.prefix_cache import files as prefix_files
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from schedules import Calls
@@ -402,7 +404,7 @@ CRASH = """
         model.feed(cache, as_ids(ids), 0, len(ids))
         prefix_cache.insert(CacheKey("model", salt="tenant-secret"), ids, cache, {})
     put([1, 2, 3])
-    disk.writer.flush()
+    flush(disk)
     # the last moment: everything is written, nothing renamed
     Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     put([5, 6, 7])

@@ -1,11 +1,10 @@
-"""Where snapshots inside messages are placed, and which ones are evicted first."""
+"""Where snapshots are placed, and how many of them a path holds."""
 
 import pytest
 
-from agent_traffic import SimRequest, SyntheticModel, Traffic, serve
-from mlx_provider.engine.prefix_cache import policy as placement
+from agent_traffic import SimRequest, SyntheticModel, serve
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
-from mlx_provider.engine.prefix_cache.paths import INSIDE, RECENT
+from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.policy import GRID, places
 from mlx_provider.records import MediaSpan, Prompt
 
@@ -39,21 +38,20 @@ def test_a_short_prompt_gets_no_guess() -> None:
     assert places(Prompt([1] * 503, snapshot_points=(500,))) == (500,)
 
 
-def test_a_long_message_gets_guesses_on_the_grid() -> None:
-    """One guess close to its end, one a quarter before the end."""
+def test_a_long_message_gets_a_guess_on_the_grid() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(8000,))
-    assert places(prompt) == (5952, 7488, 8000)
-    assert all(at % GRID == 0 for at in places(prompt)[:2])
+    assert places(prompt) == (7488, 8000)
+    assert places(prompt)[0] % GRID == 0
 
 
-def test_a_prompt_without_messages_gets_guesses_too() -> None:
-    assert places(Prompt([1] * 8000)) == (5952, 7488)
+def test_a_prompt_without_messages_gets_a_guess_too() -> None:
+    assert places(Prompt([1] * 8000)) == (7488,)
 
 
 def test_a_continued_conversation_gets_no_guess() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(100, 8000))
     assert places(prompt, done=4100) == (8000,)
-    assert len(places(prompt, done=3900)) == 3
+    assert len(places(prompt, done=3900)) == 2
 
 
 def test_a_prompt_that_branches_off_gets_a_snapshot_at_the_branch() -> None:
@@ -63,12 +61,12 @@ def test_a_prompt_that_branches_off_gets_a_snapshot_at_the_branch() -> None:
     assert places(prompt, done=7850, branch=7900) == (
         8000,
     )  # the branch is close to the resumed position
-    assert 1984 in places(prompt, branch=2000)
+    assert places(prompt, branch=2000) == (1984, 7616, 8000)
 
 
 def test_a_message_end_before_the_branch_is_enough() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(7890, 8000))
-    assert places(prompt, branch=7900) == (5952, 7890, 8000)[1:]
+    assert places(prompt, branch=7900) == (7890, 8000)
 
 
 def test_no_pass_ends_inside_an_image() -> None:
@@ -82,7 +80,7 @@ def test_a_prompt_of_many_images_has_few_passes() -> None:
     spans = [MediaSpan(i, i + 90, "x", None) for i in range(10, 9010, 100)]
     found = places(Prompt([1] * 9103, snapshot_points=(9100,), spans=spans), branch=4500)
     assert {100, 9100, *(span.end for span in spans[-2:])} <= {*found}
-    assert len(found) <= 1 + RECENT + 3
+    assert len(found) <= 1 + RECENT + 2
 
 
 # -- reuse
@@ -105,6 +103,21 @@ def test_the_third_question_resumes_at_the_branch(prefix_cache, layers, size) ->
     assert serve(prefix_cache, model, about(10_000, size)) < 4000 - GRID
     assert serve(prefix_cache, model, about(15_000, size)) > 4000 - GRID
     prefix_cache.check_integrity()
+
+
+def test_a_branch_outlives_a_long_conversation_after_it(prefix_cache) -> None:
+    model = SyntheticModel("hybrid", state_units=50)
+
+    def ask(prompt: list[int]) -> int:
+        ends = (200, len(prompt))  # of a system prompt, and of the last message
+        return serve(prefix_cache, model, SimRequest(prompt + TAIL, ends, [6] * 400))
+
+    ask(about(5000, 1500).prompt)
+    prompt = about(10_000, 1500).prompt
+    for turn in range(8):
+        ask(prompt)
+        prompt = prompt + TAIL + [6] * 399 + [9000 + turn] * 300
+    assert ask(about(15_000, 1500).prompt) > 4000 - GRID
 
 
 def test_a_reply_with_another_tokenization_is_no_branch(prefix_cache) -> None:
@@ -130,60 +143,5 @@ def test_a_path_holds_a_bounded_number_of_states(prefix_cache) -> None:
         for other in range(2):
             ids = DOCUMENT[: 480 * turn] + [5000 + other] * 90
             serve(prefix_cache, model, SimRequest(ids + TAIL, (200, len(ids)), [9000 + other] * 90))
-            assert len(held(prefix_cache, ids)) <= 1 + RECENT + INSIDE
-    prefix_cache.check_integrity()
-
-
-def test_a_branch_replaces_a_guess(prefix_cache) -> None:
-    """Of two guesses and a branch on one path, the first guess is evicted, because it is unused."""
-    model = SyntheticModel("hybrid", state_units=50)
-    serve(prefix_cache, model, about(5000, 200))
-    assert held(prefix_cache, about(5000, 200).prompt)[:2] == [3136, 3904]
-    serve(prefix_cache, model, about(6000, 200, DOCUMENT[:3600]))
-    assert held(prefix_cache, about(5000, 200).prompt)[:2] == [3136, 3584]
-
-
-def test_guesses_are_evicted_first(prefix_cache) -> None:
-    model = SyntheticModel("hybrid", state_units=1000)
-    asked = about(5000), about(20_000, document=list(range(30_000, 34_000)))
-    for request in asked:
-        serve(prefix_cache, model, request)
-        assert held(prefix_cache, request.prompt) == [3008, 3776, 4040]
-    prefix_cache.evict(prefix_cache.nbytes - 4 * 4 * model.state_floats)
-    assert [held(prefix_cache, request.prompt) for request in asked] == [[4040], [4040]]
-
-
-@pytest.mark.parametrize("share", [0.45, 0.6, 0.8])
-def test_guesses_evict_no_conversation(share, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also guesses on the growing path itself: of one agent, and of two agents that alternate."""
-    model = SyntheticModel("hybrid")
-    traffic = Traffic(0).agent(tasks=2, steps=5, system=6000)
-    whole = PrefixCache(budget=lambda: UNLIMITED)
-    hits = []
-    for guessed in ((), placement.GUESSED):
-        monkeypatch.setattr(placement, "GUESSED", guessed)
-        for request in traffic if not guessed else ():
-            serve(whole, model, request)
-        tight = PrefixCache(budget=lambda: int(share * whole.nbytes))
-        hits.append([serve(tight, model, request) for request in traffic])
-        tight.check_integrity()
-        assert tight.nbytes <= share * whole.nbytes
-    assert sum(hits[0]) <= sum(hits[1])
-
-
-def test_a_guess_evicts_only_entries_of_less_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full store takes no guess while all its entries are in use."""
-    model = SyntheticModel("hybrid", state_units=1000)
-    asked = [about(5000 + n, document=list(range(n, n + 4000))) for n in (10_000, 20_000)]
-    stored = []
-    for guessed in ((), placement.GUESSED):
-        monkeypatch.setattr(placement, "GUESSED", guessed)
-        prefix_cache = PrefixCache(budget=lambda: stored[0] if stored else UNLIMITED)
-        for request in asked:
-            serve(prefix_cache, model, request)
-        stored.append(
-            prefix_cache.nbytes + 4 * model.state_floats
-        )  # includes the snapshot at the prompt's end
-    ends = [held(prefix_cache, [*request.prompt, *request.reply]) for request in asked]
-    assert all({4040, 4943} <= {*each} for each in ends)
+            assert len(held(prefix_cache, ids)) <= 1 + RECENT + FORKS
     prefix_cache.check_integrity()

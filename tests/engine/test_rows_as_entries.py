@@ -10,7 +10,7 @@ from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.request import Request
 from mlx_provider.engine.sizes import STEP_TOKENS
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
@@ -195,22 +195,6 @@ def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextMode
     assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
     assert min(request.cached for request in requests[1:]) >= len(PREFIX) - 1
     check(qwen3, *requests)
-
-
-def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
-    engine, stored, each = tight(qwen3)
-    params = SamplingParams(temperature=1.0, seed=3)
-    request = new_request([*PREFIX, *range(40, 40 + TAIL)], max_tokens=REPLY, n=8, params=params)
-    engine.scheduler.check(request)
-    engine.submit(request)
-    mx.synchronize()
-    rows, nbytes = most_of(engine, stored)
-    assert rows == 8
-    assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
-    twin = alone(qwen3, request)
-    for i in range(8):
-        assert output_of(request, i).tokens == output_of(twin, i).tokens
-    stored.check_integrity()
 
 
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:

@@ -12,11 +12,12 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from from_disk import flush
 from mlx_provider.client.connection import LocalEngine
 from mlx_provider.client.runtime_folder import EngineLock, holder
 from mlx_provider.config import Runtime
-from mlx_provider.engine.prefix_cache.disk import DiskTier, disk_limit
-from mlx_provider.engine.prefix_cache.files import Header, write
+from mlx_provider.engine.prefix_cache.disk import DiskTier
+from mlx_provider.engine.prefix_cache.files import Header, disk_limit, write
 from mlx_provider.errors import BadRequest, EngineUnavailable
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.safe_open import open_own, read_bounded, read_trusted
@@ -120,10 +121,10 @@ def test_holes_in_a_file_do_not_raise_the_limit(tmp_path: Path) -> None:
 def test_a_lower_limit_holds_from_the_start(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path, 2**20, Calls())
     disk.writer.close()
-    header = Header("k", "p", 0, np.arange(8), True, [])
+    header = Header("p", 0, np.arange(8), True, [])
     path = write(disk.folder, header, {"0": np.zeros(2**16, np.uint8)}, disk.versions)
     later = DiskTier(tmp_path, 2**12, Calls())
-    in_time(later.writer.flush)
+    in_time(lambda: flush(later))
     assert not path.exists()
     assert later.report()["bytes"] == 0
     later.writer.close()
@@ -134,16 +135,16 @@ def test_a_folder_that_was_replaced_is_not_written_to(
     tmp_path: Path, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, other = DiskTier(tmp_path, 2**20, Calls()), tmp_path / "elsewhere"
-    in_time(disk.writer.flush)
+    in_time(lambda: flush(disk))
     other.mkdir()
     (other / "mine.safetensors").write_text("of its owner")
     disk.folder.rename(tmp_path / "away")
     disk.folder.symlink_to(other) if by == "link" else other.rename(disk.folder)
-    header = Header("k", "p", 0, np.arange(8), True, [])
+    header = Header("p", 0, np.arange(8), True, [])
     arrays = {"0": np.zeros(64, np.uint8)}
     disk.writer.do(partial(disk.writer.write, header, arrays, lambda: None))
     disk.clear()
-    in_time(disk.writer.flush)
+    in_time(lambda: flush(disk))
     assert [each.name for each in disk.folder.iterdir()] == ["mine.safetensors"]
     assert "was replaced" in caplog.text
     disk.writer.close()

@@ -1,10 +1,11 @@
 """Rows from memory and disk, where no engine thread runs."""
 
+import threading
 from functools import partial
 from typing import Any, Protocol
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.disk import Restore
+from mlx_provider.engine.prefix_cache.disk import DiskTier, Restore
 from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
 from schedules import Calls
 
@@ -36,3 +37,10 @@ def restored(
             return restore.cache, restore.length
     match = find()
     return prefix_cache.acquire(match, make)[0], match.length
+
+
+def flush(disk: DiskTier | None) -> None:
+    """Wait until the disk tier has done all that it was asked for."""
+    assert disk is not None
+    disk.writer.do((done := threading.Event()).set)
+    assert done.wait(300)

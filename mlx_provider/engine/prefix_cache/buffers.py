@@ -24,7 +24,6 @@ from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..sizes import STEP_TOKENS, whole_steps
-from .segments import ArrayPack
 from .tree import Match, Node, segment_of, split
 
 if TYPE_CHECKING:
@@ -115,26 +114,13 @@ class RowBuffers:
         return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
 
     def trim(self, length: int) -> None:
+        """Free what is beyond so many tokens, layer by layer."""
         for layer in self.layers.values():
             cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
             mx.eval(cut)
             set_arrays(layer, cut)
-
-    def copy_out(self) -> None:
-        """Let its nodes have copies of their own, layer by layer, whose arrays end with that."""
-        stored = self.path
-        copies: list[list[Any]] = [[] for _ in stored]
-        for leaf in [leaf for leaf, count in segment_of(stored[0]).layers if count]:
-            for node, pieces in zip(stored, copies, strict=True):
-                arrays = self.arrays(leaf, node.start, node.stop)
-                pieces += [mx.contiguous(array) for array in arrays]
-            mx.eval(copies)
-            layer = self.layers.pop(leaf)
             if not isinstance(layer, Prefix):
-                layer.keys = layer.values = None
-        for node, pieces in zip(stored, copies, strict=True):
-            pack = ArrayPack.loose(pieces)
-            node.hold(replace(segment_of(node), pack=pack, held=None, start=0), node.snapshot)
+                layer.offset = min(layer.offset, length)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         every = leaves(cache)

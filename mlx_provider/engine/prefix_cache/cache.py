@@ -19,17 +19,17 @@ from typing import Any
 from ...protocol.health import PrefixCacheStats
 from ..memory import MemoryProfile
 from ..row_cache import Unstorable, grow_by
-from . import paths, tree
+from . import tree
 from .buffers import Lease, Leases
 from .disk import DiskTier
-from .eviction import Sessions, evict
-from .paths import NewPath
-from .segments import RowFiller, Snapshot, row_parts, take_snapshot
+from .eviction import Sessions, evict, fit, prune
+from .segments import RowFiller, Snapshot, row_segment, take_snapshot
 from .tree import (
     ID_BYTES,
     CacheKey,
     Ids,
     Match,
+    NewPath,
     Node,
     Totals,
     as_ids,
@@ -135,57 +135,47 @@ class PrefixCache:
 
     def release(self, lease: Lease) -> None:
         """A row ends, and none of its passes has failed. Its capacity counts as that of its nodes,
-        or is freed if it does not fit."""
+        as far as it fits."""
         own, lease.own, lease.capacity = lease.own, None, 0
-        if own is None:
-            return
-        own.intact = True
-        if own.nodes:
-            stop = own.path[-1].stop
-            spare = own.spare(stop)
-            if spare and self.nbytes + spare > self.budget():
-                own.trim(stop)
-                spare = 0
-            self.totals.set_spare(own, spare)
+        if own is not None:
+            own.intact = True
+        if own is not None and own.nodes:
+            self.totals.set_spare(own, own.spare(own.path[-1].stop))
+            self._trim(self.budget())
 
     def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass
         computed the tokens of `ids` from `start` on."""
         if self.disk is not None and self.disk.due(start, len(ids)):
             try:
-                self.disk.save(key, ids, row_parts(cache, len(ids)), {})
+                self.disk.save(key, ids, row_segment(cache, len(ids))[0], {})
             except Unstorable as reason:
                 self._warn(reason)
 
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
-        # a window is stored twice: in the segments until it wraps, and in the state
         share, _ = self.sessions.share(session, self.budget())
-        room = share - memory.state_bytes - 2 * windows
+        room = share - memory.state_bytes - windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
         """Count a look-up. `restored`: tokens that came from disk, if it had more."""
         self._clock += 1
-        for node in match.path[-1].touch(self._clock) if match.path else ():
-            node.hits += 1
-        if match.stateful is not None:
-            match.stateful.resumed += 1
+        for node in match.path:
+            node.used, node.hits = self._clock, node.hits + 1
         if match.counted:
             self._counted["lookups"] += 1
             self._counted["prompt_tokens"] += match.asked
             self._counted["reused_tokens"] += restored or match.length
             self._counted["restored_tokens"] += restored
 
-    def snapshot(
-        self, cache: list[Any], at: int | None = None, *, inside: bool = False
-    ) -> Snapshot | None:
+    def snapshot(self, cache: list[Any], at: int | None = None) -> Snapshot | None:
         """A copy of the states and windows, which cannot be cut out of a longer row later. `at`:
-        their value after that many tokens (see `take_snapshot`). `inside`: not at a message end, so
-        it is evicted first. `None` if every layer can be cut at any token, or none is possible."""
+        their value after that many tokens (see `take_snapshot`). `None` if every layer can be cut
+        at any token, or none is possible."""
         try:
-            return take_snapshot(cache, at, inside=inside)
+            return take_snapshot(cache, at)
         except (Unstorable, ValueError) as reason:
             self._warn(reason)
             return None
@@ -206,50 +196,40 @@ class PrefixCache:
         """Store a row, evicting others. Returns how many of its tokens are stored then.
 
         `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
-        entry can refer; `None`: it copies. `snapshots`: by token count; those inside messages are
-        stored only if nothing more valuable is evicted for them. `prompted`: tokens before the
-        reply, if it is included. `awaited`: the next request of the session will come. `beyond`:
-        the cache holds more tokens, which a cache with only states does not show.
+        entry can refer; `None`: it copies. `snapshots`: by token count. `prompted`: tokens before
+        the reply, if it is included. `awaited`: the next request of the session will come.
+        `beyond`: the cache holds more tokens, which a cache with only states does not show.
 
         An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
         at all. Raises `ValueError` if the cache holds fewer tokens.
         """
         ids = as_ids(tokens)
         self._drop_lost()
-        ends = {n: s for n, s in snapshots.items() if 0 < n <= len(ids) and not s.inside}
-        inside = {n: s for n, s in snapshots.items() if n <= len(ids) and s.inside}
+        states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
         leaf = None
         try:
-            row = row_parts(cache, len(ids))
-            exact = row.exact and not beyond
+            row, exact = row_segment(cache, len(ids))
+            exact = exact and not beyond
             if not exact and not row.complete:  # its state belongs to a later token
-                ids = ids[: max(ends, default=0)]
+                ids = ids[: max(states, default=0)]
             found = self.match(key, ids, len(ids))
-            complete = row.complete and found.complete
-            if complete:
-                ends, inside = {}, {}
-            elif exact and (last := take_snapshot(cache)) is not None:
-                ends[row.length] = last
+            if exact and (last := take_snapshot(cache)) is not None:
+                states[row.length] = last
             own = None if lease is None else lease.own_of(cache)
             until = row.length if prompted is None else prompted
-            new = NewPath(ids, row.stored(complete=complete), ends, inside, until, own)
-            budget = self._budget_after(new)
-            leaf = self._add(key, new, found, budget, session)
-            if self.disk is not None:  # of the states inside messages, those that rows wanted
-                wanted = {at: state for at, state in inside.items() if at <= found.shared}
-                self.disk.save(key, ids, row, ends | wanted, prompted=until)
+            new = NewPath(ids, row, states, until, own)
+            leaf = self._add(key, new, found, session)
+            if self.disk is not None:
+                self.disk.save(key, ids, row, states, prompted=until)
         except Unstorable as reason:
             self._warn(reason)
         if leaf is None:
             self._counted["refused"] += 1
             return 0
-        for at in sorted(inside, reverse=True):
-            self._offer(leaf, at, inside[at], budget, wanted=at <= found.shared)
-        paths.prune(leaf)
+        prune(leaf)
         self.evict(buffers=self._max_buffers, keep=leaf.path())
         if session is not None:
-            per_token = row.stored(complete=row.complete).token_bytes + ID_BYTES
-            self.sessions.pin(session, leaf, len(ids) * per_token, awaited=awaited)
+            self.sessions.pin(session, leaf, len(ids) * new.token_bytes, awaited=awaited)
         return min(leaf.stop, len(ids))
 
     def _budget_after(self, new: NewPath) -> int:
@@ -263,9 +243,7 @@ class PrefixCache:
         finally:
             new.own.stored = before
 
-    def _add(
-        self, key: CacheKey, new: NewPath, found: Match, budget: int, session: str | None
-    ) -> Node | None:
+    def _add(self, key: CacheKey, new: NewPath, found: Match, session: str | None) -> Node | None:
         """Store a path as far as its session's share permits, evicting others for it. Returns the
         last stored node, if any. Raises `Unstorable` if it cannot be joined with the stored
         ones."""
@@ -274,13 +252,13 @@ class PrefixCache:
                 "a row with another KV shape or dtype than the stored ones is not kept"
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
-        stored = paths.shared_path(found, new)
+        stored, budget = tree.shared_path(found, new), self._budget_after(new)
         share, heads = self.sessions.share(session, budget)
-        stop, kept = paths.fit(stored, new, share)
-        own = new.own if stop == len(new.ids) and paths.refers(new, stored) else None
-        path = paths.cut_back(stored, stop, kept, len(new.ids))
+        stop, kept = fit(stored, new, share)
+        own = new.own if stop == len(new.ids) and tree.refers(new, stored) else None
+        path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
-        states = {at: s for at, s in {**new.inside, **new.ends}.items() if at in kept}
+        states = {at: state for at, state in new.states.items() if at in kept}
         grows = max(0, stop - found.shared) * new.token_bytes
         grows += sum(state.nbytes for state in states.values())
         if self.nbytes > budget - grows:
@@ -292,27 +270,17 @@ class PrefixCache:
         try:
             for node in path:
                 if own is not None and node.start >= own.first:
-                    node.hold(new.row.cut(node.start, node.stop, own), node.snapshot)
+                    node.hold(new.row.within(own, node.start, node.stop), node.snapshot)
             continued = 2 * found.shared > len(new.ids)
             above = path[-1] if path else root
-            leaf = paths.grow(above, new, stop, states, own=own, continued=continued)
+            leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
         finally:
             if not root.children:
                 self._drop_empty()
         self._clock += grows + 1
-        leaf.touch(self._clock)
+        for node in leaf.path():
+            node.used = self._clock
         return leaf
-
-    def _offer(self, leaf: Node, at: int, state: Snapshot, budget: int, *, wanted: bool) -> None:
-        """Store a state inside a message. A guess that no row has `wanted` evicts nothing."""
-        if not wanted and self.nbytes + state.nbytes > budget:
-            return
-        node = paths.attach(leaf, at, state, wanted=wanted)
-        if node is not None:
-            self._clock += state.nbytes
-            self.evict(budget, keep=leaf.path())
-            if self.nbytes > budget:
-                node.hold(node.segment, None)
 
     def evict(
         self, nbytes: float = inf, *, buffers: float = inf, keep: Collection[Node] = ()
@@ -326,17 +294,14 @@ class PrefixCache:
             return 0
         if before - nbytes <= sum(totals.rows.values()):
             self._trim(nbytes)
-        last, weights = 0, self.sessions.weights()
-        while (totals.nbytes > nbytes or totals.buffers > buffers) and last != totals.nbytes:
-            last = totals.nbytes  # a prefix can go once no entry continues it
-            rows = [(row, row.stored) for row in totals.rows]
-            evict(
-                [*self.nodes()], totals, nbytes, buffers, clock=self._clock, weights=weights,
-                keep=frozenset(keep),
-            )  # fmt: skip
-            for row, stored in rows:
-                if 0 < row.stored < stored and not row.needed:
-                    row.copy_out()
+        stored = {row: row.stored for row in totals.rows}
+        evict(
+            [*self.nodes()], totals, nbytes, buffers, clock=self._clock,
+            weights=self.sessions.weights(), keep=frozenset(keep),
+        )  # fmt: skip
+        for row in [row for row in totals.rows if row.stored < stored[row]]:
+            row.trim(row.path[-1].stop)
+            totals.set_spare(row, 0)
         self._trim(nbytes)
         freed = before - self.nbytes
         if freed:
@@ -346,8 +311,7 @@ class PrefixCache:
 
     def _trim(self, nbytes: float) -> None:
         """Free unused capacity of rows that have ended, the least recently used first."""
-        over = self.nbytes > nbytes
-        spare = [row for row, size in self.totals.rows.items() if size and over]
+        spare = [row for row, size in self.totals.rows.items() if size]
         for row in sorted(spare, key=lambda row: row.path[-1].used):
             if self.nbytes > nbytes:
                 row.trim(row.path[-1].stop)
@@ -393,14 +357,11 @@ class PrefixCache:
         }
 
     def stats(self) -> PrefixCacheStats:
-        found = self.report()
-        disk = found["disk"] or {"bytes": 0, "limit": 0}
+        found, disk = self.report(), self.disk
+        if disk is not None:
+            found |= {"disk_bytes": disk.index.nbytes, "disk_limit": disk.limit}
         known = PrefixCacheStats.model_fields.keys() & found.keys()
-        return PrefixCacheStats(
-            **{name: found[name] for name in known},
-            disk_bytes=disk["bytes"],
-            disk_limit=disk["limit"],
-        )
+        return PrefixCacheStats(**{name: found[name] for name in known})
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` unless all invariants of nodes and totals hold."""

@@ -1,16 +1,23 @@
-"""Chooses what to evict, and how much of a path fits the budget. Imports no mlx.
+"""Chooses how much of a path is stored, and what is evicted. Imports no mlx.
 
 The least time to recompute per byte goes first; the newest path of a session stays longest.
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from .tree import Node, Totals, remove, split
+from .tree import NewPath, Node, Totals, remove, split
 
+RECENT = 3
+"""Message ends kept per path besides the end of the system prompt."""
+FORKS = 2
+"""Further snapshots kept per path, where prompts have differed."""
+NEAR = 16
+"""This many tokens are cheaper to compute again than to store with a state."""
 MAX_SESSIONS = 256
 """The least recently used session loses its pin first."""
 LIVE_TURNS = 16
@@ -23,8 +30,6 @@ AWAITED = 256
 """The weight while tools run whose results will come, or if the client says that it comes back."""
 PROVEN = 3
 """Hits up to which the weight of a node grows."""
-GUESS = 0.1
-"""Probability that a request resumes from an unused snapshot inside a message."""
 FRESH = 0.3
 """Age, as a share of the prefix cache, below which it matters little."""
 
@@ -94,6 +99,60 @@ def head(leaf: Node, nbytes: int) -> list[Node]:
     return found
 
 
+def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]:
+    """The longest head of a new path from which a row can resume, and the snapshots that fit with
+    it. `path`: its stored nodes.
+
+    The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
+    the last snapshot of the prompt.
+    """
+    length = len(new.ids)
+    held = {node.stop: node.snapshot for node in path if node.snapshot is not None}
+    sizes = {at: state.nbytes for at, state in {**new.states, **held}.items()}
+    shared = path[-1].stop if path else 0
+
+    def size(stop: int, kept: Collection[int] = ()) -> int:
+        nbytes = max(0, stop - shared) * new.token_bytes + sum(sizes[at] for at in kept)
+        for node in path:
+            tokens = max(0, min(stop, node.stop) - node.start)
+            nbytes += node.token_bytes * tokens // len(node.tokens)
+        return nbytes
+
+    if size(max(length, shared), sizes) <= budget:
+        return length, {*sizes}
+    whole = range(1, length + 1) if new.row.complete else ()
+    stop, kept = bisect_right(whole, budget, key=size), set[int]()
+    fitting = [at for at in sorted(sizes) if at > stop and size(at, [at]) <= budget]
+    safe = [at for at in fitting if at <= new.prompted][-1:]
+    for end in reversed(fitting):
+        if size(max([end, *safe]), {end, *safe}) <= budget:
+            stop, kept = max([end, *safe]), {end, *safe}
+            break
+    others = sorted(at for at in sizes if at < stop and at not in kept)
+    for at in [*others[:1], *reversed(others[1:])] if kept else []:
+        kept |= {at} if size(stop, {*kept, at}) <= budget else set()
+    return stop, kept
+
+
+def prune(leaf: Node) -> None:
+    """Keep at most `1 + RECENT + FORKS` snapshots of a path: the first, the last, and the last
+    ones before points where prompts have differed."""
+    holders = [node for node in leaf.path() if node.snapshot is not None]
+    ends, forks = list[Node](), dict[Node, None]()
+    for node in leaf.path():
+        # the end of a prompt saves almost nothing after that of its last message, once the path
+        # continues
+        far = not ends or node.stop - ends[-1].stop >= NEAR or node is holders[-1]
+        if node.snapshot is not None and far:
+            ends.append(node)
+        if ends and sum(not child.generated for child in node.children.values()) > 1:
+            forks[ends[-1]] = None
+    kept = {*ends[:1], *ends[1:][-RECENT:], *list(forks)[-FORKS:]}
+    for node in holders:
+        if node not in kept:
+            node.hold(node.segment, None)
+
+
 def evict(
     nodes: Sequence[Node],
     totals: Totals,
@@ -105,18 +164,15 @@ def evict(
     keep: Collection[Node],
 ) -> None:
     """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals are at
-    most so many bytes and buffers. Nodes in `keep`, and nodes that rows use, lose only guesses.
-    `clock`: the present time on the clock of `Node.used`. `weights`: see `Sessions`."""
+    most so many bytes and buffers. Nodes in `keep`, and nodes that rows use, stay. `clock`: the
+    present time on the clock of `Node.used`. `weights`: see `Sessions`."""
     order, held = count(), totals.nbytes
     heap: list[tuple[float, int, bool, Node]] = []
 
-    def goes_whole(node: Node) -> bool:
-        return not (node.children or node in keep or node.needed)
-
     def consider(node: Node) -> None:
-        whole, stays = goes_whole(node), node in keep or node.needed
-        if whole or node.guessed or (node.snapshot is not None and not stays):
-            worth = value(node, clock, held) * (1 if node.guessed else weights.get(node, 1))
+        whole = not node.children
+        if (whole or node.snapshot is not None) and not (node in keep or node.needed):
+            worth = value(node, clock, held) * weights.get(node, 1)
             heapq.heappush(heap, (worth, next(order), whole, node))
 
     for node in nodes:
@@ -124,7 +180,7 @@ def evict(
     while heap and (totals.nbytes > nbytes or totals.buffers > buffers):
         _, _, whole, node = heapq.heappop(heap)
         parent = node.parent
-        if whole != goes_whole(node):
+        if whole == bool(node.children):
             continue  # became a leaf, and has a newer entry as one
         if not whole:
             node.hold(node.segment, None)
@@ -144,17 +200,12 @@ def value(node: Node, clock: int, held: int) -> float:
     inner = node.children and node.snapshot
     cost = recompute * (1 + node.stop / ATTENTION_DEPTH) / max(1, (inner or node).nbytes)
     disuse = (clock - node.used) / max(1, held)
-    # rows passed a guess without using it
-    weight = GUESS / (1 + node.hits) if node.guessed else 1 + min(node.hits, PROVEN)
-    return cost * weight / (FRESH + disuse)
+    return cost * (1 + min(node.hits, PROVEN)) / (FRESH + disuse)
 
 
 def resumable_before(node: Node) -> int:
-    """The last position above the node's end from which its path could be resumed. Guesses count
-    only for other guesses, because they are evicted first."""
+    """The last position above the node's end from which its path could be resumed."""
     above = node.parent
-    while above is not None and not above.complete:
-        if above.snapshot is not None and (node.guessed or not above.guessed):
-            break
+    while above is not None and above.snapshot is None:
         above = above.parent
     return 0 if above is None else above.stop

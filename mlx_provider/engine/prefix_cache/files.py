@@ -1,9 +1,10 @@
-"""The files of the disk tier, and the thread that reads and writes them.
+"""The folder of the disk tier: its files, and the thread that reads and writes them.
 
-A file is a segment or a snapshot, as safetensors with a checksum. Its metadata holds everything but
-arrays, so an index needs only headers. Files are read whole, since another process may cut short
-what is mapped. bfloat16, which numpy lacks, is stored as its 16 bits. Only the engine thread makes
-MLX arrays; this one has numpy views and copies.
+A file is a segment or a snapshot, as safetensors with a checksum. It never changes, is named by its
+content, and appears by rename, so processes may share the folder; a file that another one removed
+is a miss. Its metadata holds everything but arrays, so an index needs only headers. Files are read
+whole, since another process may cut short what is mapped. bfloat16, which numpy lacks, is stored as
+its 16 bits. Only the engine thread makes MLX arrays; this one has numpy views and copies.
 """
 
 import hashlib
@@ -11,12 +12,14 @@ import json
 import logging
 import os
 import queue
+import shutil
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count as numbers
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,13 +31,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ...config import installed_version
-from ...safe_open import open_own, replace_own
-from .segments import ArrayPack
+from ...errors import BadRequest
+from ...safe_open import make_folder, open_own, replace_own
 from .tree import Ids
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6
+FOLDER = "prefixes"
+FREE_SHARE = 0.1
+MOST_BYTES = 20 * 10**9
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+STALE = 3600.0
+"""Seconds after which a temporary file counts as abandoned."""
+FORMAT = 7
 SUFFIX = ".safetensors"
 MAX_HEADER = 2**24
 BFLOAT16 = "bf16"
@@ -50,26 +59,29 @@ class BadFile(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    key: str
-    """Hex digest of the `CacheKey`."""
     parent: str
     """Hex digest of key and tokens `[0, start)`."""
     start: int
     tokens: Ids
-    """Of the segment, or those before the snapshot from the last multiple of `disk.EDGE` on."""
+    """Of the segment; none of a snapshot."""
     complete: bool
     layers: Sequence[tuple[int, Any]]
     """By leaf index: the number of arrays in a segment, or `Snapshot.layers`."""
     nbytes: int = 0
     state: bool = False
-    """Whether it is a snapshot, at the end of the tokens."""
+    """Whether it is a snapshot."""
 
     @property
     def name(self) -> str:
         """Equal content has an equal name."""
+        if self.state:
+            return state_name(self.parent)
         ids = hashlib.blake2b(self.tokens.tobytes(), digest_size=8).hexdigest()
-        kind = "state" if self.state else "kv"
-        return f"{self.parent}-{ids}-{int(self.complete)}.{kind}{SUFFIX}"
+        return f"{self.parent}-{ids}.kv{SUFFIX}"
+
+
+def state_name(parent: str) -> str:
+    return f"{parent}.state{SUFFIX}"
 
 
 def versions() -> str:
@@ -80,7 +92,7 @@ def versions() -> str:
 
 def write(folder: Path, header: Header, arrays: Arrays, versions: str) -> Path:
     """Raises `OSError`."""
-    about = [header.key, header.parent, header.start, header.tokens.tolist(), header.complete]
+    about = [header.parent, header.start, header.tokens.tolist(), header.complete]
     metadata = {"versions": versions, "header": json.dumps([*about, header.layers, header.state])}
     data = save({**arrays}, metadata | {"checksum": UNSIGNED})
     begin = 8 + int.from_bytes(data[:8], "little")
@@ -109,9 +121,8 @@ def read(path: Path, versions: str) -> tuple[Header, Arrays]:
         raise BadFile(str(reason)) from reason
 
 
-def host_arrays(pack: ArrayPack) -> Arrays:
-    """Views of a pack's arrays. Engine thread only."""
-    arrays = [pack[i] for i in range(len(pack.places))]
+def host_arrays(arrays: Sequence[Any]) -> Arrays:
+    """Views. Engine thread only."""
     halves = [a.dtype == mx.bfloat16 for a in arrays]
     plain = [a.view(mx.uint16) if half else a for a, half in zip(arrays, halves, strict=True)]
     mx.eval(plain)
@@ -138,14 +149,14 @@ def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str
         metadata = from_json(begin[8:])["__metadata__"]
         if metadata["versions"] != versions:
             raise BadFile(f"made by {metadata['versions']}, this is {versions}")
-        key, parent, start, tokens, complete, layers, state = from_json(metadata["header"])
+        parent, start, tokens, complete, layers, state = from_json(metadata["header"])
         ids = np.array(tokens, np.int64)
         size = os.fstat(file.fileno()).st_size
-        header = Header(key, parent, int(start), ids, bool(complete), layers, size, bool(state))
+        header = Header(parent, int(start), ids, bool(complete), layers, size, bool(state))
         checksum = str(metadata["checksum"])
     except (ValueError, KeyError, TypeError, OverflowError) as reason:
         raise BadFile("damaged header") from reason
-    if header.name != name or not len(ids):
+    if header.name != name or header.start < 0 or header.state == bool(len(ids)):
         raise BadFile("its name does not fit its content")
     return header, begin, checksum
 
@@ -160,7 +171,7 @@ class Writer:
         self._identity = _identity(folder)
         self._versions = versions
         self._failure = ""
-        self._order = count()
+        self._order = numbers()
         self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], object] | None]]
         self._jobs = queue.PriorityQueue()
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
@@ -169,12 +180,6 @@ class Writer:
     def do(self, job: Callable[[], object] | None, *, priority: int = 1) -> None:
         """Jobs of priority 0 are done first. `None` ends the thread."""
         self._jobs.put((priority, next(self._order), job))
-
-    def flush(self) -> None:
-        done = threading.Event()
-        self.do(done.set)
-        while not done.wait(1) and self._thread.is_alive():
-            pass
 
     def close(self) -> None:
         self.do(None, priority=2)
@@ -240,3 +245,53 @@ def list_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def _identity(folder: Path) -> tuple[int, int]:
     found = folder.lstat()
     return found.st_dev, found.st_ino
+
+
+def disk_limit(folder: Path, chosen: int | None) -> int:
+    if chosen is not None:
+        return chosen
+    place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
+    free = shutil.disk_usage(place).free + bytes_on_disk(folder)
+    return min(MOST_BYTES, int(FREE_SHARE * free))
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """Holes in a file take none."""
+    files = list_files(folder / FOLDER)
+    return sum(min(of.st_size, 512 * of.st_blocks) for _, of in files)
+
+
+def read_headers(folder: Path, versions: str) -> Iterator[Header]:
+    """The oldest first. Removes damaged and abandoned files."""
+    refused = Counter[str]()
+    for path, of in sorted(list_files(folder), key=lambda each: each[1].st_mtime_ns):
+        try:
+            if path.name.startswith("tmp") and time.time() - of.st_mtime > STALE:
+                path.unlink(missing_ok=True)
+            if path.suffix == SUFFIX:
+                if stat.S_IFMT(of.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                    raise BadFile("no regular file")
+                yield read_header(path, versions)
+        except BadFile as reason:
+            refused[f"removed: {reason}"] += 1
+            path.unlink(missing_ok=True)
+        except OSError as reason:
+            refused[str(reason.strerror)] += 1
+    for text, count in refused.items():
+        log.warning("prefix cache: %d files in %s ignored: %s", count, folder, text)
+
+
+def own(folder: Path) -> None:
+    try:
+        make_folder(folder)
+        found = folder.lstat()
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+            raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
+        folder.chmod(0o700)
+        above = folder.parent.stat()
+    except OSError as error:
+        raise BadRequest(f"{folder} cannot be used: {error.strerror}", param="disk_cache") from None
+    if found.st_mode & OTHERS_WRITE:
+        log.warning("prefix cache: other users could write in %s until this start", folder)
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        log.warning("prefix cache: other users can replace %s: run `chmod go-w` above it", folder)

@@ -1,13 +1,13 @@
 """How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots.
 
-Snapshots are taken at message ends, image ends, and points where a prompt left a stored path (as in
-Marconi, MLSys 2025). In long new text, some are guesses for another question about the same text.
+Snapshots are taken at message ends, image ends, points where a prompt left a stored path (as in
+Marconi, MLSys 2025), where the prefix cache can hold no more of a prompt, and shortly before the
+end of a long message.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from ...records import LoadedModel, Prompt
 from ..memory import MemoryProfile
 from ..request import PrefillJob, Request, Row, Start
 from ..row_cache import Kind, strictest
-from ..sizes import STEP_TOKENS, FixedShapes
-from .buffers import Lease, Leases, divisible, own_layers
+from ..sizes import FixedShapes
+from .buffers import Lease, Leases
 from .cache import PrefixCache
 from .disk import Restore
-from .paths import NEAR, RECENT
+from .eviction import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
 GRID = 64
@@ -29,10 +29,9 @@ WORTH_A_PASS = 64
 """Tokens that a snapshot must save: it needs its own pass, and reading the weights again costs as
 much time as some tens to hundreds of tokens."""
 WORTH_A_GUESS = 512
-"""The same for guesses, of which about one in ten is used."""
-GUESSED = (16, 4)
-"""A guess is this fraction (1/n) of the new tokens before the end: for a short question after a
-long text, and for one after its first pages."""
+GUESSED = 16
+"""A new message of so many tokens has a snapshot this fraction (1/n) before its end, for another
+question about the same text."""
 WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
@@ -64,8 +63,6 @@ class PrefixCachePolicy:
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
         self._leases = Leases(cache, in_place, least)
-        forks = in_place and divisible(own_layers(make_cache()))
-        self._least = least if least is not None and forks else inf
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -80,10 +77,6 @@ class PrefixCachePolicy:
         if job.ids is None:
             job.ids = as_ids(key_tokens(job.prompt))
         job.match, job.estimated_cached = self._find(job)
-
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes
 
     def pays_ahead(self, job: PrefillJob) -> bool:
         """Whether a queued background prefill has more than a few tokens to compute, and less than
@@ -105,39 +98,22 @@ class PrefixCachePolicy:
         return match, max(match.length, beyond)
 
     def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What the rows of a queued prompt will use of the prefix cache in place. Changes
+        """What the first row of a queued prompt will use of the prefix cache in place. Changes
         nothing."""
         if not job.uses_prefix_cache or job.ids is None:
             return ()
         match, estimated = self._find(job)
         # if more of it comes from disk, these are copies
-        first = self._leases.claim(match) if estimated == match.length else None
-        return first, *self._forks(job, first)
+        return (self._leases.claim(match) if estimated == match.length else None,)
 
     def claim(self, job: PrefillJob) -> None:
-        """Let the rows of a queued prompt hold them."""
+        """Let the first row of a queued prompt hold it."""
         for row, lease in zip(job.rows, self.claims(job), strict=False):
             row.lease = lease and lease.acquire()
 
     def trim(self, row: Row, tokens: int) -> None:
         if row.lease is not None:
             row.lease.trim(tokens)
-
-    def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
-        """What the rows after the first will share with it."""
-        further = len(job.rows) - 1
-        nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
-        if first is not None and first.base is not None:
-            nbytes = min(nbytes, first.base.stored)
-        return [Lease(claimed_bytes=nbytes) if nbytes else None for _ in range(further)]
-
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        if tokens <= self._least:
-            return 0
-        each = 0 if self._memory is None else self._memory.token_bytes
-        # what is left of a step may be one more step of each row's own tokens
-        steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
-        return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
         caches = [cache]
@@ -174,8 +150,6 @@ class PrefixCachePolicy:
             job.cache, job.rows[0].lease = self.cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
             )
-        for row, lease in zip(job.rows[1:], self._forks(job, job.rows[0].lease), strict=True):
-            row.lease = lease
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
@@ -228,11 +202,10 @@ class PrefixCachePolicy:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
             self.cache.save_head(self._key(job.request), ids, job.held(), start)
-        ends = {self._whole(at) for at in ends_of(job.prompt)} | self._last(job.prompt)
         for at in job.keeps:
             if start < at <= job.done:
                 within = None if at == job.done else at
-                snapshot = self.cache.snapshot(job.held(), within, inside=at not in ends)
+                snapshot = self.cache.snapshot(job.held(), within)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 
@@ -292,17 +265,11 @@ class PrefixCachePolicy:
 
     def _explain(self, job: PrefillJob, match: Match) -> str:
         at = match.diverged_at
-        if at is None or match.stored_token is None:
+        if at is None:
             return ""
-        here = self._text(job.tokens[max(0, at - AROUND) : at + AROUND])
-        stored = self._text([match.stored_token])
-        return (
-            f"left the stored prefix at token {at} of {match.asked}: ...{here!r}, there {stored!r}"
-        )
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        real = [t for t in tokens if t >= 0]
-        return self._model.tokenizer.decode(real, skip_special=False) if real else "<media>"
+        around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
+        text = self._model.tokenizer.decode(around, skip_special=False)
+        return f"left the stored prefix at token {at} of {match.asked}: ...{text!r}"
 
 
 def places(
@@ -310,25 +277,25 @@ def places(
 ) -> tuple[int, ...]:
     """Ascending token counts at which to store a state.
 
-    At most 1 + `RECENT` ends, a branch, and the guesses of `GUESSED`. `done`: tokens with which the
-    row resumes. `branch`: tokens before the prompt leaves another one. `grid`: positions are
-    rounded down to it. `fits`: tokens that the prefix cache can hold; a longer prompt has a state
-    there.
+    At most 1 + `RECENT` ends, a branch, and a guess. `done`: tokens with which the row resumes.
+    `branch`: tokens before the prompt leaves another one. `grid`: positions are rounded down to it.
+    `fits`: tokens that the prefix cache can hold; a longer prompt has a state there.
     """
     total = len(prompt.tokens)
     stop = total if fits is None else min(fits, total)
     every = [end for end in cuts_of(prompt, done) if end <= stop]
-    ends = {*every[:1], *every[1:][-RECENT:]}
-    before = max((end for end in ends if end <= branch), default=done)
-    at = branch // grid * grid
-    if at - before >= WORTH_A_PASS and not _inside_media(prompt, at):
-        ends.add(at)
-    last = stop // grid * grid
-    if stop < total and last - max(ends, default=done) >= WORTH_A_PASS:
-        ends |= set() if _inside_media(prompt, last) else {last}
+    found = {*every[:1], *every[1:][-RECENT:]}
+    end = min(stop, max(prompt.snapshot_points, default=stop))
+    new = end - max(done, branch, *(at for at in found if at < end))
     fresh = 2 * done < total  # a conversation that continues will probably continue again
-    guesses = _guesses(prompt, max(done, at), ends, stop) if fresh else set()
-    return tuple(sorted(ends | guesses))
+    guess = end - max(GRID, new // GUESSED) if fresh and new >= WORTH_A_GUESS else 0
+    for point in (branch, guess, stop if stop < total else 0):
+        before = max((at for at in found if at <= point), default=done)
+        at = point // grid * grid
+        inside = any(span.start < at < span.end for span in prompt.spans)
+        if at - before >= WORTH_A_PASS and not inside:
+            found.add(at)
+    return tuple(sorted(found))
 
 
 def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
@@ -345,22 +312,3 @@ def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
 
 def ends_of(prompt: Prompt) -> set[int]:
     return {span.end for span in prompt.spans} | {*prompt.snapshot_points}
-
-
-def _guesses(prompt: Prompt, start: int, states: Iterable[int], stop: int) -> set[int]:
-    """Positions before the end of the last message, last first, far from any other state."""
-    end = min(stop, max(prompt.snapshot_points, default=stop))
-    held, found = {start, *states}, set[int]()
-    for part in GUESSED:
-        at = (end - max(GRID, (end - start) // part)) // GRID * GRID
-        before = max((state for state in held if state <= at), default=at)
-        near = any(at <= state < at + WORTH_A_PASS for state in held)
-        close = any(guess - at < WORTH_A_GUESS for guess in found)
-        worth = at - before >= WORTH_A_GUESS and not near and not close
-        if worth and not _inside_media(prompt, at):
-            found.add(at)
-    return found
-
-
-def _inside_media(prompt: Prompt, at: int) -> bool:
-    return any(span.start < at < span.end for span in prompt.spans)

@@ -7,9 +7,7 @@ position, which cannot be cut.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +16,12 @@ from mlx.utils import tree_flatten
 
 from ...upstream.cache_lists import leaves
 from ..row_cache import (
-    ROTATING,
     Kind,
     Unstorable,
     grow_by,
     kind,
     kv_arrays,
     set_arrays,
-    unwrapped,
     window_attributes,
 )
 from ..sizes import whole_steps
@@ -35,57 +31,14 @@ if TYPE_CHECKING:
     from .buffers import RowBuffers
 
 Encoded = list[Any]
-"""JSON-able form of a value: `[tag, ...]`. Arrays are indices into a pack."""
+"""JSON-able form of a value: `[tag, ...]`. Arrays are indices."""
 
 
-@dataclass(frozen=True)
-class ArrayPack:
-    """Metal limits the number of live buffers, not only their bytes (mlx #3849, mlx-lm #1672), so
-    arrays of equal shape and dtype are stacked in one. A pack keeps no larger source buffer
-    alive."""
-
-    stacks: tuple[Any, ...]
-    places: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, arrays: Sequence[Any]) -> ArrayPack:
-        groups: dict[tuple[Any, ...], list[Any]] = {}
-        order: dict[tuple[Any, ...], int] = {}
-        places: list[tuple[int, int]] = []
-        for array in arrays:
-            kind = (*array.shape, str(array.dtype))
-            group = groups.setdefault(kind, [])
-            places.append((order.setdefault(kind, len(order)), len(group)))
-            group.append(array)
-        # a stack of one array is a view, hence `contiguous`
-        stacks = tuple(mx.contiguous(mx.stack(group)) for group in groups.values())
-        mx.eval(stacks)
-        return cls(stacks, tuple(places))
-
-    @classmethod
-    def loose(cls, arrays: Sequence[Any]) -> ArrayPack:
-        return cls(
-            tuple(array[None] for array in arrays), tuple((i, 0) for i in range(len(arrays)))
-        )
-
-    def __getitem__(self, index: int) -> Any:
-        """A lazy view. Writing to it in place does not change the pack."""
-        stack, row = self.places[index]
-        return self.stacks[stack][row : row + 1].squeeze(0)  # an index alone copies (MLX 0.32.4)
-
-    def cut(self, start: int, stop: int) -> ArrayPack:
-        """Copies of tokens `[start, stop)` of the token axis (-2)."""
-        stacks = tuple(mx.contiguous(stack[..., start:stop, :]) for stack in self.stacks)
-        mx.eval(stacks)
-        return ArrayPack(stacks, self.places)
-
-    @property
-    def buffers(self) -> int:
-        return len(self.stacks)
-
-    @cached_property
-    def nbytes(self) -> int:
-        return sum(stack.nbytes for stack in self.stacks)
+def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+    """They keep no larger buffer alive."""
+    made = {leaf: [mx.contiguous(array) for array in each] for leaf, each in layers.items()}
+    mx.eval(made)
+    return made
 
 
 @dataclass(frozen=True)
@@ -93,26 +46,21 @@ class Snapshot:
     """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
 
     layers: Mapping[int, Encoded]
-    pack: ArrayPack
-    inside: bool = False
-    """Taken inside a message, for prompts that leave this one there."""
+    arrays: Sequence[Any]
 
     @property
     def nbytes(self) -> int:
-        return self.pack.nbytes
+        return sum(array.nbytes for array in self.arrays)
 
     @property
     def buffers(self) -> int:
-        return self.pack.buffers
+        return len(self.arrays)
 
 
-def take_snapshot(
-    cache: list[Any], at: int | None = None, *, inside: bool = False
-) -> Snapshot | None:
+def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     """Windows and states of a row. `None` if every layer keeps every token. `at`: their values
     after that many tokens, within the last pass of several tokens; only windows still have the data
-    for this. A window that has not wrapped is included, as it may wrap before the row is stored.
-    Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
+    for this. Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
         which = kind(layer) if layer is not None else Kind.APPEND
@@ -126,7 +74,7 @@ def take_snapshot(
             attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
     arrays: list[Any] = []
     layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
-    return Snapshot(layers, ArrayPack.of(arrays), inside) if layers else None
+    return Snapshot(layers, copies({0: arrays})[0]) if layers else None
 
 
 def encode(value: Any, arrays: list[Any]) -> Encoded:
@@ -143,41 +91,39 @@ def encode(value: Any, arrays: list[Any]) -> Encoded:
     raise Unstorable(f"a cache that holds a {type(value).__name__} cannot be kept")
 
 
-def decode(encoded: Encoded, pack: ArrayPack) -> Any:
-    """The arrays of the result share no memory with the pack after evaluation."""
+def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
+    """With new arrays, to which a row may write."""
     tag, *rest = encoded
     if tag == "array":
-        return mx.contiguous(pack[rest[0]])
+        return mx.contiguous(arrays[rest[0]])
     if tag == "value":
         return rest[0]
     if tag == "dict":
-        return {k: decode(item, pack) for k, item in rest}
-    items = [decode(item, pack) for item in rest]
+        return {k: decode(item, arrays) for k, item in rest}
+    items = [decode(item, arrays) for item in rest]
     return items if tag == "list" else tuple(items)
-
-
-EMPTY = ArrayPack((), ())
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Immutable tokens of all layers that can be cut, in arrays of its own or in a row's buffers.
-
-    It holds tokens `[0, length)` of `pack`, or `[start, start + length)` of `held`.
-    """
+    """Immutable tokens of all layers that can be cut: `[0, length)` of arrays of its own, or
+    `[start, start + length)` of a row's buffers (`held`)."""
 
     length: int
     token_bytes: int
     layers: tuple[tuple[int, int], ...]
     """(leaf index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
-    pack: ArrayPack = EMPTY
+    complete: bool
+    """Whether these are all layers, so that a row can resume at any token."""
+    own: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    """Arrays (1, heads, tokens, dim) by leaf index: first those of keys, then of values."""
     held: RowBuffers | None = None
     start: int = 0
 
     @property
     def buffers(self) -> int:
         """Device buffers that it has, or would have on its own."""
-        return self.pack.buffers if self.held is None else sum(count for _, count in self.layers)
+        return sum(count for _, count in self.layers)
 
     @property
     def stored(self) -> int:
@@ -191,90 +137,51 @@ class Segment:
         """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
         if self.held is not None:
             return replace(self, length=stop - start, start=self.start + start)
-        return replace(self, length=stop - start, pack=self.pack.cut(start, stop))
+        views = {leaf: [a[..., start:stop, :] for a in each] for leaf, each in self.own.items()}
+        return replace(self, length=stop - start, own=copies(views))
+
+    def within(self, held: RowBuffers, start: int, stop: int) -> Segment:
+        """Tokens `[start, stop)` of a row, which stay in its buffers."""
+        return replace(self, length=stop - start, own={}, held=held, start=start)
 
     def copied(self) -> Segment:
-        pack = ArrayPack.of([a for each in self.arrays().values() for a in each])
-        return replace(self, pack=pack, held=None, start=0)
+        return replace(self, own=copies(self.arrays()), held=None, start=0)
 
-    def arrays(self) -> dict[int, list[Any]]:
-        """Arrays (1, heads, length, dim) by leaf index: first those of keys, then of values."""
-        if self.held is not None:
-            stop = self.start + self.length
-            return {leaf: self.held.arrays(leaf, self.start, stop) for leaf, _ in self.layers}
-        places = iter(range(len(self.pack.places)))
-        return {x: [self.pack[i] for i in islice(places, count)] for x, count in self.layers}
-
-
-@dataclass(frozen=True)
-class RowParts:
-    """The tokens `[0, length)` of a row cache, as far as its layers can be cut."""
-
-    length: int
-    layers: Mapping[int, list[Any]]
-    """Arrays in token order, by leaf index: of layers that keep every token, and of windows that
-    have not wrapped."""
-    windows: frozenset[int]
-    """Those of the latter."""
-    complete: bool
-    exact: bool
-    """Whether no layer holds more than `length` tokens, so that its state is a valid snapshot."""
-
-    def stored(self, *, complete: bool) -> RowParts:
-        """What segments of a path hold: windows only if the whole path is complete."""
-        kept = {i: x for i, x in self.layers.items() if complete or i not in self.windows}
-        return replace(self, layers=kept, complete=complete)
-
-    def cut(self, start: int, stop: int, held: RowBuffers | None = None) -> Segment:
-        """Tokens `[start, stop)`: copied, unless they stay in the row's buffers (`held`)."""
-        segment = Segment(stop - start, self.token_bytes, self.shape)
-        if held is not None:
-            return replace(segment, held=held, start=start)
-        views = [a[..., start:stop, :] for each in self.layers.values() for a in each]
-        return replace(segment, pack=ArrayPack.of(views))
-
-    @property
-    def shape(self) -> tuple[tuple[int, int], ...]:
-        return tuple((leaf, len(each)) for leaf, each in self.layers.items())
-
-    @property
-    def token_bytes(self) -> int:
-        arrays = [a for each in self.layers.values() for a in each]
-        return sum(a.nbytes // max(1, a.shape[-2]) for a in arrays)
+    def arrays(self) -> Mapping[int, Sequence[Any]]:
+        if self.held is None:
+            return self.own
+        stop = self.start + self.length
+        return {leaf: self.held.arrays(leaf, self.start, stop) for leaf, _ in self.layers}
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """Equal for rows whose segments can be joined."""
         return tuple(
             (leaf, *((a.shape[:-2], a.shape[-1], str(a.dtype)) for a in each))
-            for leaf, each in self.layers.items()
-            if leaf not in self.windows
+            for leaf, each in self.own.items()
         )
 
 
-def row_parts(cache: list[Any], length: int) -> RowParts:
-    """Raises `Unstorable`, or `ValueError` if the cache holds fewer tokens."""
+def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
+    """The tokens `[0, length)` of a row, in its own arrays; and whether no layer holds more, so
+    that its state is a valid snapshot. Raises `Unstorable`, or `ValueError` if the cache holds
+    fewer tokens."""
     layers: dict[int, list[Any]] = {}
-    windows = set[int]()
     complete = exact = True
     for leaf, layer in enumerate(leaves(cache)):
-        if layer is None:
-            layers[leaf] = []
-            continue
-        which = kind(layer)
-        if which is Kind.STATE:
-            complete = False
+        which = Kind.APPEND if layer is None else kind(layer)
+        complete = complete and which is Kind.APPEND
+        if which is Kind.APPEND:
+            layers[leaf] = [] if layer is None else kv_arrays(layer)
+        if layer is None or which is Kind.STATE:
             continue
         if layer.keys is not None or layer.offset:
             exact = exact and layer.offset == length
             if layer.offset < length:
                 raise ValueError(f"the cache holds {layer.offset} tokens, not {length}")
-        if which is Kind.APPEND or unwrapped(layer):
-            layers[leaf] = kv_arrays(layer)
-            windows |= {leaf} if which is Kind.WINDOW else set()
-        else:
-            complete = False
-    return RowParts(length, layers, frozenset(windows), complete, exact)
+    nbytes = sum(a.nbytes // max(1, a.shape[-2]) for each in layers.values() for a in each)
+    shape = tuple((leaf, len(each)) for leaf, each in layers.items())
+    return Segment(length, nbytes, shape, complete, layers), exact
 
 
 class RowFiller:
@@ -307,8 +214,8 @@ class RowFiller:
             first = max(start, held)
             if not parts:
                 continue
-            plain = layer is None or kind(layer) is Kind.STATE
-            if plain or len(parts) != (6 if hasattr(layer, "bits") else 2):
+            other = layer is None or kind(layer) is not Kind.APPEND
+            if other or len(parts) != (6 if hasattr(layer, "bits") else 2):
                 raise ValueError(f"{type(layer).__name__} differs from the stored layer")
             if first >= stop:
                 continue
@@ -334,12 +241,10 @@ class RowFiller:
                 buffers = [mx.contiguous(buffer[..., :own, :]) for buffer in buffers]
             set_arrays(layer, buffers)
             layer.offset = length
-            if vars(layer).keys() == ROTATING:
-                vars(layer)["_idx"] = length
         every, fresh = leaves(self._cache), list[Any]()
         if snapshot is not None:
             for leaf, state in snapshot.layers.items():
-                attributes = decode(state, snapshot.pack)
+                attributes = decode(state, snapshot.arrays)
                 vars(every[leaf]).update(attributes)
                 fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         mx.eval(fresh, list(self._buffers.values()))
@@ -351,6 +256,6 @@ def copy_tokens(piece: Any, buffer: Any, at: int) -> None:
 
 
 def _slack(layer: Any, length: int, room: int) -> int:
-    if kind(layer) is Kind.APPEND and hasattr(layer, "step"):  # growth in steps: avoid one copy
+    if hasattr(layer, "step"):  # growth in steps: avoid one copy
         return whole_steps(length + max(1, room)) - length
     return 0

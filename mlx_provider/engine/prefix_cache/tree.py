@@ -1,10 +1,11 @@
-"""A radix tree of token ids, with content hashes for images. `paths` adds to it. Imports no mlx."""
+"""A radix tree of token ids, with content hashes for images. Imports no mlx."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 ID_BYTES = 8
+MAX_EDGE = 2048
+"""Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
 
 
 @dataclass(frozen=True)
@@ -91,22 +94,18 @@ class Node:
     tokens: Ids
     start: int
     parent: Node | None
-    complete: bool
-    """Whether a path may resume at any of its tokens. Then so may all its ancestors."""
     totals: Totals
     segment: Segment | None = None
     snapshot: Snapshot | None = None
     """State at `stop`, if not every layer can be cut."""
     children: dict[int, Node] = field(default_factory=dict)
-    """By their first tokens, the most recently used last."""
+    """By their first tokens."""
     used: int = 0
     """The prefix cache's clock: bytes stored so far, plus one per use."""
     hits: int = 0
     """Number of rows restored through it. Starts at 1 if it continued a stored path."""
     generated: bool = False
     """Its tokens are from a reply: a prompt that leaves it has tokenized the reply differently."""
-    resumed: int = 0
-    """Rows that resumed from its snapshot, or would have if there had been one."""
 
     def hold(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
         """Replace what it holds. Nothing else changes the totals of nodes."""
@@ -129,6 +128,11 @@ class Node:
     @property
     def stop(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a path may resume at any of its tokens: the same for all nodes of a tree."""
+        return self.segment is not None and self.segment.complete
 
     @property
     def token_bytes(self) -> int:
@@ -156,20 +160,6 @@ class Node:
     def lost(self) -> bool:
         """Whether the row in whose buffers it is has failed."""
         return self.row is not None and self.row.lost
-
-    @property
-    def guessed(self) -> bool:
-        """Whether its snapshot is a guess that no row has needed yet."""
-        return self.snapshot is not None and self.snapshot.inside and not self.resumed
-
-    def touch(self, clock: int) -> list[Node]:
-        """Mark its path as used now. Returns the path."""
-        path = self.path()
-        for node in path:
-            siblings, first = cast("Node", node.parent).children, int(node.tokens[0])
-            siblings[first] = siblings.pop(first)
-            node.used = clock
-        return path
 
     def path(self) -> list[Node]:
         found: list[Node] = []
@@ -200,7 +190,6 @@ class Match:
     """Its snapshot is needed."""
     diverged_at: int | None = None
     """First position that differs from the path, if any."""
-    stored_token: int | None = None
     branch: int = 0
     """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
     version: int = 0
@@ -217,7 +206,7 @@ class Match:
 
 
 def new_root(totals: Totals) -> Node:
-    return Node(np.empty(0, np.int64), 0, None, True, totals)
+    return Node(np.empty(0, np.int64), 0, None, totals)
 
 
 def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
@@ -238,12 +227,11 @@ def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
         node = child
     length, stateful = _resumable(steps, ids, grid)
     found = Match(tuple(steps), at, length, len(ids), stateful, version=root.totals.version)
-    newest = next((each for each in reversed(others) if not each.lost), None)
-    if newest is None or at == limit:
+    others = [each for each in others if not each.lost]
+    if not others or at == limit:
         return found
-    branch = 0 if all(each.generated or each.lost for each in others) else at
-    stored = int(newest.tokens[at - newest.start])
-    return replace(found, diverged_at=at, stored_token=stored, branch=branch)
+    branch = 0 if all(each.generated for each in others) else at
+    return replace(found, diverged_at=at, branch=branch)
 
 
 def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, grid: int) -> tuple[int, Node | None]:
@@ -269,8 +257,8 @@ def split(node: Node, at: int) -> Node:
     remains the lower part, with snapshot and children."""
     whole, parent = segment_of(node), cast("Node", node.parent)
     upper = Node(
-        node.tokens[:at].copy(), node.start, parent, node.complete, node.totals, used=node.used,
-        hits=node.hits, generated=node.generated,
+        node.tokens[:at].copy(), node.start, parent, node.totals, used=node.used, hits=node.hits,
+        generated=node.generated,
     )  # fmt: skip
     head, tail = whole.slice(0, at), whole.slice(at, len(node.tokens))
     upper.hold(head, None)
@@ -281,6 +269,92 @@ def split(node: Node, at: int) -> Node:
     node.parent = upper
     upper.children[int(node.tokens[0])] = node
     return upper
+
+
+@dataclass(frozen=True)
+class NewPath:
+    """A row to store."""
+
+    ids: Ids
+    row: Segment
+    """The whole row."""
+    states: Mapping[int, Snapshot]
+    """By token count."""
+    prompted: int
+    """Tokens before the reply."""
+    own: RowBuffers | None
+    """The row's buffers, if nodes can refer to them."""
+
+    @property
+    def token_bytes(self) -> int:
+        return self.row.token_bytes + ID_BYTES
+
+
+def refers(new: NewPath, path: Sequence[Node]) -> bool:
+    """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
+    Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
+    own = new.own
+    if own is None:
+        return False
+
+    def fits(node: Node) -> bool:
+        if node.start < own.first:
+            return node.row is own.base
+        return node.row in (None, own) and segment_of(node).layers == new.row.layers
+
+    return all(node.stop <= len(new.ids) and fits(node) for node in path)
+
+
+def shared_path(found: Match, new: NewPath) -> list[Node]:
+    """The stored nodes of the path. The last node is split where the path leaves it."""
+    path = [node for node, _ in found.steps]
+    agreed = found.steps[-1][1] if path else 0
+    whole = new.row.complete and found.shared == len(new.ids)
+    if path and agreed < len(path[-1].tokens) and not whole:
+        path[-1] = split(path[-1], agreed)
+    return path
+
+
+def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
+    """The stored nodes of a head, with the snapshots that it keeps. `length`: tokens of the whole
+    path."""
+    nodes = [node for node in path if node.start < stop]
+    if nodes and stop < nodes[-1].stop and stop < length:
+        nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
+    for node in nodes:
+        if node.snapshot is not None and node.stop not in kept:
+            node.hold(node.segment, None)
+    return nodes
+
+
+def grow(
+    parent: Node,
+    new: NewPath,
+    stop: int,
+    states: Mapping[int, Snapshot],
+    *,
+    own: RowBuffers | None,
+    continued: bool,
+) -> Node:
+    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. Returns the last
+    node."""
+    first = parent.stop
+    edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
+    inner = {at for at in {new.prompted, *states, *edges} if first < at < stop}
+    for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
+        child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
+        # a conversation that continues may continue again
+        child.hits, child.generated = int(continued), start >= new.prompted
+        row = new.row
+        child.hold(row.within(own, start, end) if own else row.slice(start, end), None)
+        parent.children[int(child.tokens[0])] = child
+        parent = child
+    for at, state in states.items():
+        node = next(node for node in parent.path() if node.start < at <= node.stop)
+        if at < node.stop:
+            node = split(node, at - node.start)
+        node.hold(node.segment, state)
+    return parent
 
 
 def remove(node: Node) -> None:
@@ -310,7 +384,13 @@ def check(roots: Iterable[Node], totals: Totals) -> None:
     for row in {*totals.rows, *(node.row for node in every if node.row is not None)}:
         found = {node for node in every if node.row is row}
         stored = sum(segment_of(node).stored for node in found)
-        rules += [("a row counts its nodes", (found, stored) == (row.nodes, row.stored))]
+        path = row.path
+        rules += [
+            ("a row counts its nodes", (found, stored) == (row.nodes, row.stored)),
+            ("they are on one path", {*path} <= {*path[-1].path()}),
+            ("they are in its buffers", row.lost or row.first <= path[0].start),
+            ("it has their capacity", row.lost or path[-1].stop <= row.capacity),
+        ]
     for node in every:
         parent, length = cast("Node", node.parent), len(node.tokens)
         top = parent.parent is None
@@ -318,7 +398,8 @@ def check(roots: Iterable[Node], totals: Totals) -> None:
             ("parent and child agree", parent.children.get(int(node.tokens[0])) is node),
             ("it starts where its parent ends", node.start == parent.stop and length > 0),
             ("its segment has its length", segment_of(node).length == length),
-            ("a complete node has a complete parent", parent.complete or not node.complete),
+            ("a tree is complete, or no node is", top or parent.complete == node.complete),
+            ("a complete node has no state", node.snapshot is None or not node.complete),
             ("its parent was used as late", top or node.used <= parent.used),
         ]
     if broken := [rule for rule, holds in rules if not holds]:

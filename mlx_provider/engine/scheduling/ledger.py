@@ -76,10 +76,9 @@ class Ledger(ABC):
 
     # -- rows
 
-    def check(self, request: Request, queued: int, *, first: bool = False, shared: int = 0) -> None:
+    def check(self, request: Request, queued: int, *, first: bool = False) -> None:
         """Check whether a request may queue behind `queued` others. `first`: none of these is of
-        its account, for which the queue has more places. `shared`: bytes that its rows take less
-        because they share their prompt. Raises `Overloaded` if the queue is full,
+        its account, for which the queue has more places. Raises `Overloaded` if the queue is full,
         and `BadRequest` if the request can never fit."""
         if not 0 < len(request.rows) <= self.limits.max_rows:
             raise BadRequest(
@@ -87,7 +86,7 @@ class Ledger(ABC):
             )
         if queued >= self.limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
-        need, limit = self.reservation(request.rows) - shared, self.alone()
+        need, limit = self.reservation(request.rows), self.alone()
         if need > limit:
             raise BadRequest(
                 f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "

@@ -65,16 +65,12 @@ class StoredPrefixes:
     """Questions of the scheduler to the prefix cache, which change nothing. Here it is empty."""
 
     def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What the rows of a queued prompt would use in place. Empty: nothing."""
+        """What the first row of a queued prompt would use in place. Empty: nothing."""
         return ()
 
     def preview(self, job: PrefillJob) -> Start:
         """How a prompt will begin."""
         return Start(job.done, job.cuts, job.estimated_cached)
-
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        """Bytes that so many rows of a prompt save because they share its tokens."""
-        return 0
 
 
 class StepBuilder:

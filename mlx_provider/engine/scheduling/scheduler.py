@@ -101,9 +101,8 @@ class Scheduler:
         accounts of accepted requests that are not queued yet. Raises the errors of
         `Ledger.check`."""
         queued = [*(job.request.account for job in self._queued()), *arriving]
-        shared = self.prefixes.fork_bytes(len(request.prompt.tokens), len(request.rows))
         first = request.account not in queued
-        self.ledger.check(request, len(queued), first=first, shared=shared)
+        self.ledger.check(request, len(queued), first=first)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         if not request.arrived:
