@@ -22,7 +22,7 @@ from ..errors import BadRequest, EngineUnavailable
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import ErrorBody
 from ..protocol.requests import ModelRequest
-from ..upstream.blas import preload, require_mlx
+from ..upstream.runtime import preload_blas, require_mlx
 from .generation import EngineClient, Generation
 from .http import HttpClient
 from .messages import Address, parse_address
@@ -238,7 +238,7 @@ class Connections:
 
 def _build_in_process(environ: Mapping[str, str]) -> InProcessClient:
     settings = engine_settings(environ)
-    preload()
+    preload_blas()
     require_mlx()
     from ..serving.service import ChatService
 
