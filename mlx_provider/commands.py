@@ -25,8 +25,7 @@ from .protocol.health import ModelStatus
 from .protocol.requests import GenerateRequest, ModelOptions
 from .registry import PluginRegistry
 from .serving.hub import checkpoint, folder_of, full_name
-from .upstream.blas import active as active_blas
-from .upstream.blas import preload as preload_blas
+from .upstream.runtime import active_blas, preload_blas
 
 if TYPE_CHECKING:
     from .records import LoadedModel

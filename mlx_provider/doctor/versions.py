@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..upstream.blas import require_mlx
+from ..upstream.runtime import require_mlx
 from .subject import Finding, Subject
 
 UPGRADE = "pip install --upgrade mlx-provider, into an environment of its own"

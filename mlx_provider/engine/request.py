@@ -69,10 +69,6 @@ class RowConstraint(Protocol):
 class RowForecast(Protocol):
     """Predicts the text of one choice. It restricts nothing."""
 
-    @property
-    def follows(self) -> bool:
-        """Whether it follows text that it may predict in part."""
-
     def likely(self) -> Sequence[int]:
         """Tokens that probably follow; empty: nothing is known."""
 

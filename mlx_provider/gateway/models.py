@@ -132,7 +132,7 @@ def alias(model: str) -> str:
 def device_memory() -> int:
     from ..config import engine_settings
     from ..engine.memory import memory_limit
-    from ..upstream.blas import require_mlx
+    from ..upstream.runtime import require_mlx
 
     require_mlx()
     return memory_limit(engine_settings().memory_limit)

@@ -21,8 +21,14 @@ from ..errors import BadRequest, EngineUnavailable, MLXProviderError
 from ..isolation import log_to_stderr, printable
 from ..protocol.event_queue import Deliver
 from ..protocol.events import ErrorBody
-from ..upstream.blas import active, preload, require_mlx
-from ..upstream.runtime import keep_freed, quiet_transformers, set_variables
+from ..upstream.runtime import (
+    active_blas,
+    keep_freed,
+    preload_blas,
+    quiet_transformers,
+    require_mlx,
+    set_variables,
+)
 from .access import engine_keys, own_names
 from .app import EngineApp
 from .connections import raise_file_limit
@@ -95,7 +101,7 @@ def chat_service(settings: EngineSettings, deliver: Deliver) -> ChatService:
 
 def prepare_mlx() -> None:
     """Call before the first import of MLX. Raises `NotInstalled` if it is missing."""
-    preload()
+    preload_blas()
     set_variables(home_state())
     keep_freed()
     require_mlx()
@@ -151,7 +157,7 @@ async def _run(
         service.close()
         raise
     body_bytes = settings.body_bytes
-    app = EngineApp(service, blas=active(), body_bytes=body_bytes, identity=own, **access)
+    app = EngineApp(service, blas=active_blas(), body_bytes=body_bytes, identity=own, **access)
     ready = partial(_ready, options, listener, app, note)
     server = EngineServer(app, service, listener, ready, drain=options.drain)
     await server.run_until_stopped(idle_limit)

@@ -25,7 +25,7 @@ from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
-from ..upstream import blas
+from ..upstream.runtime import active_blas
 from .weights import Weights
 
 STREAMS, HELD, DEPTH = 4, 8_000, 16_000
@@ -165,7 +165,7 @@ def circumstances(
         (weights.plugin, weights.family, kind, *layouts),
         (FORMAT, __version__, *map(installed_version, UPSTREAM), *plugins),
         (mx.default_device(), device.get("device_name"), device.get("architecture")),
-        (platform.platform(), blas.active(), sorted(switches.items())),
+        (platform.platform(), active_blas(), sorted(switches.items())),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

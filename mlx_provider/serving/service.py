@@ -35,7 +35,7 @@ from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Health, PluginStatus, Stats
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..registry import PluginRegistry
-from ..upstream import blas
+from ..upstream.runtime import active_blas
 from .metrics import EngineMetrics
 from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
@@ -264,7 +264,7 @@ class ChatService:
             version=version("mlx-provider"),
             pid=getpid(),
             device=device_name(),
-            blas=blas.active(),
+            blas=active_blas(),
             models=[s for view in self.models.views() if (s := view.status) is not None],
             plugins=[
                 PluginStatus(

@@ -61,38 +61,6 @@ class StateCache(ArraysCache):
         return output, state
 
 
-class StateHistory(StateCache):
-    """A row's recurrent cache that records the states after each token of one call, like
-    `ArraysCache.record_speculative_states` of mlx_vlm/models/cache.py 0.7.10."""
-
-    def __init__(self, cache: ArraysCache) -> None:
-        super().__init__(len(cache.cache))
-        self.cache = list(cache.cache)
-        self._windows: dict[int, tuple[mx.array, int]] = {}
-        self._earlier: dict[int, mx.array] = {}
-        """(1, tokens - 1, ...): states after each token except the last one."""
-
-    def update_window(self, index: int, source: mx.array, width: int, *, lengths: Any) -> mx.array:
-        self._windows[index] = source, width
-        return super().update_window(index, source, width, lengths=lengths)
-
-    def update_recurrent(
-        self, index: int, length: int, update: Callable[[Any, Any], tuple[Any, ...]]
-    ) -> tuple[Any, Any]:
-        output, state, self._earlier[index] = update(self.cache[index], length - 1)
-        self.cache[index] = state
-        return output, state
-
-    def after(self, tokens: int) -> list[Any]:
-        found = list(self.cache)
-        for index, (source, width) in self._windows.items():
-            found[index] = mx.contiguous(source[:, tokens : tokens + width])
-        for index, earlier in self._earlier.items():
-            if tokens <= earlier.shape[1]:
-                found[index] = mx.contiguous(earlier[:, tokens - 1])
-        return found
-
-
 def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
     """Append to a layer's cache. Returns all its keys and values in order of position; for one
     token, a rotating cache itself returns buffer order (`_update_in_place`, cache.py 0.32.2)."""

@@ -3,9 +3,10 @@
 The model treats the tokens of one row as rows. `route` makes the recurrent modules of mlx-lm and
 mlx-vlm accept `StateParts`: they run once for the decoding rows and once for each other part.
 
-For the state after each token, the rule of a layer runs token by token, as for decoding rows: the
-layer imports it from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), writes its states itself, and
-gathers its convolution window at `lengths` (one row can have several).
+For the state after each token, the rule of a layer of mlx-lm runs token by token, as for decoding
+rows: the layer imports it from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), and writes its
+states itself. Those of mlx-vlm give all states to `update_recurrent`. Both gather a convolution
+window at `lengths` (one row can have several).
 """
 
 import functools
@@ -22,7 +23,7 @@ import mlx.nn as nn
 
 from ..errors import UnsupportedModel
 from ..records import Function
-from .cache_classes import ArraysCache, StateCache, StateHistory
+from .cache_classes import ArraysCache, StateCache
 from .cache_lists import by_leaf, leaves
 
 RULES = {
@@ -34,7 +35,7 @@ returns (output, state)."""
 OF_PADDED_ROWS = ("mask", "lengths")
 
 
-class StateSteps(ArraysCache):
+class StateSteps(StateCache):
     """A copy of a row's recurrent cache for one call over its tokens. In its context, rules run
     token by token if their state is of this cache. Models of one architecture share the patched
     modules: engine thread only."""
@@ -56,6 +57,14 @@ class StateSteps(ArraysCache):
     def advance(self, N: int) -> None:
         """Does nothing: the lengths are valid for one call only."""
 
+    def update_recurrent(
+        self, index: int, length: int, update: Callable[[Any, Any], tuple[Any, ...]]
+    ) -> tuple[Any, Any]:
+        output, state, earlier = update(self.cache[index], length - 1)
+        self._after[index] = [*(earlier[:, token] for token in range(length - 1)), state]
+        self.cache[index] = state
+        return output, state
+
     def __enter__(self) -> None:
         for module, name, function in self._before:
             setattr(module, name, self._step_tokens(function, RULES[name]))
@@ -73,7 +82,7 @@ class StateSteps(ArraysCache):
 
     def after(self, tokens: int) -> list[Any]:
         return [
-            self._after[at][tokens - 1]
+            mx.contiguous(self._after[at][tokens - 1])
             if at in self._after
             else None
             if state is None
@@ -119,19 +128,15 @@ class StateRun:
     rows: slice
     turned: bool = False
     drafts: bool = False
-    """Whether the state after each token is recorded. A layer runs once over the tokens if it
-    writes its states with methods of `StateCache`, else `StateSteps` must support its rule."""
-    _history: StateHistory | StateSteps | None = None
+    """Whether the state after each token is recorded, which `StateSteps` must support."""
+    _steps: StateSteps | None = None
 
-    def run(self, call: Callable[[Any], mx.array], layer: object, *, through: bool) -> mx.array:
-        """`through`: see `_route_calls`. Raises `UnsupportedModel`."""
+    def run(self, call: Callable[[Any], mx.array], layer: object) -> mx.array:
+        """Raises `UnsupportedModel`."""
         if not self.drafts:
             return call(self.cache)
-        if through:
-            self._history = StateHistory(self.cache)
-            return call(self._history)
         tokens = self.rows.stop - self.rows.start
-        steps = self._history = StateSteps(self.cache, tokens, layer)
+        steps = self._steps = StateSteps(self.cache, tokens, layer)
         with steps:
             found = call(steps)
         if not steps.complete:
@@ -139,8 +144,8 @@ class StateRun:
         return found
 
     def keep(self, tokens: int) -> None:
-        if self._history is not None:
-            self.cache.cache = self._history.after(tokens)
+        if self._steps is not None:
+            self.cache.cache = self._steps.after(tokens)
 
 
 class StateParts:
@@ -168,15 +173,14 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
     calls the model on one token with the given cache; nothing is evaluated. Idempotent."""
     if not any(isinstance(layer, ArraysCache) for layer in leaves(cache)):
         return
-    found: dict[type, bool] = {}
+    found: set[type] = set()
     run([by_leaf(partial(_watch, found), layer) for layer in cache])
-    for kind, through in found.items():
+    for kind in found:
         if not getattr(kind.__call__, ROUTES_ATTRIBUTE, False):
-            setattr(kind, "__call__", _route_calls(kind.__call__, through=through))  # noqa: B010
+            setattr(kind, "__call__", _route_calls(kind.__call__))  # noqa: B010
 
 
-def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[..., Any]:
-    """`through`: the module writes its states with methods of `StateCache`."""
+def _route_calls(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -197,7 +201,7 @@ def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[...
                 made: mx.array = original(*bound.args, **bound.kwargs)
                 return made
 
-            found = part.run(run, args[0], through=through)
+            found = part.run(run, args[0])
             out.append(found.swapaxes(0, 1) if part.turned else found)
         return mx.concatenate(out)
 
@@ -205,9 +209,8 @@ def _route_calls(original: Callable[..., Any], *, through: bool) -> Callable[...
     return call
 
 
-def _watch(found: dict[type, bool], layer: Any) -> Any:
-    """An empty cache like `layer` that records the class of each module that accesses a state, and
-    whether the module writes states only with methods of `StateCache`."""
+def _watch(found: set[type], layer: Any) -> Any:
+    """An empty cache like `layer` that records the class of each module that reads a state."""
     if not isinstance(layer, ArraysCache):
         return layer
     kind = type(layer)
@@ -215,13 +218,8 @@ def _watch(found: dict[type, bool], layer: Any) -> Any:
     class Watched(kind):  # type: ignore[misc, valid-type]
         def __getitem__(self, index: int) -> Any:
             if (module := _asking(sys._getframe(1))) is not None:
-                found.setdefault(module, isinstance(self, StateCache))
+                found.add(module)
             return super().__getitem__(index)
-
-        def __setitem__(self, index: int, state: Any) -> None:
-            if (module := _asking(sys._getframe(1))) is not None:
-                found[module] = False
-            super().__setitem__(index, state)
 
     return Watched(len(layer.cache))
 

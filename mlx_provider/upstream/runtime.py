@@ -20,6 +20,9 @@ free blocks ("fast bins") when a block above 64 KiB is freed; a decode step free
 """
 
 import ctypes
+import ctypes.util
+import importlib
+import importlib.util
 import os
 import re
 import resource
@@ -30,6 +33,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..config import installed_version
+from ..cores import cores
+from ..errors import EngineUnavailable, NotInstalled
 
 KEPT = 1 << 30
 """Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
@@ -145,3 +150,81 @@ def _chip() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
+
+
+MAC = "pip install mlx (needs an Apple silicon Mac and a native arm64 Python)"
+LINUX = (
+    "pip install 'mlx-provider[cpu]' for a machine without a GPU, "
+    "or 'mlx-provider[cuda13]' for an NVIDIA GPU"
+)
+"""On Linux, the package `mlx` has no library."""
+
+
+def require_mlx() -> None:
+    """Import `mlx.core`. Raises `NotInstalled` with the package to install, and `EngineUnavailable`
+    if the GPU has no memory for it, which MLX tells in an `ImportError`, too."""
+    try:
+        importlib.import_module("mlx.core")
+    except ImportError as error:
+        if "cudaMalloc" in str(error) or "out of memory" in str(error):
+            raise EngineUnavailable(
+                f"the memory of the GPU is full ({error}): end the processes that use it, which "
+                "nvidia-smi lists, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            ) from None
+        remedy = LINUX if sys.platform != "darwin" else MAC
+        raise NotInstalled(f"MLX cannot be imported ({error}): {remedy}") from None
+
+
+SYMBOL = "cblas_sgemm"
+"""The symbol that libmlx calls. Builds with prefixed names (numpy, scipy) are not usable."""
+
+_loaded: list[str] = []
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def preload_blas() -> str:
+    """Load the first usable optimised BLAS before `import mlx.core`. Returns the description of the
+    active one. No effect on macOS, or after MLX is imported."""
+    if sys.platform == "linux" and "mlx.core" not in sys.modules:
+        # OpenBLAS ignores the quota of a container: too many spinning threads are slower than one
+        if not any(os.environ.get(name) for name in THREAD_VARIABLES):
+            os.environ["OPENBLAS_NUM_THREADS"] = str(cores())
+        any(_load(path) for path in _candidates())
+    return active_blas()
+
+
+def active_blas() -> str:
+    if sys.platform == "darwin":
+        return "Accelerate"
+    everywhere = ctypes.CDLL(None)
+    if not hasattr(everywhere, SYMBOL):
+        return "bundled with MLX (slow for float32 on a CPU)"
+    if not hasattr(everywhere, "openblas_get_config"):
+        return " ".join(["BLAS", *_loaded])
+    everywhere.openblas_get_config.restype = ctypes.c_char_p
+    return " ".join([*everywhere.openblas_get_config().decode().split()[:2], *_loaded])
+
+
+def _candidates() -> Iterator[str]:
+    """Libraries to try, best first: the system's, then the one in OpenCV's wheel."""
+    for name in ("openblas", "blis"):
+        found = ctypes.util.find_library(name)
+        if found:
+            yield found
+    opencv = importlib.util.find_spec("cv2")
+    if opencv is None or opencv.origin is None:
+        return
+    site = Path(opencv.origin).parent.parent
+    for folder in ("opencv_python.libs", "opencv_python_headless.libs"):
+        yield from sorted(str(path) for path in (site / folder).glob("libopenblas*.so*"))
+
+
+def _load(path: str) -> bool:
+    try:
+        if not hasattr(ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL), SYMBOL):
+            return False
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    _loaded[:] = [f"({path})"]
+    return True

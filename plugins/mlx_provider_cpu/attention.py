@@ -2,18 +2,23 @@
 NumPy 2 ns. Blocks of queries attend to the keys up to their positions, in place; the heads of a
 large call are divided among the cores."""
 
+import ctypes
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_provider.cores import cores
 from mlx_provider.records import Part
-
-from . import shares
 
 
 @functools.cache
@@ -78,7 +83,7 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
         own = None if mask is None else mask[_narrow(at, mask.shape)]
         _attend(q[at], k[at[:2]], v[at[:2]], causal, own, out[at])
 
-    shares.on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
+    on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
 
 
 def _is_array(x: Any) -> bool:
@@ -126,7 +131,7 @@ def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
     if scores < SHARED:
         return [everything]
     axis = max(range(3), key=lambda i: axes[i])
-    count = min(shares.count(), axes[axis])
+    count = min(core_count(), axes[axis])
     edges = [axes[axis] * i // count for i in range(count + 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
     return [tuple(part if i == axis else slice(None) for i in range(3)) for part in parts]
@@ -173,3 +178,44 @@ def _exponentials(
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     return scores, scores.sum(axis=-1, keepdims=True)
+
+
+T = TypeVar("T")
+core_count = functools.cache(cores)
+_placed = threading.local()
+
+
+def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
+    """The first share runs in this thread. Raises the errors of all shares.
+
+    If no core is idle, Linux runs a woken thread on the core of its waker, and the threads of MLX's
+    BLAS spin between two products. So each of our threads stays off the core of the thread that
+    waits for it; otherwise two cores were no faster than one."""
+    first, *others = shares
+    if not others:
+        work(first)
+        return
+    here = ctypes.CDLL(None).sched_getcpu() if sys.platform == "linux" else None
+    running = [_pool().submit(_apart, here, work, share) for share in others]
+    work(first)
+    for one in running:
+        one.result()
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, core_count() - 1), thread_name_prefix="core")
+
+
+@functools.cache
+def _allowed() -> set[int]:
+    """The cores of this process, before its threads are placed."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set()
+
+
+def _apart(core: int | None, work: Callable[[T], None], share: T) -> None:
+    if core is not None and getattr(_placed, "off", None) != core and len(_allowed()) > 1:
+        _placed.off = core
+        with suppress(OSError):  # a system that refuses it may use one core
+            os.sched_setaffinity(0, _allowed() - {core})
+    work(share)

@@ -38,16 +38,18 @@ def mlx_drafters() -> Iterator[Drafter]:
 
 
 def refuses_model(folder: Path, model: LoadedModel, options: DraftOptions) -> str:
-    from .choice import problem
+    from .draft_model import refusal
 
-    return problem(folder, options.model, options.room)
+    return refusal(folder, options.model, options.room)
 
 
 def start_model(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
     """Raises `BadRequest` if its caches cannot remove tokens."""
-    from .choice import load
+    from .draft_model import load_draft_model
 
-    return load(options.model, model.info.vocab_size, options.room, scores=options.scores)
+    return load_draft_model(
+        options.model, model.info.vocab_size, options.room, scores=options.scores
+    )
 
 
 def kept_by_model(drafting: Drafting) -> int:

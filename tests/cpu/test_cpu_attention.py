@@ -10,7 +10,6 @@ from threadpoolctl import ThreadpoolController
 from mlx_provider.records import Part, Parts, Run
 from mlx_provider.upstream.attention import routed
 from mlx_provider_cpu import attention as cpu_attention
-from mlx_provider_cpu import shares
 from mlx_provider_cpu.functions import _attention
 
 
@@ -59,7 +58,7 @@ def test_equal_for_every_mask_block_and_share(
         patch.setattr(cpu_attention, "BLOCK", block)
         patch.setattr(cpu_attention, "QUERIES", 1)
         patch.setattr(cpu_attention, "SHARED", 0)
-        patch.setattr(shares, "count", lambda: cores)
+        patch.setattr(cpu_attention, "core_count", lambda: cores)
         arrays = inputs(L, S, shared=shared, rows=rows, width=width)
         assert difference(arrays, masks[kind]) < 2e-5
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from mlx_provider_cpu import shares
+from mlx_provider_cpu import attention
 
 linux = pytest.mark.skipif(
-    sys.platform != "linux" or shares.count() < 2, reason="threads cannot be kept apart"
+    sys.platform != "linux" or attention.core_count() < 2, reason="threads cannot be kept apart"
 )
 
 
@@ -19,7 +19,7 @@ def test_every_share_is_done_and_the_first_here() -> None:
     def work(share: int) -> None:
         done[share] = threading.current_thread().name
 
-    shares.on_cores(work, range(7))
+    attention.on_cores(work, range(7))
     assert sorted(done) == list(range(7))
     assert done[0] == threading.current_thread().name
     assert all(done[share] != done[0] for share in range(1, 7))
@@ -32,14 +32,14 @@ def test_an_error_of_any_share_is_raised(bad: int) -> None:
             raise ValueError(share)
 
     with pytest.raises(ValueError, match=str(bad)):
-        shares.on_cores(work, range(3))
-    shares.on_cores(lambda share: None, range(3))
+        attention.on_cores(work, range(3))
+    attention.on_cores(lambda share: None, range(3))
 
 
 @linux
 def test_others_stay_off_the_core_of_the_thread_that_waits() -> None:
     before = os.sched_getaffinity(0)
-    shares.on_cores(lambda share: None, range(2))  # the threads are there
+    attention.on_cores(lambda share: None, range(2))  # the threads are there
     off: list[set[int]] = []
 
     def work(share: int) -> None:
@@ -49,7 +49,7 @@ def test_others_stay_off_the_core_of_the_thread_that_waits() -> None:
     try:
         for core in (min(before), max(before)):
             os.sched_setaffinity(0, {core})
-            shares.on_cores(work, range(2))
+            attention.on_cores(work, range(2))
             assert off.pop() == {core}
             assert os.sched_getaffinity(0) == {core}
     finally:
@@ -66,5 +66,5 @@ def test_where_the_system_refuses_the_work_is_done_all_the_same(
     done: list[int] = []
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     for _ in range(2):
-        shares.on_cores(done.append, range(3))
+        attention.on_cores(done.append, range(3))
     assert sorted(done) == [0, 0, 1, 1, 2, 2]

@@ -178,8 +178,6 @@ def test_rows_that_join_wait_for_memory_and_are_cancelled(reciting: Reciting) ->
 class Wrong:
     """Foretells what never comes."""
 
-    follows = True
-
     def __init__(self) -> None:
         self.last = 0
 

@@ -193,7 +193,7 @@ def test_a_fault_of_one_drafter_leaves_the_rows_to_the_other(qwen3: TextModel) -
     speculation = Speculation(Source(failing), Source(able), vocab=vocab, clock=lambda: 0.0)
     serve(new_engine(qwen3, speculation=speculation, clock=lambda: 0.0), [request])
     assert_as_alone(qwen3, request)
-    assert failing.calls == 2
+    assert 1 <= failing.calls <= 2
     assert request.accepted > 30
 
 

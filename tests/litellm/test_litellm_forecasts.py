@@ -14,7 +14,7 @@ import pytest
 from mlx_provider.chat.constraints import forecast
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.speculation import speculation
-from mlx_provider.engine.speculation.policy import KnownText, Policy
+from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.server.app import EngineApp
 from mlx_provider.server.listen import listen_unix
 from mlx_provider.server.process import EngineServer, LoopDelivery
@@ -67,14 +67,11 @@ async def served(folder: Path) -> AsyncIterator[Path]:
         await asyncio.wait_for(running, PATIENCE)
 
 
-class AtAnyCost(KnownText):
-    """Takes what is foretold, whatever passes cost."""
+class AtAnyCost(Policy):
+    """Takes what is predicted, whatever passes cost."""
 
-    def worthwhile(self, chances: Sequence[float], rows: int, seconds: Any) -> int:
+    def known_drafts(self, chances: Sequence[float], rows: int, seconds: Any) -> int:
         return min(len(chances), self.most)
-
-    def reads_first(self, row: Any, rows: int, seconds: Any) -> bool:
-        return True
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is foretold depends on no time: nor on when a grammar is compiled."""
     begun = forecast._begin
     monkeypatch.setattr(forecast, "_begin", lambda pool, make: begun(None, make))
-    monkeypatch.setattr(speculation, "Policy", lambda: Policy(known_text=AtAnyCost()))
+    monkeypatch.setattr(speculation, "Policy", AtAnyCost)
 
 
 @pytest.mark.usefixtures("no_clock")

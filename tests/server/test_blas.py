@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.upstream import blas
+from mlx_provider.cores import cores
+from mlx_provider.upstream import runtime
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a Mac has Accelerate")
 PROGRAM = """
 import os
-from mlx_provider.upstream.blas import active, preload
-before = active()
-said = preload()
-assert said == active()
+from mlx_provider.upstream.runtime import active_blas, preload_blas
+before = active_blas()
+said = preload_blas()
+assert said == active_blas()
 print(before, said, os.environ.get("OPENBLAS_NUM_THREADS"), sep="|")
 """
 
@@ -33,13 +34,13 @@ def run(program: str = PROGRAM, **environment: str) -> list[str]:
 
 @linux
 def test_it_binds_the_first_candidate() -> None:
-    first = next((path for path in blas.candidates()), None)
+    first = next((path for path in runtime._candidates()), None)
     if first is None:
         pytest.skip("no optimised BLAS is installed here")
     before, said, threads = run()
     assert before.startswith("bundled")
     assert Path(first).name.split(".so")[0] in said
-    assert threads == str(blas.cores())
+    assert threads == str(cores())
 
 
 @linux

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mlx_provider.errors import EngineUnavailable, NotInstalled
-from mlx_provider.upstream.blas import require_mlx
+from mlx_provider.upstream.runtime import require_mlx
 
 
 @pytest.mark.parametrize(

@@ -117,10 +117,6 @@ class CallForecast:
         self._untried = 0  # spellings
         self._likely: list[int] | None = None
 
-    @property
-    def follows(self) -> bool:
-        return self._matcher is not None
-
     def likely(self) -> Sequence[int]:
         """Guessed tokens. Their borders may differ: the model may write the last one joined with
         its successor."""

@@ -61,9 +61,7 @@ class DraftedRow:
     odds: Sequence[RowAcceptance]
     seen: list[DraftRow | None]
     """What each drafter sees of it."""
-    foretold: AcceptanceRate = field(default_factory=AcceptanceRate)
-    begins: AcceptanceRate = field(default_factory=AcceptanceRate)
-    """See `KnownText`."""
+    predicted: AcceptanceRate = field(default_factory=AcceptanceRate)
     shown: list[mx.array] = field(default_factory=list)
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
@@ -146,8 +144,7 @@ class Speculation:
         text."""
         asked = self._asks(rows, seconds)
         # the first token of a run is drawn already
-        known = any(self._worthwhile(row, len(rows), seconds, drawn=1) for row in rows)
-        return asked, known or any(self._reads_first(row, len(rows), seconds) for row in rows)
+        return asked, any(self._worthwhile(row, len(rows), seconds, drawn=1) for row in rows)
 
     def _asks(self, rows: Sequence[Row], seconds: Seconds) -> dict[Row, Asks]:
         opened = [breaker for breaker in self._breakers if not breaker.closed]
@@ -287,13 +284,10 @@ class Speculation:
         if row.forecast is None or not (self._possible and self.sources):
             return
         with Isolation(partial(no_more_forecasts, row)):
-            predicted, followed = row.forecast.likely(), row.forecast.follows
+            predicted = row.forecast.likely()
             row.forecast.advance(token)
-            own, known = self.rows.get(row), self.policy.known_text
-            if own is not None and predicted:
-                known.foretold.learn_both(own.foretold, int(predicted[0] == token))
-            elif own is not None and followed:
-                known.begins.learn_both(own.begins, int(bool(row.forecast.likely())))
+            if predicted and (own := self.rows.get(row)) is not None:
+                self.policy.predicted.learn_both(own.predicted, int(predicted[0] == token))
 
     def _worthwhile(
         self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
@@ -305,20 +299,10 @@ class Speculation:
         run, certain = known_run(row)
         if len(run) <= drawn:
             return ()
-        known = self.policy.known_text
-        chance = known.foretold.chance(self.rows[row].foretold)
+        chance = self.policy.predicted.chance(self.rows[row].predicted)
         chances = [1.0 if at < certain else chance for at in range(drawn, len(run))]
-        worth = known.worthwhile(chances, rows, seconds)
+        worth = self.policy.known_drafts(chances, rows, seconds)
         return run[drawn : drawn + worth]
-
-    def _reads_first(self, row: Row, rows: int, seconds: Seconds) -> bool:
-        if row.forecast is None:
-            return False
-        with Isolation(partial(no_more_forecasts, row)):
-            forecast = row.forecast
-            if forecast.follows and not forecast.likely() and self.drafts_for(row):
-                return self.policy.known_text.reads_first(self.rows[row].begins, rows, seconds)
-        return False
 
     def waited(self, drafts: Drafts, seconds: float) -> None:
         """The device idled for this long before a pass with drafts."""
