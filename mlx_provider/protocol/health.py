@@ -55,27 +55,12 @@ class LoadingStats(_Stats):
         return f"{self.model}: {self.what}{steps}"
 
 
-class StepStats(_Stats):
-    ago: float
-    seconds: float
-    rows: int
-    tokens: int
-    chunk: int
-    mixed: bool
-
-
 class EngineStats(_Stats):
     model: str
     kind: str = ""
     layout: str
-    mixes: bool
     queued: int
     rows: int
-    steps: list[StepStats] = Field(default_factory=list)
-    """Of the last seconds, oldest first."""
-    step_median: float = 0.0
-    """Median and (`step_longest`) maximum, seconds."""
-    step_longest: float = 0.0
     decoded_per_second: float = 0.0
     prefilled_per_second: float = 0.0
     drafter: str = ""

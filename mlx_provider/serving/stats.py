@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from os import getpid
-from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -29,7 +28,6 @@ from ..protocol.health import (
     RequestState,
     RequestStats,
     Stats,
-    StepStats,
 )
 from .next_prompt import Turn
 from .residents import Lease
@@ -137,7 +135,7 @@ class InFlight:
 
 WINDOW = 10.0
 """Seconds of recent steps."""
-STEPS, LOOKUPS = 120, 12
+LOOKUPS = 12
 """Most that are reported, newest first."""
 STATES: dict[Phase, RequestState] = {
     Phase.WAITING: "queued",
@@ -215,21 +213,13 @@ def _request(entry: Entry, now: float) -> RequestStats | None:
 def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineStats:
     engine = instance.engine
     steps = [step for step in engine.recent.steps.copy() if now - step.ended <= WINDOW]
-    spent = [step.seconds for step in steps]
     span = max(1.0, now - steps[0].ended + steps[0].seconds) if steps else 1.0
     return EngineStats(
         model=weights.name,
         kind=weights.key.kind,
         layout=engine.batch.layout.name,
-        mixes=engine.batch.mixes,
         queued=engine.scheduler.queued + len(instance.arriving),
         rows=engine.scheduler.active_rows,
-        steps=[
-            StepStats(ago=now - fields.pop("ended"), **fields)
-            for fields in (step._asdict() for step in steps[-STEPS:])
-        ],
-        step_median=median(spent) if spent else 0.0,
-        step_longest=max(spent, default=0.0),
         decoded_per_second=sum(step.tokens for step in steps) / span,
         prefilled_per_second=sum(step.chunk for step in steps) / span,
         drafter=instance.drafter,

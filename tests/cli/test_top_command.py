@@ -43,7 +43,6 @@ BUSY = Stats(
         EngineStats(
             model="qwen",
             layout="grouped",
-            mixes=True,
             queued=1,
             rows=1,
             decoded_per_second=12.4,

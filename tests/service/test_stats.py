@@ -69,9 +69,7 @@ def test_what_is_loaded_and_measured(
     assert client.stats().loading == []
 
 
-def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
-    chunks = lambda: sum(s.chunk for e in own.client.stats().engines for s in e.steps)  # noqa: E731
-    earlier = chunks()
+def test_rows_and_memory_while_it_works(own: Any) -> None:
     drawn = Sampling(temperature=1, seed=1, logit_bias=QUIET)
     with own.pausing(after=40):
         states = lambda: [each.state for each in own.client.stats().requests]  # noqa: E731
@@ -92,8 +90,6 @@ def test_rows_steps_and_memory_while_it_works(own: Any) -> None:
         assert "vault" not in stats.model_dump_json()
         (engine,) = stats.engines
         assert (engine.queued, engine.rows) == (1, 1)
-        assert chunks() - earlier == first.prefilled_tokens
-        assert 0 < engine.step_median <= engine.step_longest
         assert engine.decoded_per_second > 0
         (memory,) = stats.memory.models
         assert memory.model == first.model == engine.model
