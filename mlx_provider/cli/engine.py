@@ -32,7 +32,6 @@ ApiKeyFile = Annotated[
     typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY."),
 ]
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
-END_LIMIT = 30.0
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -164,12 +163,14 @@ def stop(
 
     The next request starts one with the plugins and settings of its sender.
     """
+    from ..gateway.engine import end_when
+
     if why := none_runs(runtime()):
         typer.echo(why)
         return
-    health, ended = _end_engine(http_client(), "`mlx-provider engine stop`", idle=idle)
-    how = "has ended" if ended else "ends as soon as no request runs"
-    typer.echo(f"engine process {health.pid} {how}")
+    _health(http_client())  # its errors say more
+    happens = end_when(os.environ, "`mlx-provider engine stop`", "idle" if idle else "now")
+    typer.echo(f"engine {happens}")
 
 
 @engine.command()
@@ -222,18 +223,3 @@ def _health(client: HttpClient, *, own: bool = True) -> Health:
             f"engine process {pid} does not answer: it is starting or ending; else see {here.log} "
             f"and `kill {pid}` ({error.message})"
         ) from None
-
-
-def _end_engine(client: HttpClient, reason: str, *, idle: bool) -> tuple[Health, bool]:
-    """Returns its state before, and whether it has ended: its lock is free or another's."""
-    from ..client.runtime_folder import has_ended
-
-    health, here = _health(client), runtime()
-    if not client.stop(reason, "idle" if idle else "now"):
-        return health, False
-    if not has_ended(here.lock, health.pid, END_LIMIT):
-        raise EngineUnavailable(
-            f"engine process {health.pid} does not end within {END_LIMIT:g} s: see {here.log} "
-            f"and `kill -9 {health.pid}`"
-        )
-    return health, True

@@ -18,6 +18,7 @@ from ..registry import PluginRegistry
 from ..registry.discovery import near
 
 if TYPE_CHECKING:
+    from ..client.http import When
     from ..gateway.config import Served
     from ..gateway.standing import GatewayFiles, Record
 
@@ -104,7 +105,7 @@ def up(
 
 def down() -> None:
     """Stop what `mlx-provider up` has started."""
-    from ..gateway.engine import end_idle_engine
+    from ..gateway.engine import end_when
     from ..gateway.standing import GatewayFiles, stop
 
     files = GatewayFiles()
@@ -114,8 +115,8 @@ def down() -> None:
     else:
         show_step("proxy", "none runs that `mlx-provider up` has started")
         # a proxy that was killed leaves its engine, and so does an `up` that was interrupted
-        alone = files.record() is None
-        show_step("engine", end_idle_engine(os.environ, "`mlx-provider down`", alone=alone))
+        when: When = "alone" if files.record() is None else "idle"
+        show_step("engine", end_when(os.environ, "`mlx-provider down`", when))
 
 
 def _running(

@@ -24,7 +24,7 @@ from ..families.tokenizer.template_probe import (
     called_once,
 )
 from ..gateway.config import proxy_config, write_config
-from ..gateway.engine import end_idle_engine
+from ..gateway.engine import end_when
 from ..gateway.models import size
 from ..gateway.proxy import start_proxy
 from ..serving.estimate import context_that_fits, footprint, text_fields
@@ -185,7 +185,7 @@ def token(subject: Subject) -> Iterator[Finding]:
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="mlxp-doctor-")))
         if not subject.runtime.listens():
-            ending.callback(end_idle_engine, environ, "`mlx-provider doctor` has ended", alone=True)
+            ending.callback(end_when, environ, "`mlx-provider doctor` has ended", "alone")
         config = proxy_config(ENTRY, full_name(subject.model or ""))
         proxy = start_proxy(write_config(config, folder), environ)
         ending.callback(proxy.stop)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..client.connection import local_client
-from ..client.http import HttpClient
+from ..client.http import HttpClient, When
 from ..client.messages import Address
 from ..client.runtime_folder import POLL, has_ended, holder, is_held
 from ..config import LOCK, PREFIX, runtime
@@ -25,7 +25,7 @@ from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
 from .proxy import Proxy, require_proxy, start_proxy
 
-END_LIMIT = 20.0
+END_LIMIT = 30.0
 PATIENCE = 5.0
 AGAIN = 30.0
 JOIN_LIMIT = 0.5
@@ -71,20 +71,26 @@ def end_engine(engine: HttpClient) -> None:
                 break
 
 
-def end_idle_engine(environ: Mapping[str, str], reason: str, *, alone: bool = False) -> str:
-    """Once no request runs; `alone`: and no other program is connected. Returns what happens."""
+def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
+    """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it does not
+    end."""
     here = runtime(environ)
     engine = HttpClient(Address("http://engine", os.fspath(here.socket)))
     try:
         pid = engine.health().pid
-        if not engine.stop(reason, "alone" if alone else "idle"):
-            others = "other program uses it" if alone else "request runs"
+        if not engine.stop(reason, when):
+            others = "other program uses it" if when == "alone" else "request runs"
             return f"process {pid} ends as soon as no {others}"
     except EngineUnavailable:
         return "none runs"
     finally:
         engine.close()
-    return f"process {pid} {'has ended' if has_ended(here.lock, pid, END_LIMIT) else 'is ending'}"
+    if has_ended(here.lock, pid, END_LIMIT):
+        return f"process {pid} has ended"
+    raise EngineUnavailable(
+        f"engine process {pid} does not end within {END_LIMIT:g} s: see {here.log} and "
+        f"`kill -9 {pid}`"
+    )
 
 
 @contextmanager

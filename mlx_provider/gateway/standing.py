@@ -176,13 +176,13 @@ def await_ready(files: GatewayFiles, running: Running) -> None:
 
 
 def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
-    from .engine import end_idle_engine
+    from .engine import end_when
 
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(running.pid, number)
         if has_ended(files.lock, running.pid, STOP_LIMIT):
             tell("proxy", f"process {running.pid} has ended")
-            tell("engine", end_idle_engine(environ, "`mlx-provider down`"))
+            tell("engine", end_when(environ, "`mlx-provider down`", "idle"))
             return
     raise EngineUnavailable(f"the proxy (process {running.pid}) does not end")

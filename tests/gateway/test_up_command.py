@@ -236,7 +236,7 @@ def test_down_ends_the_engine_of_a_proxy_that_was_killed(
     kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "mlx_provider.gateway.engine.end_idle_engine", lambda *_, **__: "process 7 has ended"
+        "mlx_provider.gateway.engine.end_when", lambda *_, **__: "process 7 has ended"
     )
     kept.write(Record(SERVED, 4100))
     code, _, told = invoke("down")
