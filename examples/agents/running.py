@@ -16,14 +16,13 @@ from gateway import Gateway, model_name
 from installed import Installed
 
 from mlx_provider import records
+from mlx_provider.gateway.engine import LEAST_TOKENS
 from mlx_provider.gateway.launch import prepare
 from mlx_provider.registry import PluginRegistry
 
 RECORDS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
 TOKEN_BYTES = 8
 """Of a prompt, at most."""
-LEAST_TOKENS = 1000
-"""Of an agent's own prompt. Agents ask for a title with fewer."""
 OUTPUT = 4096
 """Tokens of an answer, as clients are told."""
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

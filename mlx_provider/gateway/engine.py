@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..client.connection import local_client
 from ..client.http import HttpClient, When
 from ..client.messages import Address
 from ..client.runtime_folder import POLL, has_ended, holder, is_held
 from ..config import LOCK, PREFIX, runtime
-from ..errors import EngineUnavailable
+from ..errors import EngineUnavailable, MLXProviderError
 from ..isolation import Fault, attempt
 from ..protocol.events import Failed
 from ..protocol.health import Stats
@@ -28,6 +28,8 @@ from .proxy import Proxy, require_proxy, start_proxy
 END_LIMIT = 30.0
 PATIENCE = 5.0
 AGAIN = 30.0
+LEAST_TOKENS = 1000
+"""Of a prompt that is shown. Agents ask for a title with fewer."""
 JOIN_LIMIT = 0.5
 """Seconds. A thread may wait for the engine's answer."""
 Tell = Callable[[str, str], None]
@@ -94,11 +96,22 @@ def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
 
 
 @contextmanager
+def _beside(run: Callable[[threading.Event], None]) -> Iterator[None]:
+    over = threading.Event()
+    thread = threading.Thread(target=run, args=(over,), name="engine-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(JOIN_LIMIT)
+
+
+@contextmanager
 def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Iterator[None]:
     """Report loads and measurements during the block that take longer than `patience` seconds."""
-    over = threading.Event()
 
-    def run() -> None:
+    def run(over: threading.Event) -> None:
         began, last, at = time.monotonic(), "", 0.0
         while not over.wait(patience):
             now = time.monotonic()
@@ -110,13 +123,40 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Itera
                 last, at = text, now
                 tell("loading", f"{text} ({now - began:.0f} s)")
 
-    thread = threading.Thread(target=run, name="engine-progress", daemon=True)
-    thread.start()
-    try:
+    with _beside(run):
         yield
-    finally:
-        over.set()
-        thread.join(JOIN_LIMIT)
+
+
+@contextmanager
+def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -> Iterator[None]:
+    """Show the progress of the first prompt during the block, every `patience` seconds: in the
+    window title of a terminal, on which a client may draw, else in lines."""
+
+    def show(text: str) -> None:
+        title = f"mlx-provider: {text}" if text else ""
+        with suppress(OSError):  # the terminal may be gone
+            screen.write(f"\x1b]2;{title}\x07" if screen.isatty() else f"{text}\n")  # OSC 2
+            screen.flush()
+
+    def run(over: threading.Event) -> None:
+        shows = False
+        while not over.wait(patience):
+            try:
+                requests = [r for r in stats().requests if r.prompt_tokens >= LEAST_TOKENS]
+            except MLXProviderError:
+                break
+            found = next((r for r in requests if r.state in ("prefill", "decode")), None)
+            if found is not None and found.state == "prefill":
+                done = found.cached_tokens + found.prefilled_tokens
+                show(f"prompt: {done:,} of {found.prompt_tokens:,} tokens")
+                shows = True
+            elif found is not None or shows:
+                break
+        if shows and screen.isatty():
+            show("")
+
+    with _beside(run):
+        yield
 
 
 @dataclass(frozen=True)

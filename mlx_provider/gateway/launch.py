@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..isolation import plugin_call
 from ..records import Client, Gateway, Profile
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
-from .engine import Tell, loading
+from .engine import Tell, loading, show_prefill
 from .proxy import Proxy, master_key, require_proxy, start_proxy
 
 DIRECT = ("NO_PROXY", "no_proxy")
@@ -161,7 +162,8 @@ class Launch:
             tell("client", f"{client.serves or client.name}, {client.api} API")
             command = [program, *prepared.command[1:]]
             try:
-                return foreground.run(command, prepared.environment(environ))
+                with show_prefill(engine.stats, sys.stderr):
+                    return foreground.run(command, prepared.environment(environ))
             except OSError as error:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 

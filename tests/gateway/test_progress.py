@@ -1,10 +1,69 @@
-"""What a user sees of a load."""
+"""What a user sees of the engine: a load, an agent's first prompt."""
 
+import os
+import pty
 import threading
+from pathlib import Path
+from typing import TextIO
+
+import pytest
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.engine import show_load
-from mlx_provider.protocol.health import LoadingStats, Stats
+from mlx_provider.gateway.engine import show_load, show_prefill
+from mlx_provider.protocol.health import LoadingStats, RequestStats, Stats
+
+
+class Engine:
+    """What it does at each look; then nothing more."""
+
+    def __init__(self, *looks: RequestStats | None) -> None:
+        self._looks = iter(looks)
+
+    def stats(self) -> Stats:
+        try:
+            found = next(self._looks)
+        except StopIteration:
+            raise EngineUnavailable("gone") from None
+        return Stats(at=0, version="", device="", pid=1, requests=[] if found is None else [found])
+
+
+def prompt(done: int, whole: int = 44_100, state: str = "prefill") -> RequestStats:
+    return RequestStats.model_validate(
+        {
+            "id": "r",
+            "model": "m",
+            "state": state,
+            "prompt_tokens": whole,
+            "cached_tokens": min(100, done),
+            "prefilled_tokens": done - min(100, done),
+        }
+    )
+
+
+def watch(screen: TextIO, *looks: RequestStats | None) -> None:
+    """Until the progress ends by itself."""
+    with show_prefill(Engine(*looks).stats, screen, patience=0.001):
+        for thread in threading.enumerate():
+            if thread.name == "engine-progress":
+                thread.join(300)
+
+
+@pytest.mark.parametrize("last", [prompt(44_100, state="decode"), None], ids=["decode", "gone"])
+def test_a_terminal_shows_tokens_done_of_all_in_its_title(last: RequestStats | None) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as screen:
+        watch(screen, None, prompt(40, whole=900), prompt(0), prompt(8192), last)
+        shown = os.read(ours, 4096).decode()
+    os.close(ours)
+    first, second = "prompt: 0 of 44,100 tokens", "prompt: 8,192 of 44,100 tokens"
+    assert shown == f"\x1b]2;mlx-provider: {first}\x07\x1b]2;mlx-provider: {second}\x07\x1b]2;\x07"
+
+
+def test_a_file_gets_lines(tmp_path: Path) -> None:
+    with (tmp_path / "shown").open("w") as screen:
+        watch(screen, prompt(0), prompt(8192), prompt(44_100, state="decode"))
+    lines = (tmp_path / "shown").read_text().splitlines()
+    assert lines == ["prompt: 0 of 44,100 tokens", "prompt: 8,192 of 44,100 tokens"]
 
 
 def test_a_load_that_takes_time_is_told() -> None:
