@@ -51,7 +51,7 @@ def model_checks(*, thorough: bool = True) -> Checks:
     from . import machine, model
 
     checks: Checks = (
-        ("model.found", model.found, "correct the name; `demo` always works"),
+        ("model.found", model.locate, "correct the name; `demo` always works"),
         ("disk.models", machine.download, IGNORE),
         ("model.files", model.files, MODEL),
         ("model.family", model.family, FAMILY),

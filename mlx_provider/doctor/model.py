@@ -54,7 +54,7 @@ NOT_TEXT = re.compile(r"visual|vision|audio|encoder")
 """In names of tensors that text tokens do not use."""
 
 
-def found(subject: Subject) -> Iterator[Finding]:
+def locate(subject: Subject) -> Iterator[Finding]:
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.model is not None:

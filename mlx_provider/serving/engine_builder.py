@@ -36,7 +36,6 @@ from .measurements import (
     beside_a_prompt,
     circumstances,
     fixed_passes,
-    software,
 )
 from .prefixes import RowBudgets, RowLedger
 from .weights import EngineInstance, Reproducible, Weights, kv_kind
@@ -216,9 +215,6 @@ class EngineBuilder:
             replace(found, padded=times.padded),
             times.curve,
             times.passes,
-            str(weights.key.folder),
-            kv_kind(options),
-            software(),
             times.least_shared,
         )
         self._measurements.keep(kv.key, measured)

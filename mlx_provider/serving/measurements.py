@@ -83,10 +83,6 @@ class Measured:
     probe: Probe
     curve: Curve
     passes: PassBytes = field(default_factory=PassBytes)
-    folder: str = ""
-    kind: str = ""
-    """Of the KV cache. Empty: not quantised."""
-    software: str = ""
     least_shared: int = SHARED_UNMEASURED
 
     @property
@@ -168,8 +164,3 @@ def circumstances(
         (platform.platform(), active_blas(), sorted(switches.items())),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def software() -> str:
-    found = [("mlx-provider", __version__), *((name, installed_version(name)) for name in UPSTREAM)]
-    return ", ".join(f"{name} {number}" for name, number in found)
