@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,11 @@ class Proxy:
 
     def wait_ready(self) -> None:
         """Raises `EngineUnavailable` with the log's last lines."""
-        deadline, what = time.monotonic() + START_LIMIT, f"does not answer after {START_LIMIT:g} s"
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                what = f"ended with exit code {self.process.returncode}"
-                break
-            if is_ready(self.url):
-                return
-            time.sleep(POLL)
+        if await_answer(self.url, lambda: self.process.poll() is None):
+            return
+        code = self.process.poll()
+        ended = f"ended with exit code {code}"
+        what = f"does not answer after {START_LIMIT:g} s" if code is None else ended
         lines = self.log.read_text(errors="replace").strip().splitlines()
         summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
         raise EngineUnavailable(f"the LiteLLM proxy {what}: {summary}")
@@ -79,13 +77,17 @@ class Proxy:
             raise EngineUnavailable(f"the proxy answers {answer.status_code}: {answer.text[:500]}")
 
 
-def is_ready(url: str) -> bool:
+def await_answer(url: str, runs: Callable[[], bool]) -> bool:
+    """Whether a proxy answers within `START_LIMIT` seconds. Waits only while it `runs`."""
     import httpx
 
-    try:
-        return httpx.get(f"{url}/health/readiness", trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
+    deadline = time.monotonic() + START_LIMIT
+    while runs() and time.monotonic() < deadline:
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health/readiness", trust_env=False).is_success:
+                return True
+        time.sleep(POLL)
+    return False
 
 
 def start_proxy(

@@ -21,7 +21,7 @@ from ..errors import EngineUnavailable
 from ..safe_open import make_folder, obstacle, open_own, read_own, replace_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
-from .proxy import START_LIMIT, STOP_LIMIT, is_ready, master_key, require_proxy, start_proxy
+from .proxy import STOP_LIMIT, await_answer, master_key, require_proxy, start_proxy
 
 if TYPE_CHECKING:
     from .engine import Tell
@@ -164,15 +164,11 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
 
 
 def await_ready(files: GatewayFiles, running: Running) -> None:
-    deadline = time.monotonic() + START_LIMIT
-    while not is_ready(running.record.url):
-        if files.running() != running:
-            raise EngineUnavailable(f"the gateway ended at its start: see {files.folder}/proxy.log")
-        if time.monotonic() > deadline:
-            raise EngineUnavailable(
-                f"the gateway (process {running.pid}) does not answer: `mlx-provider down` ends it"
-            )
-        time.sleep(POLL)
+    if not await_answer(running.record.url, lambda: files.running() == running):
+        raise EngineUnavailable(
+            f"the gateway (process {running.pid}) does not answer: see {files.folder}/proxy.log; "
+            "`mlx-provider down` ends it"
+        )
 
 
 def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell: Tell) -> None:
