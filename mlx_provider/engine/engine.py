@@ -198,14 +198,16 @@ class Engine:
     def step(self) -> list[Post]:
         """Advance every row by one token and one prompt by one chunk. Returns the events for
         readers."""
-        record = self.schedule()
-        for result in self.run(record):
-            self.commit(result)
+        now, begins = self.clock(), True
+        while begins:  # a second time, for the passes, if the first one lets prompts begin
+            record = self.schedule(now)
+            for result in self.run(record):
+                self.commit(result)
+            begins = bool(record.begins)
         return self.output.take()
 
-    def schedule(self) -> StepRecord:
+    def schedule(self, now: float) -> StepRecord:
         """Decide the step. Changes nothing."""
-        now = self.clock()
         return self.scheduler.schedule(
             now,
             mixes=self.batch.mixes and not any(row.retry_alone for row in self.scheduler.running),

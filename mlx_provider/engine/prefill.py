@@ -24,7 +24,7 @@ from .inputs import Inputs, Tower
 from .memory import arrays
 from .prefix_cache.buffers import Lease
 from .prefix_cache.tree import Match
-from .request import PrefillJob, Request, Row, Start
+from .request import PrefillJob, Request, Row
 from .row_cache import grow_by
 from .scheduling.chunking import Chunk, StepPlan
 from .scheduling.record import StoredPrefixes
@@ -57,7 +57,7 @@ def claim(engine: Engine, job: PrefillJob) -> None:
 
 
 class Previews(StoredPrefixes):
-    """Tells the scheduler how `claim` and `begin` will let a prompt start."""
+    """Tells the scheduler what `claim` will lease."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -67,18 +67,6 @@ class Previews(StoredPrefixes):
             with isolated_cache(job.request):
                 return self._engine.prefix_cache.claims(job)
         return ()
-
-    def preview(self, job: PrefillJob) -> Start:
-        found = Start(0, job.cuts, job.estimated_cached)
-        policy, scorer = self._engine.prefix_cache, self._engine.sparse_prefill
-        if not job.uses_prefix_cache:
-            return found
-        if policy is not None:
-            with isolated_cache(job.request):
-                found = policy.preview(job)
-        if not found.waits and scorer is not None and scorer.will_score(job, found.done):
-            return Start(0, (), found.estimated, scored=True)
-        return found
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:

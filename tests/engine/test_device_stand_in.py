@@ -184,6 +184,8 @@ class Engine:
         scheduler, device = self.scheduler, self.device
         record = scheduler.schedule(self.now, mixes=True, stalled=self.now - self.read)
         scheduler.apply(record)
+        for job in record.begins:
+            job.cache = []
         plan = record.plan
         scheduler.charge_step(plan)
         chunk, sizes, costs = plan.chunk, scheduler.chunking, scheduler.costs

@@ -141,7 +141,7 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     model.fails_at = -1
     nodes = {*stored.nodes()}
     engine.submit(again := new_request(COMMON, max_tokens=12))
-    engine.schedule()
+    engine.schedule(0.0)
     assert {*stored.nodes()} == nodes, "a decision drops nothing"
     run(engine)
     assert again.cached == 0

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...records import LoadedModel, Prompt
 from ..memory import MemoryProfile
-from ..request import PrefillJob, Request, Row, Start
+from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
 from ..sizes import FixedShapes
 from .buffers import Lease, Leases
@@ -162,18 +162,6 @@ class PrefixCachePolicy:
         job.request.cached = match.length
         job.request.explanation = self._explain(job, match)
         return match
-
-    def preview(self, job: PrefillJob) -> Start:
-        """How `begin` would let a job start. Changes nothing."""
-        match, estimated = self._find(job)
-        start, cuts = match.length, job.cuts
-        if job.restore is not None and job.restore.cache is not None:
-            start = job.restore.length
-        elif job.restore is None and estimated > start:
-            return Start(estimated=estimated, waits=True)
-        if self._ends_passes and len(job.tokens) == len(job.request.prompt.tokens):
-            cuts = self._places(job, start, match.branch)
-        return Start(start, cuts, estimated)
 
     @property
     def _ends_passes(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
-from ..request import PrefillJob, Request, Row, Start
+from ..request import PrefillJob, Request, Row
 from ..sizes import STEP_TOKENS
 from .chunking import StepPlan
 from .ledger import NO_CLAIMS, Claims
@@ -48,7 +48,7 @@ class StepRecord:
     tried: Sequence[PrefillJob] = ()
     """Prompts that were tried for admission. The engine looks them up again."""
     begins: Sequence[PrefillJob] = ()
-    """Prompts that get a cache, or start a restore from disk."""
+    """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
     plan: StepPlan = field(default_factory=StepPlan)
     need: int | None = None
     """Bytes of all rows. `None`: not counted, because no row has outgrown its reservation."""
@@ -67,10 +67,6 @@ class StoredPrefixes:
     def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What the first row of a queued prompt would use in place. Empty: nothing."""
         return ()
-
-    def preview(self, job: PrefillJob) -> Start:
-        """How a prompt will begin."""
-        return Start(job.done, job.cuts, job.estimated_cached)
 
 
 class StepBuilder:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..request import Phase, PrefillJob, Request, Row, Start
+from ..request import Phase, PrefillJob, Request, Row
 from ..sizes import FixedShapes
 from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
 from .costs import Costs
@@ -186,35 +186,32 @@ class Scheduler:
         record.admitted = step.choose_prompt(step.displace())
         started = [job for job in step.jobs if job.admitted or job is record.admitted]
         record.begins = [job for job in started if job.cache is None and not job.restoring]
-        starts = {job: self.prefixes.preview(job) for job in record.begins}
-        ready = (job for job in started if not job.restoring)
-        job = next((job for job in ready if job not in starts or not starts[job].waits), None)
+        if record.begins:  # where a prompt stands is known once it has begun
+            return record
         rows, mixes = tuple(step.rows), mixes and self.chunking.mixes
         alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
         record.plan = StepPlan(rows, pass_seconds=alone)
+        job = next((job for job in started if not job.restoring), None)
         if job is not None:
-            record.plan = self._add_prompt(record.plan, job, starts.get(job), mixes, stalled)
+            record.plan = self._add_prompt(record.plan, job, mixes, stalled)
         return record
 
-    def _add_prompt(
-        self, plan: StepPlan, job: PrefillJob, start: Start | None, mixes: bool, stalled: float
-    ) -> StepPlan:
-        """Add a prompt's chunk or earlier work. `start`: how it begins; `None`: it has begun."""
+    def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
+        """Add a prompt's chunk or earlier work."""
         chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
-        begun = job if start is None else job.after(start)
-        if rows and self._itl_debt and (begun.unembedded or not self._precedes(begun)):
+        if rows and self._itl_debt and (job.unembedded or not self._precedes(job)):
             return plan
-        if begun.unembedded or begun.scoring is not None or (start is not None and start.scored):
+        if job.unembedded or job.scoring is not None:
             share = chunking.fair(alone) - alone
-            limit = share if begun.unembedded else chunking.limits.stall_target
+            limit = share if job.unembedded else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
-        brief, even = self._precedes(begun), begun.own_pass
-        mixed = bool(rows) and mixes and begun.text_follows and not (brief or even)
-        size = chunking.even_size(begun) if even else chunking.size(begun, rows, alone, mixed=mixed)
-        chunk = Chunk(job, begun.done, begun.done + size)
+        brief, even = self._precedes(job), job.own_pass
+        mixed = bool(rows) and mixes and job.text_follows and not (brief or even)
+        size = chunking.even_size(job) if even else chunking.size(job, rows, alone, mixed=mixed)
+        chunk = Chunk(job, job.done, job.done + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
-        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.own_pass(begun, size))
+        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.own_pass(job, size))
         first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
         return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
 
