@@ -17,11 +17,9 @@ from .inputs import FeatureCache
 from .prefill import Prefilled
 from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
-from .scheduling.chunking import StepPlan
+from .scheduling.chunking import FixedShapes, StepPlan
 from .scheduling.costs import PassTimer
-from .scheduling.record import StepRecord
-from .scheduling.scheduler import Scheduler
-from .sizes import FixedShapes
+from .scheduling.scheduler import Scheduler, StepRecord
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .step_output import Post, Recent, Recorder, Step, StepOutput, TokenNames

@@ -21,13 +21,12 @@ from .execution.batching import mixed_chunk
 from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
 from .execution.sampler import draw, scored
 from .inputs import Inputs, Tower
-from .memory import arrays
 from .prefix_cache.buffers import Lease
 from .prefix_cache.tree import Match
 from .request import PrefillJob, Request, Row
-from .row_cache import grow_by
+from .row_cache import arrays, grow_by
 from .scheduling.chunking import Chunk, StepPlan
-from .scheduling.record import StoredPrefixes
+from .scheduling.scheduler import StoredPrefixes
 from .sparse_prefill import run_alone
 from .step_output import LookedUp, TokenNames
 

@@ -14,8 +14,8 @@ from ..engine.execution.calibration import calibrate, compile_kernels
 from ..engine.execution.pass_memory import PassMemory
 from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
-from ..engine.memory import arrays
 from ..engine.prefix_cache.policy import PrefixCachePolicy
+from ..engine.row_cache import arrays
 from ..engine.scheduling.chunking import GRID, LONGEST_GAP
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler

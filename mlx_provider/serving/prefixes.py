@@ -13,11 +13,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..engine.execution.probe import Reserve
-from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.files import disk_limit
-from ..engine.scheduling.ledger import Ledger, Limits
+from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied

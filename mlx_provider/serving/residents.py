@@ -3,16 +3,36 @@ prefix cache."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
 
 from ..errors import LoadFailed, MemoryInUse
-from .weights import Weights
 
+if TYPE_CHECKING:
+    from .weights import Weights
+
+RESERVE = 0.15
+"""Share of the working set that the device recommends, or of its own memory, that stays free: MLX
+uses memory that it does not count. On CUDA these are the plans and workspaces of first passes, 3 to
+12 GB on an H100 of 80 GB with a model of 8B."""
+CUDA_RESERVE = 3 * 2**30
+"""Bytes that stay free on any CUDA device: the least that was seen there."""
+LEAST_SHARE = 0.5
+"""Share of the free memory that is used even if the reserve is larger than the rest."""
+HOST_SHARE = 0.7
+"""Share of the host's memory, if the device does not report its own."""
+POOL = 2 * 2**30
+"""Most bytes of freed buffers that MLX keeps for reuse."""
+POOL_SHARE = 1 / 16
+"""Share of the memory limit that the pool may have at most: a small machine has small passes."""
 OTHERS_SHARE = 1 / 3
 """Share of the memory beside weights that the prefix cache leaves to the next requests and to other
 programs, unless the operator sets its size."""
@@ -196,3 +216,27 @@ class MemoryLedger:
             f"in use; try again in {RETRY_AFTER:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
             retry_after=RETRY_AFTER,
         )
+
+
+def memory_limit(chosen: int | None) -> int:
+    """Bytes that this process may use on the device. Metal recommends a working set. CUDA reports
+    its own memory, and how much of it no process uses (mlx 0.32, `device_info`)."""
+    if chosen is not None:
+        return chosen
+    info = mx.device_info()
+    for name in ("max_recommended_working_set_size", "total_memory"):
+        own = info.get(name)
+        if isinstance(own, int) and own > 0:
+            free, reserve = info.get("free_memory"), int(RESERVE * own)
+            if isinstance(free, int):
+                own = min(own, free + mx.get_active_memory() + mx.get_cache_memory())
+                reserve = max(CUDA_RESERVE, reserve)
+            return max(int(LEAST_SHARE * own), own - reserve)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(HOST_SHARE * host)
+
+
+def pool_limit(limit: int) -> int:
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
+    return min(POOL, int(POOL_SHARE * limit))

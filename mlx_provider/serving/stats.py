@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 
 from ..chat.media.load import MediaClaim
-from ..engine.memory import memory_limit
 from ..engine.request import Phase, Request
 from ..engine.step_output import LookedUp, timings_of
 from ..errors import BadRequest, RequestFailed
@@ -32,7 +31,7 @@ from ..protocol.health import (
     StepStats,
 )
 from .next_prompt import Turn
-from .residents import Lease
+from .residents import Lease, memory_limit
 from .weights import EngineInstance, ModelView, Weights
 
 

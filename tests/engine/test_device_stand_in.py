@@ -28,10 +28,10 @@ from mlx_provider.engine.execution.calibration import (
     choose,
 )
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.chunking import LONGEST_GAP, Chunk
 from mlx_provider.engine.scheduling.costs import Costs
+from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt

@@ -21,8 +21,7 @@ from mlx_provider.engine.scheduling.chunking import (
     StepPlan,
 )
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
-from mlx_provider.engine.scheduling.record import StepRecord
-from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler, StepRecord
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import MediaSpan, Prompt

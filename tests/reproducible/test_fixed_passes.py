@@ -1,8 +1,8 @@
 """What is scheduled where passes are fixed: no clock, no company and no cut decides it."""
 
+from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
-from mlx_provider.engine.sizes import FixedShapes
 from mlx_provider.testing.driver import TokenLedger, new_request
 
 

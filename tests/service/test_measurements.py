@@ -13,11 +13,10 @@ from pydantic import TypeAdapter
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.execution.calibration import NOT_FASTER, Calibration
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.memory import MemoryProfile
 from mlx_provider.engine.scheduling.chunking import Chunking
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Costs, Curve
 from mlx_provider.engine.scheduling.costs import Load as CacheLoad
-from mlx_provider.engine.scheduling.ledger import Limits
+from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving import engine_builder, measurements

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...records import LoadedModel, Prompt
-from ..memory import MemoryProfile
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
-from ..sizes import FixedShapes
+from ..scheduling.chunking import FixedShapes
+from ..scheduling.ledger import MemoryProfile
 from .buffers import Lease, Leases
 from .cache import PrefixCache
 from .disk import Restore

@@ -9,16 +9,20 @@ seconds. Steps without a chunk follow until the average time of a token is withi
 So streams keep a steady pace, and the prompt gets the rest of the device in efficient passes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..request import Phase, PrefillJob, Request, Row
-from ..sizes import FixedShapes
-from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
+from .chunking import IDLE_SECONDS, Chunk, Chunking, FixedShapes, StepPlan
 from .costs import Costs
-from .ledger import Ledger, Limits
-from .record import StepBuilder, StepRecord, StoredPrefixes, prefilling
+from .ledger import Ledger, Limits, StepBuilder, prefilling
+
+if TYPE_CHECKING:
+    from ..prefix_cache.buffers import Lease
 
 __all__ = ["Ledger", "Limits", "Scheduler"]
 
@@ -61,6 +65,50 @@ class FairShares:
             ends[account] = ends.get(account, 0.0) + job.work / job.request.share
             tags[job] = ends[account]
         return sorted(jobs, key=tags.__getitem__)
+
+
+@dataclass
+class StepRecord:
+    """One step. The engine does the fields before `plan` first, in this order."""
+
+    now: float
+    """When the step began, in monotonic seconds."""
+    expired: Sequence[Request] = ()
+    """Requests that end because their time limit has passed."""
+    cut: list[Row] = field(default_factory=list)
+    """Rows that end because memory is full."""
+    trims: dict[Row, int] = field(default_factory=dict)
+    """Rows that give back capacity, and the tokens that they keep room for."""
+    preempted: list[Row] = field(default_factory=list)
+    """Rows that free their memory and wait."""
+    claims: bool = False
+    """Whether the admitted prompt leases the stored buffers that it will use in place, before
+    memory is reclaimed. Prefixes that it will copy are not protected."""
+    reclaim: int = 0
+    """Bytes of live rows for which prefixes and idle models make room. 0: nothing to do."""
+    admitted: PrefillJob | None = None
+    tried: Sequence[PrefillJob] = ()
+    """Prompts that were tried for admission. The engine looks them up again."""
+    begins: Sequence[PrefillJob] = ()
+    """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
+    plan: StepPlan = field(default_factory=StepPlan)
+    need: int | None = None
+    """Bytes of all rows. `None`: not counted, because no row has outgrown its reservation."""
+    limit: int = 0
+    """Bytes that were available for them."""
+
+    @property
+    def runs(self) -> bool:
+        plan = self.plan
+        return bool(plan.rows) or plan.chunk is not None or plan.prepared is not None
+
+
+class StoredPrefixes:
+    """Questions of the scheduler to the prefix cache, which change nothing. Here it is empty."""
+
+    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+        """What the first row of a queued prompt would use in place. Empty: nothing."""
+        return ()
 
 
 class Scheduler:
@@ -179,8 +227,9 @@ class Scheduler:
         """Decide the next step. Changes nothing. `mixes`: chunks may share the pass of the
         decoding rows; `stalled`: seconds that these rows have waited for their token; `passes`:
         forward passes per token of each row."""
-        step = StepBuilder(self, now)
-        record = step.record
+        late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
+        record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
+        step = StepBuilder(self, record)
         if self._decoded:
             step.fit_rows()
         record.admitted = step.choose_prompt(step.displace())
