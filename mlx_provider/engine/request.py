@@ -125,6 +125,8 @@ class Row:
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
     """A failure in the row's own work. Its request ends with its next token."""
+    corrupted: bool = False
+    """Its cache, by a failed pass: nothing of it is stored."""
     retry_alone: bool = False
     """After a failed device step: its next pass has no other row."""
 

@@ -125,7 +125,6 @@ class EngineBuilder:
             scheduler,
             layout=found.decoding,
             mixes=found.mixes,
-            fixed=fixed.shapes if fixed else None,
             make_cache=kv.make_cache,
             recorder=self._recorder,
             prefix_cache=policy,

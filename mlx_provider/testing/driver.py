@@ -130,7 +130,6 @@ def new_engine(
         model,
         scheduler(ledger, costs, grid=grid, fixed=fixed),
         layout=layout,
-        fixed=fixed,
         mixes=mixes,
         make_cache=fresh,
         recorder=Recorder(),

@@ -200,7 +200,7 @@ class Scheduler:
     def retry_rows(self, rows: Iterable[Row]) -> list[PrefillJob]:
         rows = list(rows)
         for row in rows:
-            row.retry_alone = True
+            row.retry_alone, row.corrupted = True, False
         return [self._requeue(row, admitted=True) for row in rows]
 
     def preempt_row(self, row: Row) -> PrefillJob:
