@@ -33,7 +33,6 @@ from .measurements import (
     Measured,
     Measurements,
     batching,
-    beside_a_prompt,
     circumstances,
     fixed_passes,
     software,
@@ -236,9 +235,6 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill
     sparse = "" if part is None else f", {part.summary}"
-    chunking = instance.engine.scheduler.chunking
-    if not fixed:
-        log.info("%s: %s", weights.name, beside_a_prompt(chunking))
     log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
 
 

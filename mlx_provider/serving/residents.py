@@ -17,6 +17,7 @@ import mlx.core as mx
 from ..errors import LoadFailed, MemoryInUse
 
 if TYPE_CHECKING:
+    from ..engine.prefix_cache.cache import PrefixCache
     from .weights import Weights
 
 RESERVE = 0.15
@@ -131,8 +132,8 @@ class MemoryLedger:
         self._limit = limit
         self.media = media
         self._prefix_bytes = prefix_bytes
-        self.in_use: Callable[[], int] = lambda: 0
-        """Bytes of the prefix cache that rows use. Set by the prefix cache."""
+        self.prefix_cache: PrefixCache | None = None
+        """That of all models, see `Prefixes`."""
         self._residents: dict[Hashable, Resident] = {}
         self.lock = threading.RLock()
 
@@ -182,10 +183,15 @@ class MemoryLedger:
         """Negative if a model took more than expected."""
         return self._limit() - sum(resident.nbytes for resident in self)
 
+    @property
+    def in_use(self) -> int:
+        """Bytes of the prefix cache that rows use, so that they cannot be evicted."""
+        return 0 if self.prefix_cache is None else self.prefix_cache.in_use
+
     def live(self, apart: Hashable = None) -> int:
         """Reserved bytes of rows and measurements of all models except `apart`, and of the part of
         the prefix cache that rows use."""
-        return self.in_use() + sum(
+        return self.in_use + sum(
             resident.measuring + (resident.model.live_bytes if resident.model is not None else 0)
             for resident in self
             if resident.key != apart
@@ -196,7 +202,7 @@ class MemoryLedger:
         free, chosen = max(0, self.free), self._prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)
-        own = self.live() - self.in_use()
+        own = self.live() - self.in_use
         return max(0, min(free - own - self.media(), chosen))
 
     def too_large(self, name: str, nbytes: int) -> LoadFailed:

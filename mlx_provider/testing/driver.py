@@ -74,8 +74,11 @@ class Alternating(Scheduler):
         return False
 
 
+@dataclass(eq=False)
 class TokenLedger(Ledger):
     """One byte per token, and memory without end, unless `give` says something else."""
+
+    limits: Limits
 
     def row_bytes(self, tokens: int) -> int:
         return tokens

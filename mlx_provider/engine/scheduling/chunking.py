@@ -120,18 +120,6 @@ class StepPlan:
     """Time limit for that in this step. At least one piece, or slice of the tower, runs."""
 
 
-@dataclass(frozen=True)
-class ExpectedPace:
-    alone: float
-    """Without the prompt."""
-    average: float
-    """Average beside the prompt."""
-    longest: float
-    """Longest beside the prompt."""
-    share: float
-    """Rate of the prompt, as a share of its rate on an idle device."""
-
-
 class Chunking:
     """Has no state except the measurements in `costs`."""
 
@@ -196,18 +184,6 @@ class Chunking:
         it."""
         fair = self.fair(alone)
         return max(gap, fair * (gap - alone) / (fair - alone))
-
-    def expected_pace(self, streams: int, held: int, depth: int) -> ExpectedPace:
-        """Rates for streams of `held` tokens and a prompt at `depth`, under the stall target."""
-        alone = self.costs.pass_of(streams, streams * held)
-        keys, sizes, mixed = streams * held, fixed_sizes(self.limits.max_chunk), self.mixes
-        size = self._size_beside(sizes, streams, keys, depth, alone, mixed=mixed)
-        own = partial(self.costs.pass_of, 0, 0, depth=depth)
-        pause = self.costs.pass_of(streams, keys, size, depth) if mixed else alone + own(size)
-        best = largest_size(sizes, own, max(IDLE_SECONDS, own(size)))
-        cycle = self._with_repayment(pause, alone)
-        share = size / cycle * own(best) / best
-        return ExpectedPace(alone, min(pause, self.fair(alone)), pause, share)
 
     def fair(self, alone: float) -> float:
         """Seconds that a token of decoding rows may take on average beside a prompt. `alone`:

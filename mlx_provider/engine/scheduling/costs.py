@@ -200,8 +200,7 @@ class Costs:
         self.curve = self.curve.times(pace, kind)
         self.pace[kind], self._count[kind] = 1.0, 0
         log.info(
-            "%s take %.2g times as long as measured at load: the measurements are corrected, and "
-            "with them what was promised of streams beside a prompt",
+            "%s take %.2g times as long as measured at load: the measurements are corrected",
             KINDS[kind],
             pace,
         )

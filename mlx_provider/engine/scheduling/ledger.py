@@ -95,8 +95,7 @@ class Limits:
 class Ledger(ABC):
     """Any thread may call it, except for `reclaim`."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    limits: Limits
 
     # -- the memory of the process
 
