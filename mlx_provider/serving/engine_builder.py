@@ -109,8 +109,8 @@ class EngineBuilder:
         s, found, fixed = self._settings, measured.probe, None
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:
-            with self._budgets.measuring(weights) as reserve:
-                fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
+            reserve = self._budgets.reserve
+            fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
             limits = replace(limits, max_chunk=fixed.shapes.tokens)
         drafts = Drafts()
         if found.drafts and fixed is None:
@@ -197,19 +197,17 @@ class EngineBuilder:
         )
 
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
-        model, make_cache = weights.model, kv.make_cache
+        model, make_cache, reserve = weights.model, kv.make_cache, self._budgets.reserve
         if compiles():
-            compiling = self._progress.stage(weights.name, "compiling kernels")
-            with compiling, self._budgets.measuring(weights) as reserve:
+            with self._progress.stage(weights.name, "compiling kernels"):
                 compile_kernels(model, make_cache, reserve)
         if (known := self._measurements.find(kv.key)) is not None:
             return known
         stage = partial(self._progress.stage, weights.name, total=2)
-        with self._budgets.measuring(weights) as reserve:
-            with stage("measuring how rows decode together", lambda: 1):
-                found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
-            with stage("measuring the time and memory of passes", lambda: 2):
-                times = calibrate(model, make_cache, found, reserve)
+        with stage("measuring how rows decode together", lambda: 1):
+            found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
+        with stage("measuring the time and memory of passes", lambda: 2):
+            times = calibrate(model, make_cache, found, reserve)
         measured = Measured(
             replace(found, padded=times.padded),
             times.curve,

@@ -1,10 +1,9 @@
 """The prefix cache that all models of the process share, and the memory for rows of an engine."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.execution.probe import Reserve
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.files import disk_limit
@@ -131,18 +129,12 @@ class RowBudgets:
     unload: Callable[[Weights], None]
     """Called on the engine thread."""
 
-    @contextmanager
-    def measuring(self, weights: Weights) -> Iterator[Reserve]:
-        def reserve(nbytes: int) -> bool:
-            free = self.ledger.measure(weights.key, nbytes)
-            if free:
-                self.prefixes.shrink()
-            return free
-
-        try:
-            yield reserve
-        finally:
-            self.ledger.measure(weights.key, 0)
+    def reserve(self, nbytes: int) -> bool:
+        """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
+        left = self.ledger.unused - nbytes
+        if left >= 0:
+            self.prefixes.evict_to(left + self.ledger.in_use)
+        return left >= 0
 
 
 @dataclass(eq=False)

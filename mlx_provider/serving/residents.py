@@ -54,8 +54,6 @@ class Resident:
     """`None` while it loads."""
     leaving: bool = False
     """Its bytes count until they are freed."""
-    measuring: int = 0
-    """Bytes reserved for measurements."""
     used: float = field(default_factory=time.monotonic)
     leases: set[Lease] = field(default_factory=set)
     keep_alive: float | None = None
@@ -162,18 +160,6 @@ class MemoryLedger:
         resident = self._residents.get(key)
         return 0 if resident is None else resident.nbytes
 
-    def measure(self, key: Hashable, nbytes: int) -> bool:
-        """Reserve bytes for measurements in place of earlier ones. Returns whether they are free;
-        if not, the earlier reservation stays."""
-        others = self.live() + self.media()
-        with self.lock:
-            resident = self._residents[key]
-            more = nbytes - resident.measuring
-            if more > 0 and more > self.free - others:
-                return False
-            resident.measuring = nbytes
-            return True
-
     @property
     def limit(self) -> int:
         return self._limit()
@@ -189,21 +175,22 @@ class MemoryLedger:
         return 0 if self.prefix_cache is None else self.prefix_cache.in_use
 
     def live(self, apart: Hashable = None) -> int:
-        """Reserved bytes of rows and measurements of all models except `apart`, and of the part of
-        the prefix cache that rows use."""
-        return self.in_use + sum(
-            resident.measuring + (resident.model.live_bytes if resident.model is not None else 0)
-            for resident in self
-            if resident.key != apart
-        )
+        """Reserved bytes of rows of all models except `apart`, and of the part of the prefix cache
+        that rows use."""
+        models = (resident.model for resident in self if resident.key != apart)
+        return self.in_use + sum(model.live_bytes for model in models if model is not None)
+
+    @property
+    def unused(self) -> int:
+        """Bytes that weights, rows and images leave, the rest of the prefix cache included."""
+        return self.free - self.live() - self.media()
 
     def prefix_budget(self) -> int:
         """Bytes for the prefix cache. Shrinks when a request is admitted or a model loads."""
         free, chosen = max(0, self.free), self._prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)
-        own = self.live() - self.in_use
-        return max(0, min(free - own - self.media(), chosen))
+        return max(0, min(self.unused + self.in_use, chosen))
 
     def too_large(self, name: str, nbytes: int) -> LoadFailed:
         return LoadFailed(
