@@ -87,7 +87,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
             engine.fail_by_fault(left[0].request, "its decode step", cause)
         elif left or chunk is not None:
             retry(engine, left, cause)
-    recovers = any(row.retry_alone for row in forward.rows)
+    recovers = [row for row in forward.rows if row.retry_alone]
     if forward.logits is not None:
         _draw_next(engine, forward, forward.logits)
     engine.timer.advanced = engine.clock()

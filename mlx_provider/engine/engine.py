@@ -192,9 +192,10 @@ class Engine:
 
     def schedule(self, now: float) -> StepRecord:
         """Decide the step. Changes nothing."""
+        alone = [row for row in self.scheduler.running if row.retry_alone]
         return self.scheduler.schedule(
             now,
-            mixes=self.batch.mixes and not any(row.retry_alone for row in self.scheduler.running),
+            mixes=self.batch.mixes and not alone,
             stalled=self.timer.stalled(now),
             passes=self.batch.passes,
         )

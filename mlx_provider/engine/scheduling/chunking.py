@@ -150,8 +150,20 @@ class Chunking:
             return largest_size(sizes, own, longest)
         if self.brief(job):
             return sizes[-1]
-        keys = sum(row.held for row in rows)
-        return self._size_beside(sizes, len(rows), keys, job.done, alone, mixed=mixed)
+        keys, fair = sum(row.held for row in rows), self.fair(alone)
+
+        def gap(size: int) -> float:
+            if mixed:
+                return self.costs.pass_of(len(rows), keys, size, job.done)
+            return alone + self.costs.pass_of(0, 0, size, job.done)
+
+        def with_repayment(size: int) -> float:
+            """With the following steps without a chunk that compensate for it."""
+            return max(gap(size), fair * (gap(size) - alone) / (fair - alone))
+
+        sizes = self._wide(sizes, gap)
+        short = [n for n in sizes if gap(n) <= SLACK * self.limits.stall_target]
+        return worthwhile(short or within(sizes, gap, self.longest_gap), with_repayment)
 
     @property
     def longest_gap(self) -> float:
@@ -161,29 +173,6 @@ class Chunking:
         """The sizes without small ones, unless others take longer than the longest gap."""
         wide = [n for n in sizes if n >= WIDE] or sizes[-1:]
         return wide if gap(wide[0]) <= self.longest_gap else sizes
-
-    def _size_beside(
-        self, sizes: Sequence[int], rows: int, keys: int, depth: int, alone: float, *, mixed: bool
-    ) -> int:
-        """The size of a chunk behind `depth` tokens, beside rows that hold `keys` tokens."""
-
-        def gap(size: int) -> float:
-            if mixed:
-                return self.costs.pass_of(rows, keys, size, depth)
-            return alone + self.costs.pass_of(0, 0, size, depth)
-
-        sizes = self._wide(sizes, gap)
-        short = [n for n in sizes if gap(n) <= SLACK * self.limits.stall_target]
-        return worthwhile(
-            short or within(sizes, gap, self.longest_gap),
-            lambda size: self._with_repayment(gap(size), alone),
-        )
-
-    def _with_repayment(self, gap: float, alone: float) -> float:
-        """Seconds of a step with a chunk and of the following steps without one that compensate for
-        it."""
-        fair = self.fair(alone)
-        return max(gap, fair * (gap - alone) / (fair - alone))
 
     def fair(self, alone: float) -> float:
         """Seconds that a token of decoding rows may take on average beside a prompt. `alone`:
