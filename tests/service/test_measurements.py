@@ -193,11 +193,15 @@ def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
     """On a device where that is not faster."""
     found = Calibration(MEASURED.curve, least_shared=NOT_FASTER)
     monkeypatch.setattr(engine_builder, "calibrate", lambda *_: found)
-    shared = []
+    policy, shared = engine_builder.PrefixCachePolicy, []
+
+    def made(*given: Any, memory: MemoryProfile, least: int, **more: Any) -> Any:
+        shared.append(least * memory.token_bytes < 2**23)
+        return policy(*given, memory=memory, least=least, **more)
+
+    monkeypatch.setattr(engine_builder, "PrefixCachePolicy", made)
     for memory in (2**25, 2**33):
-        served = load(folder, memory_limit=memory, measurements="off")
-        policy, each = served.engine.prefix_cache, served.weights.instance.probe.memory.token_bytes
-        shared.append(policy.fork_bytes(2**23 // each, 4) > 0)
+        load(folder, memory_limit=memory, measurements="off")
     assert shared == [True, False]
 
 
