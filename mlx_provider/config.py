@@ -46,7 +46,7 @@ class EngineSettings(FixedSettings):
     """Every field of this class has a variable `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: int | None = None
-    """Bytes for weights, rows, passes, free buffers and prefixes. Unset: by `engine/memory.py`."""
+    """Bytes for weights, rows, passes, free buffers, prefixes. Unset: by `serving/residents.py`."""
     max_rows: int = 64
     """Most decoding rows. More requests wait."""
     stall_target: float = 0.1

@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 
 UPDATE_SECONDS = 1.0
 MODEL_WIDTH = 26
-LOOKUPS = 5
 STATE_STYLES = {"preparing": "dim", "queued": "yellow", "prefill": "cyan", "decode": "green"}
-REASONS = {
-    "": "all of the stored prefix cached",
-    "cold": "no stored prefix",
-    "diverged": "differs from the stored prefix",
-    "no_state": "no state to resume from",
-}
 
 
 def top(
@@ -135,17 +128,11 @@ def _engine(engine: EngineStats) -> Text:
 
 
 def _cache(cache: PrefixCacheStats) -> Text:
-    lines = [
+    line = (
         f"{cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
         f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached"
-    ]
-    for found in cache.recent[:LOOKUPS]:
-        at = f" at token {found.stored_tokens}" if found.reason == "diverged" else ""
-        lines.append(
-            f"{found.ago:5.0f} s ago  {printable(found.request)[-12:]}  {found.cached_tokens} of "
-            f"{found.prompt_tokens}  {REASONS[found.reason]}{at}"
-        )
-    return Text.assemble(("prefix cache", "bold"), "  ", "\n  ".join(lines))
+    )
+    return Text.assemble(("prefix cache", "bold"), "  ", line)
 
 
 def size(nbytes: int) -> str:

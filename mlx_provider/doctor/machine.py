@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from ..client.connection import local_client
 from ..client.runtime_folder import differences, holder, identity, inspect, is_held
 from ..config import PREFIX, SETTINGS
-from ..engine.memory import memory_limit
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import size
@@ -23,6 +22,7 @@ from ..registry.discovery import SELECTION
 from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
 from ..serving.hub import cache_root
+from ..serving.residents import memory_limit
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9

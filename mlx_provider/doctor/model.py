@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ..chat.output.whole_reply import read_chunks
 from ..config import PREFIX
-from ..engine.memory import memory_limit, pool_limit
 from ..families.checkpoint import named_context
 from ..families.tokenizer.hf_tokenizer import common_length
 from ..families.tokenizer.template_fit import fit_messages
@@ -29,6 +28,7 @@ from ..gateway.models import size
 from ..gateway.proxy import start_proxy
 from ..serving.estimate import context_that_fits, footprint, text_fields
 from ..serving.hub import full_name
+from ..serving.residents import memory_limit, pool_limit
 from ..serving.weight_files import broken_files, stored_tensors
 from .subject import Finding, State, Subject
 

@@ -48,9 +48,9 @@ class Decoded:
     """Why those tokens cannot be read."""
 
 
-def run(engine: Engine, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> Decoded | None:
-    """Launch the pass, and read the tokens of the last one while it runs. `caught_up`: they
-    have been read."""
+def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -> Decoded | None:
+    """Launch the pass, and read the tokens of the last one while it runs. `read_at`: when they
+    were read before it, so that the device became idle."""
     chunk = plan.chunk if plan.mixed else None
     if not plan.rows and chunk is None:
         return None
@@ -59,11 +59,12 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, *, caught_up: bool) -> D
     mixed_chunk = engine.batch.mixed.take_along(chunk)
     forward = engine.batch.forward(mixed_chunk, drafts)
     load = engine.scheduler.chunking.load(plan.rows, chunk)
-    engine.timer.launch(expected, engine.clock() if caught_up else began, load)
-    if drafts:
-        engine.drafting.waited(drafts, engine.clock() - engine.read_at)
-    engine.corrupted = {row for rows, _ in forward.failed for row in rows}
-    if caught_up:
+    engine.timer.launch(expected, began if read_at is None else engine.clock(), load)
+    if drafts and read_at is not None:
+        engine.drafting.waited(drafts, engine.clock() - read_at)
+    for row in [row for rows, _ in forward.failed for row in rows]:
+        row.corrupted = True
+    if read_at is not None:
         return Decoded(forward, chunk)
     reads = attempt(engine.batch.read)
     if isinstance(reads, Fault):
@@ -78,7 +79,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
         return
     forward, chunk = decoded.forward, decoded.chunk
     if decoded.reads is not None:
-        _take(engine, decoded.reads, decoded.read_at, left=1 + len(engine.pending_chunk_seconds))
+        _take(engine, decoded.reads, decoded.read_at)
     for rows, cause in forward.failed:
         left = [row for row in rows if row.finish is None]
         alone = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
@@ -86,18 +87,17 @@ def commit(engine: Engine, decoded: Decoded) -> None:
             engine.fail_by_fault(left[0].request, "its decode step", cause)
         elif left or chunk is not None:
             retry(engine, left, cause)
-    recovers = any(row.retry_alone for row in forward.rows)
+    recovers = [row for row in forward.rows if row.retry_alone]
     if forward.logits is not None:
         _draw_next(engine, forward, forward.logits)
-    engine.pending_chunk_seconds = []
-    engine.advanced = engine.clock()
+    engine.timer.advanced = engine.clock()
     if not (forward.failed or recovers):
         engine.batch.passed(len(forward.rows))
 
 
-def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
+def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
     """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
-    the plan without what ended with these tokens, the drafts, and whether tokens were read."""
+    the plan without what ended with these tokens, the drafts, and when the tokens were read."""
     requested: Mapping[Row, Asks] = {}
     first, drafting = False, engine.drafting
     may_draft = drafting.allowed(plan, possible=engine.batch.checks_drafts)
@@ -106,11 +106,16 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, bool]:
         seconds = _estimate_seconds(engine, plan)
         requested, first = drafting.wanted(plan.rows, seconds)
     if not (requested or first or (plan.rows and engine.batch.drafted)):
-        return plan, NO_DRAFTS, False
-    readable, drafts = _catch_up(engine), NO_DRAFTS
+        return plan, NO_DRAFTS, None
+    found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
+    readable = not isinstance(found, Fault)
+    if isinstance(found, Fault):
+        retry_all(engine, found)
+    else:
+        _take(engine, found, read_at, before=True)
     if may_draft and readable:
         drafts = drafting.guessed(plan.rows, seconds, requested, fails_next)
-    return engine.scheduler.remaining_plan(plan, readable=readable), drafts, True
+    return engine.scheduler.remaining_plan(plan, readable=readable), drafts, read_at
 
 
 def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
@@ -119,43 +124,24 @@ def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
     return lambda drafts: plan.pass_seconds + longer(drafts)
 
 
-def _catch_up(engine: Engine) -> bool:
-    """Take the tokens of the last pass before the next one is launched. Returns whether that
-    worked."""
-    found = attempt(engine.batch.catch_up)
-    if isinstance(found, Fault):
-        retry_all(engine, found)
-        return False
-    engine.read_at = engine.clock()
-    _take(engine, found, engine.read_at, left=len(engine.pending_chunk_seconds), separate=True)
-    return True
-
-
-def _take(
-    engine: Engine, found: Sequence[PassResult], now: float, *, left: int, separate: bool = False
-) -> None:
-    """Take the result of the last pass. `left`: newer passes on the device; `separate`: rows with
+def _take(engine: Engine, found: Sequence[PassResult], now: float, *, before: bool = False) -> None:
+    """Take the result of the last pass, perhaps `before` the next one is launched: then rows with
     drafts one by one, after the others, whose caches have all their tokens already."""
     with_drafts = any(result.drafts for result in found)
-    times = engine.timer.end(now, left=left, usual=not with_drafts)
+    times = engine.timer.end_rows(now, newer=not before, usual=not with_drafts)
     engine.drafting.passed(found, times)
-    together = [result for result in found if not (separate and result.drafts)]
+    together = [result for result in found if not (before and result.drafts)]
     take_tokens(engine, [read for result in together for read in result.reads], now)
     for result in found:
-        if separate and result.drafts:
+        if before and result.drafts:
             _take_drafts(engine, result, now)
 
 
 def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
     """Take a row's accepted drafts, token by token."""
-    row = result.row
-    if result.drafts:
-        accepted = len(result.reads) - 1
-        engine.drafting.held(row, result.drafts, accepted)
-        engine.recorder.count("tokens_drafted", result.drafts)
-        engine.recorder.count("tokens_accepted", accepted)
-        engine.recent.drafted += result.drafts
-        engine.recent.accepted += accepted
+    row, accepted = result.row, len(result.reads) - 1
+    engine.drafting.held(row, result.drafts, accepted)
+    engine.output.add_drafts(result.drafts, accepted)
     for stay, read in enumerate(result.reads, 1):
         if row.finish is None:
             engine.batch.layout.keep(row, stay)
@@ -165,7 +151,7 @@ def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
 def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     """Draw a token for every position of the rows, as if all their drafts were accepted."""
     engine.drafting.show(forward)
-    scheduler, batch, fixed = engine.scheduler, engine.batch, engine.fixed
+    scheduler, batch, fixed = engine.scheduler, engine.batch, engine.scheduler.chunking.fixed
     wanted: Sequence[Place] = list(places(forward.rows))
     running = [row in scheduler.running and not (fixed and batch.replays(row)) for row, _ in wanted]
     wanted, logits = select_places(running, wanted, logits)
@@ -281,7 +267,8 @@ def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
 def retry_all(engine: Engine, fault: Fault) -> None:
     """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
     running = list(engine.scheduler.running)
-    engine.corrupted = set(running)
+    for row in running:
+        row.corrupted = True
     retry(engine, running, fault)
 
 

@@ -1,7 +1,6 @@
 """One model's engine: its queue, and the step: schedule, run, commit."""
 
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -15,16 +14,13 @@ from .decode import Decoded
 from .execution.decode_batch import DecodeBatch
 from .inputs import FeatureCache
 from .prefill import Prefilled
-from .prefix_cache.policy import PrefixCachePolicy
+from .prefix_cache.policy import PrefixCachePolicy, isolated_cache
 from .request import Phase, PrefillJob, Request, Row
-from .scheduling.chunking import StepPlan
 from .scheduling.costs import PassTimer
-from .scheduling.record import StepRecord
-from .scheduling.scheduler import Scheduler
-from .sizes import FixedShapes
+from .scheduling.scheduler import Scheduler, StepRecord
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
-from .step_output import Post, Recent, Recorder, Step, StepOutput, TokenNames
+from .step_output import Post, Recorder, StepOutput, TokenNames
 
 RESTORING_REST = 0.05
 """Longest seconds between checks of deadlines while the engine waits only for the disk."""
@@ -40,7 +36,6 @@ class Engine:
         *,
         layout: str,
         mixes: bool = False,
-        fixed: FixedShapes | None = None,
         make_cache: Callable[[], list[Any]],
         recorder: Recorder,
         prefix_cache: PrefixCachePolicy | None = None,
@@ -49,33 +44,22 @@ class Engine:
         sparse_prefill: SparsePrefill | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`layout`, `mixes`: results of the probe; `fixed` replaces them."""
+        """`layout`, `mixes`: results of the probe; fixed passes of the scheduler replace them."""
         self.model = model
         self.scheduler = scheduler
         self.make_cache = make_cache
-        self.recorder = recorder
         self.clock = clock
         self.output = StepOutput(recorder, clock)
-        self.recent = Recent()
-        self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=fixed)
+        self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=scheduler.chunking.fixed)
         self.drafting = speculation or Speculation(vocab=0)
         self.timer = PassTimer(scheduler.costs)
         self.token_names = TokenNames(model.tokenizer)
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.sparse_prefill = sparse_prefill
-        self.fixed = fixed
-        self.advanced = 0.0
-        """When the decoding rows last got a token."""
-        self.pending_chunk_seconds: list[float] = []
-        """Expected seconds of the chunks that were launched after the last pass of the rows."""
-        self.read_at = 0.0
-        """When the device became idle, because drafts needed the last tokens."""
-        self.corrupted: set[Row] = set()
-        """Rows of this step whose caches are corrupted."""
         self.batch.shows = self.drafting.shows
-        # without cycles, the weights of a model that leaves are free at once
-        scheduler.prefixes = prefill.Previews(weakref.proxy(self))
+        if prefix_cache is not None:
+            scheduler.prefixes = prefix_cache
         self._waits_for_disk = False
 
     @property
@@ -104,7 +88,7 @@ class Engine:
             if prefixes is None or not prefixes.pays_ahead(job):
                 self.abandon(request)
             return
-        self.recorder.count("requests_received")
+        self.output.recorder.count("requests_received")
 
     def prefill_ahead(self, request: Request) -> None:
         """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
@@ -121,7 +105,7 @@ class Engine:
 
     def look_up(self, job: PrefillJob) -> None:
         if self.prefix_cache is not None and job.uses_prefix_cache:
-            with prefill.isolated_cache(job.request):
+            with isolated_cache(job.request):
                 self.prefix_cache.look_up(job)
 
     def cancel(self, request: Request) -> None:
@@ -157,7 +141,7 @@ class Engine:
         running = [row for row in rows if row in scheduler.running]
         self.store(request, running)
         if self.prefix_cache is not None:  # rows may end with their first token
-            usable = [row for row in rows if row not in self.corrupted and not row.retry_alone]
+            usable = [row for row in rows if not (row.corrupted or row.retry_alone)]
             self.prefix_cache.give_back(usable)
         self.drop_rows(running)
         scheduler.remove_rows(running)
@@ -179,10 +163,10 @@ class Engine:
         """Store what rows and prefills of a request have computed in the prefix cache."""
         if self.prefix_cache is None:
             return
-        with prefill.isolated_cache(request):
+        with isolated_cache(request):
             for row in running:
                 cached = self.batch.cached_tokens(row)
-                if row in self.corrupted:
+                if row.corrupted:
                     continue
                 if cached:
                     row_cache = self.batch.extract(row)
@@ -198,18 +182,21 @@ class Engine:
     def step(self) -> list[Post]:
         """Advance every row by one token and one prompt by one chunk. Returns the events for
         readers."""
-        record = self.schedule()
-        for result in self.run(record):
-            self.commit(result)
+        now, begins = self.clock(), True
+        while begins:  # a second time, for the passes, if the first one lets prompts begin
+            record = self.schedule(now)
+            for result in self.run(record):
+                self.commit(result)
+            begins = bool(record.begins)
         return self.output.take()
 
-    def schedule(self) -> StepRecord:
+    def schedule(self, now: float) -> StepRecord:
         """Decide the step. Changes nothing."""
-        now = self.clock()
+        alone = [row for row in self.scheduler.running if row.retry_alone]
         return self.scheduler.schedule(
             now,
-            mixes=self.batch.mixes and not any(row.retry_alone for row in self.scheduler.running),
-            stalled=now - self.advanced + sum(self.pending_chunk_seconds),
+            mixes=self.batch.mixes and not alone,
+            stalled=self.timer.stalled(now),
             passes=self.batch.passes,
         )
 
@@ -219,16 +206,17 @@ class Engine:
         next one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream
         waits for it. If drafts pay, the last tokens are committed before any pass."""
         self._apply_decisions(record)
-        plan, drafts, caught_up = decode.draft(self, self.scheduler.remaining_plan(record.plan))
+        plan, drafts, read_at = decode.draft(self, self.scheduler.remaining_plan(record.plan))
         self.scheduler.charge_step(plan)
-        if (decoded := decode.run(self, plan, drafts, caught_up=caught_up)) is not None:
+        if (decoded := decode.run(self, plan, drafts, read_at)) is not None:
             yield decoded
         if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled
         if self.prefix_cache is not None:
             self.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
         self.charge_merged()
-        self._record_stats(record.now, plan)
+        if plan.rows or plan.chunk is not None:
+            self.output.add_step(plan, record.now)
         restoring = any(job.restoring for job in self.scheduler.waiting)
         self._waits_for_disk = restoring and not record.runs
 
@@ -256,8 +244,8 @@ class Engine:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])
                 self.drop_rows([row])
-        if record.claims and record.admitted in self.scheduler.waiting:
-            prefill.claim(self, record.admitted)
+        if prefixes is not None and record.claims and record.admitted in self.scheduler.waiting:
+            prefixes.claim(record.admitted)
         for job in (*self.scheduler.apply(record), *record.tried):
             self.look_up(job)
         for job in record.begins:
@@ -273,16 +261,3 @@ class Engine:
         merged = self.batch.layout.merged()
         for row in self.scheduler.running:
             row.merged = merged.get(row, 0)
-
-    def _record_stats(self, now: float, plan: StepPlan) -> None:
-        ended = self.clock()
-        if plan.rows or plan.chunk is not None:
-            chunk = 0 if plan.chunk is None else plan.chunk.size
-            seconds, decoded = ended - now, self.output.decoded
-            self.recent.steps.append(
-                Step(ended, seconds, len(plan.rows), decoded, chunk, plan.mixed)
-            )
-            kind = "mixed" if plan.mixed else "chunk" if chunk else "decode"
-            self.recorder.observe("step_seconds", seconds, kind)
-            if chunk:
-                self.recorder.observe("chunk_tokens", chunk)

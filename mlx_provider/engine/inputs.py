@@ -34,21 +34,15 @@ class Tower:
         """Media without features, in the order of the prompt."""
         self._slices = _slices(model, spans)
         self._clock = clock
-        self._last = 0.0
-        """Seconds of the last slice, or the least that it can have taken."""
 
     def run(self, seconds: float) -> list[Features]:
-        """Run at least one slice, and more while they end within `seconds`. Returns the complete
-        features."""
-        called = self._clock()
+        """Run at least one slice, and more while another of their average time ends within
+        `seconds`. Returns the complete features."""
+        began, ran = self._clock(), 1
         found = list(next(self._slices))
-        began = now = self._clock()
-        # the first slice has also waited for the rows' pass, which takes 2 * `seconds` at most
-        self._last = max(self._last, now - called - 2 * seconds)
-        while len(found) < len(self.waiting) and now - began + 2 * self._last <= seconds:
+        while len(found) < len(self.waiting) and (self._clock() - began) * (1 + 1 / ran) <= seconds:
             found += next(self._slices)
-            before, now = now, self._clock()
-            self._last = now - before
+            ran += 1
         return found
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -21,15 +19,12 @@ from .execution.batching import mixed_chunk
 from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
 from .execution.sampler import draw, scored
 from .inputs import Inputs, Tower
-from .memory import arrays
-from .prefix_cache.buffers import Lease
-from .prefix_cache.tree import Match
-from .request import PrefillJob, Request, Row, Start
-from .row_cache import grow_by
+from .prefix_cache.policy import isolated_cache
+from .request import PrefillJob, Request, Row
+from .row_cache import arrays, grow_by
 from .scheduling.chunking import Chunk, StepPlan
-from .scheduling.record import StoredPrefixes
 from .sparse_prefill import run_alone
-from .step_output import LookedUp, TokenNames
+from .step_output import TokenNames
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -50,44 +45,15 @@ class Prefilled:
     fault: Fault | None = None
 
 
-def claim(engine: Engine, job: PrefillJob) -> None:
-    if engine.prefix_cache is not None:
-        with isolated_cache(job.request):
-            engine.prefix_cache.claim(job)
-
-
-class Previews(StoredPrefixes):
-    """Tells the scheduler how `claim` and `begin` will let a prompt start."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
-        if self._engine.prefix_cache is not None:
-            with isolated_cache(job.request):
-                return self._engine.prefix_cache.claims(job)
-        return ()
-
-    def preview(self, job: PrefillJob) -> Start:
-        found = Start(0, job.cuts, job.estimated_cached)
-        policy, scorer = self._engine.prefix_cache, self._engine.sparse_prefill
-        if not job.uses_prefix_cache:
-            return found
-        if policy is not None:
-            with isolated_cache(job.request):
-                found = policy.preview(job)
-        if not found.waits and scorer is not None and scorer.will_score(job, found.done):
-            return Start(0, (), found.estimated, scored=True)
-        return found
-
-
 def begin(engine: Engine, job: PrefillJob) -> None:
     """Give an admitted prompt its row cache, or start a restore from disk."""
     inputs = job.request.inputs
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.kv_capacity(job)
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         with isolated_cache(job.request) as found:
-            _record_lookup(engine, job.request, engine.prefix_cache.begin(job, capacity))
+            match = engine.prefix_cache.begin(job, capacity)
+            if match is not None and not job.request.ahead:
+                engine.output.add_lookup(match)
         if found.fault is not None:
             job.leave_prefix()
     if job.restoring:
@@ -102,17 +68,7 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     if job.places is not None:
         job.cache = sparse(job.cache)
     if not job.request.ahead:
-        engine.recorder.count("prompt_tokens_cached", job.done)
-
-
-def _record_lookup(engine: Engine, request: Request, found: Match | None) -> None:
-    if found is None or request.ahead:
-        return
-    diverged = found.diverged_at is not None
-    seen = LookedUp(engine.clock(), request.id, found.asked, found.shared, found.length, diverged)
-    engine.recent.lookups.append(seen)
-    for outcome, tokens in seen.lost.items():
-        engine.recorder.count("prefix_lookup_tokens", tokens, outcome)
+        engine.output.recorder.count("prompt_tokens_cached", job.done)
 
 
 def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
@@ -167,9 +123,8 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | Non
             engine.sparse_prefill.advance(job, seconds)
             if job.scoring is None:
                 grow_by(job.held(), engine.scheduler.ledger.kv_capacity(job))
-                engine.recorder.count("tokens_skipped", job.request.skipped)
+                engine.output.recorder.count("tokens_skipped", job.request.skipped)
     engine.timer.forget()  # this time is not that of a pass
-    engine.pending_chunk_seconds = []
     return None if tried.fault is None else Prefilled(job, None, tried.fault)
 
 
@@ -259,13 +214,11 @@ def _launch_pass(
         # the pass of the next token follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
         engine.batch.mixed.ran_apart(chunk.job)
-        engine.pending_chunk_seconds.append(plan.chunk_seconds)
     else:
         mx.eval(wanted)
         if not usual:
             engine.timer.forget()
         engine.timer.end(engine.clock())
-        engine.pending_chunk_seconds = []
     _record_chunk(engine, chunk)
 
 
@@ -273,19 +226,15 @@ def _record_chunk(engine: Engine, chunk: Chunk) -> None:
     """Count a chunk that its job's cache now holds."""
     job = chunk.job
     job.done = chunk.stop
-    job.request.prefilled += chunk.size
     engine.scheduler.charge_chunk(chunk)
-    engine.recorder.count("prompt_tokens_prefilled", chunk.size)
-    if job.request.ahead:
-        engine.recent.ahead += chunk.size
-        engine.recorder.count("prompt_tokens_ahead", chunk.size)
+    engine.output.add_chunk(chunk)
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         engine.prefix_cache.passed(job, chunk.start)
 
 
 def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     if not engine.scheduler.running:
-        engine.advanced = engine.clock()
+        engine.timer.advanced = engine.clock()
     job.request.features = {}
     for span in job.request.prompt.spans:
         if span.ready is not None:
@@ -346,12 +295,3 @@ def prompt_logprobs(
     new = max(0, ends - request.prompt_logprobs_sent)
     request.prompt_logprobs_sent += new
     return whole[len(whole) - new :], logits[-1]
-
-
-def isolated_cache(request: Request) -> Isolation:
-    """Wraps a use of the prefix cache. An error in it costs only this use."""
-    return Isolation(partial(_log_cache_fault, request))
-
-
-def _log_cache_fault(request: Request, fault: Fault) -> None:
-    log.error("request %s: the prefix cache failed\n%s", request.id, fault.trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,6 +125,8 @@ class Row:
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
     """A failure in the row's own work. Its request ends with its next token."""
+    corrupted: bool = False
+    """Its cache, by a failed pass: nothing of it is stored."""
     retry_alone: bool = False
     """After a failed device step: its next pass has no other row."""
 
@@ -374,25 +376,7 @@ class PrefillJob:
         self.tokens, self.ids, self.match = tokens, None, None
         self.cuts, self.keeps, self.estimated_cached = (), (), 0
 
-    def after(self, start: Start) -> PrefillJob:
-        """A copy, as it will be when it has begun."""
-        return replace(self, done=start.done, cuts=start.cuts, estimated_cached=start.estimated)
-
     def held(self) -> list[Any]:
         if self.cache is None:
             raise RuntimeError("the prefill has not begun")
         return self.cache
-
-
-@dataclass(frozen=True)
-class Start:
-    """How the prefill of a prompt will begin."""
-
-    done: int = 0
-    cuts: Sequence[int] = ()
-    estimated: int = 0
-    """Tokens that will not be computed."""
-    waits: bool = False
-    """For the disk."""
-    scored: bool = False
-    """Its tokens are scored first."""

@@ -24,11 +24,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from ..upstream.cache_classes import SparseKVCache
 from ..upstream.cache_lists import leaves
 from ..upstream.shared_kv import SharedRow, arrays_of
-from .sizes import whole_steps
+from .scheduling.ledger import MemoryProfile, whole_steps
 
 KV = frozenset({"keys", "values", "offset"})
 QUANTISED = KV | {"group_size", "bits"}
@@ -138,3 +139,27 @@ def grow_by(cache: Sequence[Any], tokens: int) -> None:
         open_layer = hasattr(layer, "step") and hasattr(layer, "__dict__")
         if open_layer and (isinstance(layer, SparseKVCache) or kind(layer) is Kind.APPEND):
             layer.step = whole_steps(tokens)
+
+
+def profile(cache: Sequence[Any]) -> MemoryProfile:
+    """Measure a row cache that holds at least one token."""
+    state, each, windows = 0, 0, []
+    for layer in leaves(cache):
+        size = sum(a.nbytes for a in arrays([layer]))
+        keys = getattr(layer, "keys", None)
+        if keys is None:
+            state += size
+            continue
+        first = keys[0] if isinstance(keys, (tuple, list)) else keys
+        per_token = -(-size // max(1, first.shape[2]))
+        window = getattr(layer, "max_size", None) or getattr(layer, "chunk_size", None)
+        if window is None:
+            each += per_token
+        else:
+            windows.append((int(window), per_token))
+    return MemoryProfile(state, each, tuple(windows))
+
+
+def arrays(cache: Sequence[Any]) -> list[mx.array]:
+    found = (a for layer in leaves(cache) for _, a in tree_flatten(layer.state))
+    return [a for a in found if isinstance(a, mx.array)]

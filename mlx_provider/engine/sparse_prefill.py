@@ -142,12 +142,6 @@ class SparsePrefill:
     def summary(self) -> str:
         return f"{self._share:g} of prompts from {self._least} tokens on"
 
-    def will_score(self, job: PrefillJob, cached: int) -> bool:
-        """Whether `begin` would start to score a prompt of which so many tokens are cached."""
-        if not (self._applies(job) and self._breaker.closed):
-            return False
-        return attempt(lambda: self._whole(job, cached)) == ""  # `begin` reports a fault
-
     def _applies(self, job: PrefillJob) -> bool:
         """A prompt that was prefilled completely before must give the same result."""
         long = job.request.may_skip and len(job.tokens) >= self._least

@@ -12,14 +12,15 @@ from ..protocol.events import Done, Event, Failed, Timings, TokenLogprob, Usage
 from ..records import Tokenizer
 from .detokenizer import token_bytes
 from .execution.decode_batch import Logprob
+from .prefix_cache.tree import Match
 from .request import Request
+from .scheduling.chunking import Chunk, StepPlan
 
 log = logging.getLogger(__name__)
 MAX_NAMES = 50_000
 Post = tuple[Request, list[Event]]
 """Events of one step for one request. Its reader waits at `Request.events`."""
 STEPS = 512
-LOOKUPS = 32
 
 
 class Recorder:
@@ -79,6 +80,15 @@ class TokenNames:
         return TokenLogprob(token=text, id=token, logprob=logprob, bytes=list(data), top=top)
 
 
+class Step(NamedTuple):
+    """One step that ran something. Times are monotonic seconds."""
+
+    ended: float
+    seconds: float
+    tokens: int
+    chunk: int
+
+
 class StepOutput:
     def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
         self.recorder = recorder
@@ -86,6 +96,12 @@ class StepOutput:
         self._events: dict[Request, list[Event]] = {}
         self.decoded = 0
         """Tokens committed since the last `take`."""
+        # other threads read copies: no thread can interrupt `deque.copy`
+        self.steps = deque[Step](maxlen=STEPS)
+        self.drafted = 0
+        self.accepted = 0
+        self.ahead = 0
+        """Prompt tokens that were computed before their request came."""
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
         self._events.setdefault(request, []).extend(events)
@@ -115,6 +131,39 @@ class StepOutput:
         request.last_token = now
         self.decoded += 1
 
+    def add_drafts(self, drafts: int, accepted: int) -> None:
+        self.recorder.count("tokens_drafted", drafts)
+        self.recorder.count("tokens_accepted", accepted)
+        self.drafted += drafts
+        self.accepted += accepted
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        chunk.job.request.prefilled += chunk.size
+        self.recorder.count("prompt_tokens_prefilled", chunk.size)
+        if chunk.job.request.ahead:
+            self.ahead += chunk.size
+            self.recorder.count("prompt_tokens_ahead", chunk.size)
+
+    def add_lookup(self, found: Match) -> None:
+        """Count the prompt's tokens by the reason why they are computed or reused."""
+        rest = "new" if found.diverged_at is None else "diverged"
+        tokens = {
+            "hit": found.length,
+            "no_state": found.shared - found.length,
+            rest if found.shared else "cold": found.asked - found.shared,
+        }
+        for outcome, count in tokens.items():
+            self.recorder.count("prefix_lookup_tokens", count, outcome)
+
+    def add_step(self, plan: StepPlan, began: float) -> None:
+        ended = self.clock()
+        seconds, chunk = ended - began, 0 if plan.chunk is None else plan.chunk.size
+        self.steps.append(Step(ended, seconds, self.decoded, chunk))
+        kind = "mixed" if plan.mixed else "chunk" if chunk else "decode"
+        self.recorder.observe("step_seconds", seconds, kind)
+        if chunk:
+            self.recorder.observe("chunk_tokens", chunk)
+
     def end(self, request: Request, reason: str) -> None:
         now = self.clock()
         usage = Usage(
@@ -135,49 +184,3 @@ class StepOutput:
         self.post(request, [Failed.of(error)])
         self.recorder.count("requests_failed", label=error.code)
         log.warning("request %s failed: %s", request.id, error.message)
-
-
-# -- statistics
-
-
-class Step(NamedTuple):
-    """One step that ran something. Times are monotonic seconds."""
-
-    ended: float
-    seconds: float
-    rows: int
-    tokens: int
-    chunk: int
-    mixed: bool
-
-
-class LookedUp(NamedTuple):
-    at: float
-    request: str
-    asked: int
-    shared: int
-    reused: int
-    diverged: bool
-
-    @property
-    def lost(self) -> dict[str, int]:
-        """The prompt's tokens by the reason why they were computed or reused."""
-        rest = "cold" if not self.shared else "diverged" if self.diverged else "new"
-        return {
-            "hit": self.reused,
-            "no_state": self.shared - self.reused,
-            rest: self.asked - self.shared,
-        }
-
-
-class Recent:
-    """Recent steps and look-ups of an engine, for statistics. Other threads read copies, because
-    `deque.copy` is one operation that no thread can interrupt."""
-
-    def __init__(self) -> None:
-        self.steps = deque[Step](maxlen=STEPS)
-        self.lookups = deque[LookedUp](maxlen=LOOKUPS)
-        self.drafted = 0
-        self.accepted = 0
-        self.ahead = 0
-        """Prompt tokens that were computed before their request came."""

@@ -131,7 +131,7 @@ def alias(model: str) -> str:
 
 def device_memory() -> int:
     from ..config import engine_settings
-    from ..engine.memory import memory_limit
+    from ..serving.residents import memory_limit
     from ..upstream.runtime import require_mlx
 
     require_mlx()

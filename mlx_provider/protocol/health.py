@@ -12,11 +12,6 @@ from .events import PROTOCOL_VERSION, Wire
 RequestState = Literal["preparing", "queued", "prefill", "decode"]
 """`preparing`: its model loads, or its prompt is rendered."""
 
-MissReason = Literal["", "cold", "diverged", "no_state"]
-"""Why the prefix cache had no more of a prompt. Empty: it had all that was ever computed; `cold`:
-nothing stored begins like it; `diverged`: it differs from what is stored; `no_state`: more was
-computed, but a pass cannot continue from there."""
-
 
 class _Stats(BaseModel):
     model_config = ConfigDict(frozen=True)  # a reader ignores unknown fields
@@ -70,15 +65,6 @@ class EngineStats(_Stats):
     """Prompt tokens prefilled before their request arrived, while tools ran."""
 
 
-class Lookup(_Stats):
-    request: str
-    ago: float
-    prompt_tokens: int
-    cached_tokens: int
-    stored_tokens: int
-    reason: MissReason
-
-
 class PrefixCacheStats(_Stats):
     entries: int = 0
     nodes: int = 0
@@ -95,7 +81,6 @@ class PrefixCacheStats(_Stats):
     """0: no disk tier."""
     hit_rate: float = 0.0
     """Reused share of prompt tokens."""
-    recent: list[Lookup] = Field(default_factory=list)
 
 
 class ModelMemory(_Stats):

@@ -14,8 +14,8 @@ from ..engine.execution.calibration import calibrate, compile_kernels
 from ..engine.execution.pass_memory import PassMemory
 from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
-from ..engine.memory import arrays
 from ..engine.prefix_cache.policy import PrefixCachePolicy
+from ..engine.row_cache import arrays
 from ..engine.scheduling.chunking import GRID, LONGEST_GAP
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler
@@ -33,7 +33,6 @@ from .measurements import (
     Measured,
     Measurements,
     batching,
-    beside_a_prompt,
     circumstances,
     fixed_passes,
 )
@@ -109,8 +108,8 @@ class EngineBuilder:
         s, found, fixed = self._settings, measured.probe, None
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:
-            with self._budgets.measuring(weights) as reserve:
-                fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
+            reserve = self._budgets.reserve
+            fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
             limits = replace(limits, max_chunk=fixed.shapes.tokens)
         drafts = Drafts()
         if found.drafts and fixed is None:
@@ -124,7 +123,6 @@ class EngineBuilder:
             scheduler,
             layout=found.decoding,
             mixes=found.mixes,
-            fixed=fixed.shapes if fixed else None,
             make_cache=kv.make_cache,
             recorder=self._recorder,
             prefix_cache=policy,
@@ -198,19 +196,17 @@ class EngineBuilder:
         )
 
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
-        model, make_cache = weights.model, kv.make_cache
+        model, make_cache, reserve = weights.model, kv.make_cache, self._budgets.reserve
         if compiles():
-            compiling = self._progress.stage(weights.name, "compiling kernels")
-            with compiling, self._budgets.measuring(weights) as reserve:
+            with self._progress.stage(weights.name, "compiling kernels"):
                 compile_kernels(model, make_cache, reserve)
         if (known := self._measurements.find(kv.key)) is not None:
             return known
         stage = partial(self._progress.stage, weights.name, total=2)
-        with self._budgets.measuring(weights) as reserve:
-            with stage("measuring how rows decode together", lambda: 1):
-                found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
-            with stage("measuring the time and memory of passes", lambda: 2):
-                times = calibrate(model, make_cache, found, reserve)
+        with stage("measuring how rows decode together", lambda: 1):
+            found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
+        with stage("measuring the time and memory of passes", lambda: 2):
+            times = calibrate(model, make_cache, found, reserve)
         measured = Measured(
             replace(found, padded=times.padded),
             times.curve,
@@ -233,9 +229,6 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill
     sparse = "" if part is None else f", {part.summary}"
-    chunking = instance.engine.scheduler.chunking
-    if not fixed:
-        log.info("%s: %s", weights.name, beside_a_prompt(chunking))
     log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.memory import profile
-from ..engine.sizes import STEP_TOKENS
+from ..engine.row_cache import profile
+from ..engine.scheduling.ledger import STEP_TOKENS
 from ..errors import BadRequest, UnsupportedModel
 from ..families.caches import row_cache, text_cache
 from ..isolation import plugin_call

@@ -21,15 +21,11 @@ from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.calibration import SHARED_UNMEASURED
 from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
-from ..engine.scheduling.chunking import Chunking
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
 from ..upstream.runtime import active_blas
 from .weights import Weights
-
-STREAMS, HELD, DEPTH = 4, 8_000, 16_000
-"""Streams, tokens of each, and depth of a prompt beside them."""
 
 
 def decoding(model: ModelStatus) -> str:
@@ -54,16 +50,6 @@ def batching(layout: str, mixed_prefill: bool, noise_floor: float) -> str:
     return (
         f"rows decode together ({layout}), {chunks} chunks of prompts, "
         f"log-probabilities within {noise_floor:.2g} of alone"
-    )
-
-
-def beside_a_prompt(chunking: Chunking) -> str:
-    found = chunking.expected_pace(STREAMS, HELD, DEPTH)
-    return (
-        f"while a prompt of {DEPTH:,} tokens is computed, {STREAMS} running streams get a token "
-        f"every {found.average:.2g} s (otherwise {found.alone:.2g} s, at most {found.longest:.2g} "
-        f"s), and the prompt is computed at {found.share:.0%} of its full speed; "
-        f"MLX_PROVIDER_STALL_TARGET={chunking.limits.stall_target:g} sets the balance"
     )
 
 

@@ -94,8 +94,9 @@ INTER_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.
 CHUNK_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens."""
 OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
-"""Outcome of a prompt's tokens in the prefix cache (`LookedUp.lost`). `new`: after the end of the
-stored path."""
+"""Outcome of a prompt's tokens in the prefix cache. `new`: after the end of the stored path;
+`cold`: nothing stored begins like the prompt; `diverged`: it differs from what is stored;
+`no_state`: more was computed, but a pass cannot continue from there."""
 
 TOKENS_AHEAD = "Prompt tokens computed while the tools of their session ran, before their request."
 LOOKUPS = "Prompt tokens by outcome of the prefix cache look-up."

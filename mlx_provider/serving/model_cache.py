@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from ..chat.output.turn_layout import layout_of
 from ..config import EngineSettings
-from ..engine.memory import memory_limit, pool_limit
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, wrong_option
@@ -29,7 +28,7 @@ from .hub import folder_of
 from .load_queue import LoadQueue
 from .loader import Loader, LoadProgress
 from .prefixes import Prefixes, RowBudgets
-from .residents import Lease, MemoryLedger
+from .residents import Lease, MemoryLedger, memory_limit, pool_limit
 from .weights import EngineInstance, ModelView, Weights, WeightsKey
 
 VIEWS_PER_MODEL = 64

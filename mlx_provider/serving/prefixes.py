@@ -1,10 +1,9 @@
 """The prefix cache that all models of the process share, and the memory for rows of an engine."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.execution.probe import Reserve
-from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.disk import DiskTier
 from ..engine.prefix_cache.files import disk_limit
-from ..engine.scheduling.ledger import Ledger, Limits
+from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied
@@ -49,19 +46,16 @@ class Prefixes:
         self._worker = worker
         self._recorder = recorder
         self._disk = folder, disk_bytes
-        self._cache: PrefixCache | None = None
-        ledger.in_use = lambda: self.in_use
         self._newest = NO_STATS
         self._pending: Future[PrefixCacheStats] | None = None
 
     @property
-    def nbytes(self) -> int:
-        return self._cache.nbytes if self._cache is not None else 0
+    def _cache(self) -> PrefixCache | None:
+        return self._ledger.prefix_cache
 
     @property
-    def in_use(self) -> int:
-        """Bytes that rows use, so that they cannot be evicted."""
-        return self._cache.in_use if self._cache is not None else 0
+    def nbytes(self) -> int:
+        return self._cache.nbytes if self._cache is not None else 0
 
     def stats(self) -> PrefixCacheStats:
         """Never waits long for the engine thread: it then gives the previous ones."""
@@ -98,10 +92,10 @@ class Prefixes:
 
     def cache(self) -> PrefixCache:
         """Created on the engine thread."""
-        if self._cache is None:
-            budget = self._ledger.prefix_budget
-            self._cache = PrefixCache(budget=budget, disk=self._disk_tier())
-        return self._cache
+        ledger = self._ledger
+        if ledger.prefix_cache is None:
+            ledger.prefix_cache = PrefixCache(budget=ledger.prefix_budget, disk=self._disk_tier())
+        return ledger.prefix_cache
 
     def _disk_tier(self) -> DiskTier | None:
         folder, nbytes = self._disk
@@ -135,37 +129,24 @@ class RowBudgets:
     unload: Callable[[Weights], None]
     """Called on the engine thread."""
 
-    @contextmanager
-    def measuring(self, weights: Weights) -> Iterator[Reserve]:
-        def reserve(nbytes: int) -> bool:
-            free = self.ledger.measure(weights.key, nbytes)
-            if free:
-                self.prefixes.shrink()
-            return free
-
-        try:
-            yield reserve
-        finally:
-            self.ledger.measure(weights.key, 0)
+    def reserve(self, nbytes: int) -> bool:
+        """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
+        left = self.ledger.unused - nbytes
+        if left >= 0:
+            self.prefixes.evict_to(left + self.ledger.in_use)
+        return left >= 0
 
 
+@dataclass(eq=False)
 class RowLedger(Ledger):
     """For the rows of one engine."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        process: RowBudgets,
-        weights: Weights,
-        memory: MemoryProfile,
-        passing: Callable[[int, int], int],
-    ) -> None:
-        """`passing`: bytes of a pass, see `pass_bytes`."""
-        super().__init__(limits)
-        self._process = process
-        self._weights = weights
-        self._memory = memory
-        self._passing = passing
+    limits: Limits
+    _process: RowBudgets
+    _weights: Weights
+    _memory: MemoryProfile
+    _passing: Callable[[int, int], int]
+    """Bytes of a pass, see `pass_bytes`."""
 
     def row_bytes(self, tokens: int) -> int:
         return self._memory.row_bytes(tokens)
@@ -194,7 +175,7 @@ class RowLedger(Ledger):
         process.queue.make_way(self._weights.key, need, others, process.unload, stuck=stuck)
         left = self.available() - need
         if left >= 0:
-            process.prefixes.evict_to(left + process.ledger.in_use())
+            process.prefixes.evict_to(left + process.ledger.in_use)
 
     def _others(self) -> int:
         """Bytes that rows of other models, and the part of the prefix cache in use, have."""

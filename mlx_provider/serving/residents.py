@@ -3,16 +3,37 @@ prefix cache."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
 
 from ..errors import LoadFailed, MemoryInUse
-from .weights import Weights
 
+if TYPE_CHECKING:
+    from ..engine.prefix_cache.cache import PrefixCache
+    from .weights import Weights
+
+RESERVE = 0.15
+"""Share of the working set that the device recommends, or of its own memory, that stays free: MLX
+uses memory that it does not count. On CUDA these are the plans and workspaces of first passes, 3 to
+12 GB on an H100 of 80 GB with a model of 8B."""
+CUDA_RESERVE = 3 * 2**30
+"""Bytes that stay free on any CUDA device: the least that was seen there."""
+LEAST_SHARE = 0.5
+"""Share of the free memory that is used even if the reserve is larger than the rest."""
+HOST_SHARE = 0.7
+"""Share of the host's memory, if the device does not report its own."""
+POOL = 2 * 2**30
+"""Most bytes of freed buffers that MLX keeps for reuse."""
+POOL_SHARE = 1 / 16
+"""Share of the memory limit that the pool may have at most: a small machine has small passes."""
 OTHERS_SHARE = 1 / 3
 """Share of the memory beside weights that the prefix cache leaves to the next requests and to other
 programs, unless the operator sets its size."""
@@ -33,8 +54,6 @@ class Resident:
     """`None` while it loads."""
     leaving: bool = False
     """Its bytes count until they are freed."""
-    measuring: int = 0
-    """Bytes reserved for measurements."""
     used: float = field(default_factory=time.monotonic)
     leases: set[Lease] = field(default_factory=set)
     keep_alive: float | None = None
@@ -111,8 +130,8 @@ class MemoryLedger:
         self._limit = limit
         self.media = media
         self._prefix_bytes = prefix_bytes
-        self.in_use: Callable[[], int] = lambda: 0
-        """Bytes of the prefix cache that rows use. Set by the prefix cache."""
+        self.prefix_cache: PrefixCache | None = None
+        """That of all models, see `Prefixes`."""
         self._residents: dict[Hashable, Resident] = {}
         self.lock = threading.RLock()
 
@@ -141,18 +160,6 @@ class MemoryLedger:
         resident = self._residents.get(key)
         return 0 if resident is None else resident.nbytes
 
-    def measure(self, key: Hashable, nbytes: int) -> bool:
-        """Reserve bytes for measurements in place of earlier ones. Returns whether they are free;
-        if not, the earlier reservation stays."""
-        others = self.live() + self.media()
-        with self.lock:
-            resident = self._residents[key]
-            more = nbytes - resident.measuring
-            if more > 0 and more > self.free - others:
-                return False
-            resident.measuring = nbytes
-            return True
-
     @property
     def limit(self) -> int:
         return self._limit()
@@ -162,22 +169,28 @@ class MemoryLedger:
         """Negative if a model took more than expected."""
         return self._limit() - sum(resident.nbytes for resident in self)
 
+    @property
+    def in_use(self) -> int:
+        """Bytes of the prefix cache that rows use, so that they cannot be evicted."""
+        return 0 if self.prefix_cache is None else self.prefix_cache.in_use
+
     def live(self, apart: Hashable = None) -> int:
-        """Reserved bytes of rows and measurements of all models except `apart`, and of the part of
-        the prefix cache that rows use."""
-        return self.in_use() + sum(
-            resident.measuring + (resident.model.live_bytes if resident.model is not None else 0)
-            for resident in self
-            if resident.key != apart
-        )
+        """Reserved bytes of rows of all models except `apart`, and of the part of the prefix cache
+        that rows use."""
+        models = (resident.model for resident in self if resident.key != apart)
+        return self.in_use + sum(model.live_bytes for model in models if model is not None)
+
+    @property
+    def unused(self) -> int:
+        """Bytes that weights, rows and images leave, the rest of the prefix cache included."""
+        return self.free - self.live() - self.media()
 
     def prefix_budget(self) -> int:
         """Bytes for the prefix cache. Shrinks when a request is admitted or a model loads."""
         free, chosen = max(0, self.free), self._prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)
-        own = self.live() - self.in_use()
-        return max(0, min(free - own - self.media(), chosen))
+        return max(0, min(self.unused + self.in_use, chosen))
 
     def too_large(self, name: str, nbytes: int) -> LoadFailed:
         return LoadFailed(
@@ -196,3 +209,27 @@ class MemoryLedger:
             f"in use; try again in {RETRY_AFTER:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
             retry_after=RETRY_AFTER,
         )
+
+
+def memory_limit(chosen: int | None) -> int:
+    """Bytes that this process may use on the device. Metal recommends a working set. CUDA reports
+    its own memory, and how much of it no process uses (mlx 0.32, `device_info`)."""
+    if chosen is not None:
+        return chosen
+    info = mx.device_info()
+    for name in ("max_recommended_working_set_size", "total_memory"):
+        own = info.get(name)
+        if isinstance(own, int) and own > 0:
+            free, reserve = info.get("free_memory"), int(RESERVE * own)
+            if isinstance(free, int):
+                own = min(own, free + mx.get_active_memory() + mx.get_cache_memory())
+                reserve = max(CUDA_RESERVE, reserve)
+            return max(int(LEAST_SHARE * own), own - reserve)
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(HOST_SHARE * host)
+
+
+def pool_limit(limit: int) -> int:
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
+    return min(POOL, int(POOL_SHARE * limit))

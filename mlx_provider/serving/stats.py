@@ -12,16 +12,14 @@ from typing import Any
 import mlx.core as mx
 
 from ..chat.media.load import MediaClaim
-from ..engine.memory import memory_limit
 from ..engine.request import Phase, Request
-from ..engine.step_output import LookedUp, timings_of
+from ..engine.step_output import timings_of
 from ..errors import BadRequest, RequestFailed
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Failed
 from ..protocol.health import (
     EngineStats,
     LoadingStats,
-    Lookup,
     MemoryStats,
     ModelMemory,
     PrefixCacheStats,
@@ -30,7 +28,7 @@ from ..protocol.health import (
     Stats,
 )
 from .next_prompt import Turn
-from .residents import Lease
+from .residents import Lease, memory_limit
 from .weights import EngineInstance, ModelView, Weights
 
 
@@ -135,14 +133,11 @@ class InFlight:
 
 WINDOW = 10.0
 """Seconds of recent steps."""
-LOOKUPS = 12
-"""Most that are reported, newest first."""
 STATES: dict[Phase, RequestState] = {
     Phase.WAITING: "queued",
     Phase.PREFILL: "prefill",
     Phase.DECODE: "decode",
 }
-REASONS = ("cold", "diverged", "no_state")
 
 
 def take(
@@ -159,8 +154,6 @@ def take(
     now = time.monotonic()
     running = [(each, each.started) for each in weights]
     engines = [(each, run) for each, run in running if run is not None]
-    seen = [found for _, run in engines for found in run.engine.recent.lookups.copy()]
-    seen.sort(reverse=True)
     return Stats(
         at=time.time(),
         version=version("mlx-provider"),
@@ -169,9 +162,7 @@ def take(
         requests=[summary for entry in entries if (summary := _request(entry, now)) is not None],
         engines=[_engine(each, run, now) for each, run in engines],
         loading=loading,
-        prefix_cache=cache.model_copy(
-            update={"recent": [_lookup(found, now) for found in seen[:LOOKUPS]]}
-        ),
+        prefix_cache=cache,
         memory=MemoryStats(
             limit=memory_limit(chosen_limit),
             active=mx.get_active_memory(),
@@ -212,7 +203,7 @@ def _request(entry: Entry, now: float) -> RequestStats | None:
 
 def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineStats:
     engine = instance.engine
-    steps = [step for step in engine.recent.steps.copy() if now - step.ended <= WINDOW]
+    steps = [step for step in engine.output.steps.copy() if now - step.ended <= WINDOW]
     span = max(1.0, now - steps[0].ended + steps[0].seconds) if steps else 1.0
     return EngineStats(
         model=weights.name,
@@ -223,23 +214,9 @@ def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineSta
         decoded_per_second=sum(step.tokens for step in steps) / span,
         prefilled_per_second=sum(step.chunk for step in steps) / span,
         drafter=instance.drafter,
-        drafted_tokens=engine.recent.drafted,
-        accepted_tokens=engine.recent.accepted,
-        ahead_tokens=engine.recent.ahead,
-    )
-
-
-def _lookup(found: LookedUp, now: float) -> Lookup:
-    lost: dict[Any, int] = {
-        n: tokens for n, tokens in found.lost.items() if n in REASONS and tokens
-    }
-    return Lookup(
-        request=found.request,
-        ago=now - found.at,
-        prompt_tokens=found.asked,
-        cached_tokens=found.reused,
-        stored_tokens=found.shared,
-        reason=max(lost, key=lost.__getitem__, default=""),
+        drafted_tokens=engine.output.drafted,
+        accepted_tokens=engine.output.accepted,
+        ahead_tokens=engine.output.ahead,
     )
 
 

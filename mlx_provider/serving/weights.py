@@ -12,8 +12,8 @@ from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
 from ..engine.execution.probe import Probe, Reserve, exact_rows
 from ..engine.inputs import FeatureCache
+from ..engine.scheduling.chunking import FixedShapes
 from ..engine.scheduling.scheduler import Limits
-from ..engine.sizes import FixedShapes
 from ..errors import EngineDied, wrong_option
 from ..protocol.health import FixedPasses, ModelStatus
 from ..protocol.requests import ModelOptions

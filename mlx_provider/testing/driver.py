@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 
 from ..engine.engine import Engine
-from ..engine.memory import MemoryProfile
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
+from ..engine.scheduling.chunking import FixedShapes
 from ..engine.scheduling.costs import Costs
+from ..engine.scheduling.ledger import MemoryProfile
 from ..engine.scheduling.scheduler import Ledger, Limits, Scheduler
-from ..engine.sizes import FixedShapes
 from ..engine.speculation.policy import Ask, Asks, Policy, RowAcceptance
 from ..engine.step_output import Recorder
 from ..protocol.event_queue import EventQueue
@@ -74,8 +74,11 @@ class Alternating(Scheduler):
         return False
 
 
+@dataclass(eq=False)
 class TokenLedger(Ledger):
     """One byte per token, and memory without end, unless `give` says something else."""
+
+    limits: Limits
 
     def row_bytes(self, tokens: int) -> int:
         return tokens
@@ -130,7 +133,6 @@ def new_engine(
         model,
         scheduler(ledger, costs, grid=grid, fixed=fixed),
         layout=layout,
-        fixed=fixed,
         mixes=mixes,
         make_cache=fresh,
         recorder=Recorder(),

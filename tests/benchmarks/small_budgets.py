@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from agent_traffic import LAYER_BYTES, TAIL, SimRequest, SyntheticModel, Traffic
-from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.policy import PrefixCachePolicy
 from mlx_provider.engine.prefix_cache.tree import as_ids
 from mlx_provider.engine.request import PrefillJob, Request, Row, SamplingParams
+from mlx_provider.engine.row_cache import profile
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
 from schedules import Calls

@@ -5,7 +5,7 @@ import pytest
 from accounts import LONG, SHORT, Accounts, wait
 from device_curves import CHIPS, MODELS, Estimate
 from mlx_provider.engine.request import PrefillJob
-from mlx_provider.engine.scheduling.record import above_share
+from mlx_provider.engine.scheduling.ledger import above_share
 from mlx_provider.errors import Overloaded
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run

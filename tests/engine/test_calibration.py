@@ -11,8 +11,9 @@ from mlx_provider import ModelInfo, PrefillChunk, Prompt
 from mlx_provider.engine.execution import calibration
 from mlx_provider.engine.execution.calibration import DEPTHS, WIDTHS, calibrate
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.memory import MemoryProfile, profile
+from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.costs import UNMEASURED
+from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel
 
 

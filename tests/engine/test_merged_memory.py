@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.memory import profile
 from mlx_provider.engine.request import Request
+from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt

@@ -11,7 +11,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Phase, Start
+from mlx_provider.engine.request import Phase
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -51,28 +51,6 @@ def test_a_prompt_with_mixed_chunks_is_stored_in_the_prefix_cache(qwen3: TextMod
     run(engine)
     assert again.cached == len(LONG) - 1
     assert_as_alone(qwen3, again)
-
-
-@pytest.mark.parametrize("stored", [0, 100])
-def test_a_prompt_that_begins_elsewhere_than_planned_is_computed_from_there(
-    qwen3: TextModel, stored: int
-) -> None:
-    """Its stored prefix may go, or come, between the plan and its start."""
-    engine = engine_of(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
-    if stored:
-        engine.submit(new_request(LONG[:stored], max_tokens=1))
-        run(engine)
-    others = decoding(engine)
-    for _ in range(10):  # the rows owe no time to a chunk
-        engine.step()
-    vars(engine.scheduler.prefixes).update(
-        preview=lambda job: Start(0 if stored else 64, job.cuts, job.estimated_cached)
-    )
-    for _ in range(2):  # the second one finds what the first one has stored
-        long = new_request(LONG, max_tokens=9)
-        engine.submit(long)
-        run(engine)
-        assert_as_alone(qwen3, *others, long)
 
 
 def test_a_prompt_that_gets_no_cache_fails_alone(qwen3: TextModel) -> None:

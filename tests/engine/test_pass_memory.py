@@ -12,7 +12,6 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine import memory
 from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.pass_memory import (
     PassBytes,
@@ -21,9 +20,11 @@ from mlx_provider.engine.execution.pass_memory import (
     deep_cache,
 )
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.memory import MemoryProfile, arrays
+from mlx_provider.engine.row_cache import arrays
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
+from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.serving import residents as memory
 from mlx_provider.serving.engine_builder import cache_maker
 from tiny import build
 

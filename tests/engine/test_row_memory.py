@@ -24,7 +24,7 @@ from allocator_replay import (
 )
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.row_cache import grow_by
-from mlx_provider.engine.sizes import kv_capacity, kv_growth
+from mlx_provider.engine.scheduling.ledger import kv_capacity, kv_growth
 from mlx_provider.testing.driver import new_engine, new_request, run
 
 PROMPT, RESERVE = 32_000, 512

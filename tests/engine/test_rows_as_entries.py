@@ -8,10 +8,10 @@ import pytest
 
 from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.engine.sizes import STEP_TOKENS
+from mlx_provider.engine.row_cache import profile
+from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -141,7 +141,7 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     model.fails_at = -1
     nodes = {*stored.nodes()}
     engine.submit(again := new_request(COMMON, max_tokens=12))
-    engine.schedule()
+    engine.schedule(0.0)
     assert {*stored.nodes()} == nodes, "a decision drops nothing"
     run(engine)
     assert again.cached == 0

@@ -15,9 +15,9 @@ import pytest
 from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.memory import arrays
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.row_cache import arrays
 from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.engine.speculation.tokens_ahead import allows, masks_ahead

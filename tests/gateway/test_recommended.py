@@ -6,9 +6,9 @@ from datetime import date
 
 import pytest
 
-from mlx_provider.engine.memory import RESERVE
 from mlx_provider.gateway import models as recommended
 from mlx_provider.gateway.models import MEMORY_SHARE, Machine, table, this_machine, two_for
+from mlx_provider.serving.residents import RESERVE
 
 GB = 10**9
 WORKING_SET = 0.75

@@ -48,7 +48,7 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
     assert run(engine) == []
     counted = engine.prefix_cache.cache.report()  # type: ignore[union-attr]
     assert counted["lookups"] == before["lookups"], "no client has asked"
-    assert engine.recent.ahead >= len(HEAD) - len(STORED)
+    assert engine.output.ahead >= len(HEAD) - len(STORED)
     request = ask(engine)
     assert request.cached == len(HEAD)
     got, want = output_of(request), output_of(alone(model, request))
@@ -64,12 +64,12 @@ def test_a_request_that_arrives_ends_it_within_a_chunk(tiny: Tiny, family: str) 
     engine = engine_of(model, max_chunk=64)
     engine.prefill_ahead(new_request(HEAD, max_tokens=0))
     engine.step()
-    done = engine.recent.ahead
+    done = engine.output.ahead
     assert 0 < done < len(HEAD) - len(STORED)
     assert (engine.scheduler.queued, engine.scheduler.active_rows) == (0, 0)
     assert engine.scheduler.live_bytes == 0
     request = ask(engine)
-    assert engine.recent.ahead == done
+    assert engine.output.ahead == done
     assert request.cached > len(STORED), "what was computed helps"
     assert output_of(request).tokens == output_of(alone(model, request)).tokens
 
@@ -78,7 +78,7 @@ def test_another_tenant_cannot_reuse_it(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3"))
     engine.prefill_ahead(new_request(HEAD, max_tokens=0))
     run(engine)
-    assert engine.recent.ahead
+    assert engine.output.ahead
     assert ask(engine, salt="other").cached == 0
 
 
@@ -97,7 +97,7 @@ def test_a_prompt_without_a_stored_beginning_or_without_new_tokens_is_not_comput
     for tokens in ([*STORED, 7, 8, 9], [9] * 400, [*STORED[:100], *[9] * 300]):
         engine.prefill_ahead(new_request(tokens, max_tokens=0))
         assert engine.idle
-    assert engine.recent.ahead == 0
+    assert engine.output.ahead == 0
 
 
 def test_work_of_another_engine_ends_it(tiny: Tiny) -> None:
@@ -114,5 +114,5 @@ def test_work_of_another_engine_ends_it(tiny: Tiny) -> None:
     worker.call(begin).result(timeout=300)
     while not worker.call(lambda: other.idle).result(timeout=300):
         pass
-    assert worker.call(lambda: (engine.idle, engine.recent.ahead)).result(timeout=300) == (True, 0)
+    assert worker.call(lambda: (engine.idle, engine.output.ahead)).result(timeout=300) == (True, 0)
     worker.close()

@@ -12,12 +12,12 @@ from mlx.utils import tree_flatten
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.probe import probe
-from mlx_provider.engine.memory import arrays, profile
 from mlx_provider.engine.prefix_cache import segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
+from mlx_provider.engine.row_cache import arrays, profile
 from mlx_provider.engine.scheduling.chunking import StepPlan
-from mlx_provider.engine.sizes import STEP_TOKENS, whole_steps
+from mlx_provider.engine.scheduling.ledger import STEP_TOKENS, whole_steps
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt

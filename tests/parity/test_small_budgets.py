@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.memory import profile
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
+from mlx_provider.engine.row_cache import profile
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run

@@ -13,7 +13,7 @@ from mlx_provider import LoadedModel, PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.sizes import FixedShapes
+from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.cache_lists import leaves

@@ -1,8 +1,8 @@
 """What is scheduled where passes are fixed: no clock, no company and no cut decides it."""
 
+from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
-from mlx_provider.engine.sizes import FixedShapes
 from mlx_provider.testing.driver import TokenLedger, new_request
 
 
@@ -22,7 +22,7 @@ def test_sizes() -> None:
 def test_passes_of_a_prompt() -> None:
     plan = scheduler(FixedShapes(8, 16))
     job = plan.submit(new_request(range(20, 70)), 0.0)
-    job.admitted, job.cuts = True, [5, 21]
+    job.admitted, job.cache, job.cuts = True, [], [5, 21]
     sizes = []
     while job.done < len(job.tokens):
         chunk = plan.schedule(0.0).plan.chunk

@@ -8,7 +8,7 @@ import pytest
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.engine.sizes import FixedShapes
+from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from tiny.models import tiny_pixels
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mlx_provider.engine.execution import solo_rows
-from mlx_provider.engine.memory import MemoryProfile, profile
+from mlx_provider.engine.row_cache import profile
+from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.records import LoadOptions

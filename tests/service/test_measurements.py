@@ -13,15 +13,13 @@ from pydantic import TypeAdapter
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.execution.calibration import NOT_FASTER, Calibration
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.memory import MemoryProfile
-from mlx_provider.engine.scheduling.chunking import Chunking
-from mlx_provider.engine.scheduling.costs import UNMEASURED, Costs, Curve
+from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.costs import Load as CacheLoad
-from mlx_provider.engine.scheduling.ledger import Limits
+from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving import engine_builder, measurements
-from mlx_provider.serving.measurements import Measured, Measurements, beside_a_prompt, decoding
+from mlx_provider.serving.measurements import Measured, Measurements, decoding
 from mlx_provider.serving.weights import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
@@ -195,11 +193,15 @@ def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
     """On a device where that is not faster."""
     found = Calibration(MEASURED.curve, least_shared=NOT_FASTER)
     monkeypatch.setattr(engine_builder, "calibrate", lambda *_: found)
-    shared = []
+    policy, shared = engine_builder.PrefixCachePolicy, []
+
+    def made(*given: Any, memory: MemoryProfile, least: int, **more: Any) -> Any:
+        shared.append(least * memory.token_bytes < 2**23)
+        return policy(*given, memory=memory, least=least, **more)
+
+    monkeypatch.setattr(engine_builder, "PrefixCachePolicy", made)
     for memory in (2**25, 2**33):
-        served = load(folder, memory_limit=memory, measurements="off")
-        policy, each = served.engine.prefix_cache, served.weights.instance.probe.memory.token_bytes
-        shared.append(policy.fork_bytes(2**23 // each, 4) > 0)
+        load(folder, memory_limit=memory, measurements="off")
     assert shared == [True, False]
 
 
@@ -328,14 +330,3 @@ def test_the_setting_names_the_file(tmp_path: Path) -> None:
         ("~/measured", Path("~/measured").expanduser()),
     ):
         assert Measurements.chosen(value, environ)._file == expected
-
-
-def test_what_a_prompt_leaves_for_streams() -> None:
-    """A token takes 10 ms: 16 of the prompt beside the streams' 4, then steps of these alone."""
-    limits = Limits(64, 256, 0.1, 2048, 0)
-    chunking = Chunking(limits, Costs(Curve([(1, 0.01)])), grid=1, fixed=None)
-    assert beside_a_prompt(chunking) == (
-        "while a prompt of 16,000 tokens is computed, 4 running streams get a token every 0.1 s "
-        "(otherwise 0.04 s, at most 0.19 s), and the prompt is computed at 64% of its full speed; "
-        "MLX_PROVIDER_STALL_TARGET=0.1 sets the balance"
-    )

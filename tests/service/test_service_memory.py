@@ -1,12 +1,14 @@
 """The memory limit's parts: weights and rows, MLX's free buffers, the prefix cache."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlx_provider.serving.model_cache import ModelCache
+from mlx_provider.serving.prefixes import RowBudgets
 from mlx_provider.serving.residents import MemoryLedger
 
 GIGA = 2**30
@@ -77,11 +79,12 @@ def test_measurements_use_the_memory_that_weights_rows_and_images_leave() -> Non
     ledger: MemoryLedger = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
     for name, live in (("model", 0), ("other", 9)):
         ledger.reserve(name, 6 * GIGA).model = Busy(live * GIGA)
-    assert not ledger.measure("model", 15 * GIGA)
-    assert ledger.measure("model", 13 * GIGA)
-    assert ledger.measure("model", 14 * GIGA)  # replaces the 13
-    assert not ledger.measure("model", 15 * GIGA)
-    assert ledger.prefix_budget() == 0
-    assert (ledger.live(apart="model"), ledger.live(apart="other")) == (9 * GIGA, 14 * GIGA)
-    assert ledger.measure("model", 0)
-    assert ledger.live() == 9 * GIGA
+    assert ledger.unused == 14 * GIGA
+    assert (ledger.live(apart="model"), ledger.live(apart="other")) == (9 * GIGA, 0)
+    evicted: list[int] = []
+    prefixes: Any = SimpleNamespace(evict_to=evicted.append)
+    budgets = RowBudgets(ledger, None, prefixes, None)  # type: ignore[arg-type]
+    assert not budgets.reserve(15 * GIGA)
+    assert budgets.reserve(13 * GIGA)
+    assert budgets.reserve(14 * GIGA)  # replaces the 13
+    assert evicted == [GIGA, 0]

@@ -3,12 +3,14 @@
 import logging
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlx_provider.engine.step_output import LookedUp
+from mlx_provider.engine.prefix_cache.tree import Match
+from mlx_provider.engine.step_output import Recorder, StepOutput
 from mlx_provider.protocol.requests import Sampling
 from mlx_provider.serving import engine_builder, prefixes
 from waiting import wait_until
@@ -126,11 +128,10 @@ def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
     text = SECRET * 4
     for asked in (text, text, text[:90] + "Q" + text[91:]):
         own.ask(asked, max_tokens=2)
-    cache = own.client.stats().prefix_cache
-    diverged, again, cold = cache.recent[:3]
-    assert [cold.reason, again.reason, diverged.reason] == ["cold", "", "diverged"]
-    assert again.cached_tokens == again.prompt_tokens - 1
-    assert 0 < diverged.cached_tokens == diverged.stored_tokens < again.cached_tokens
+    cache, metrics = own.client.stats().prefix_cache, own.client.metrics().decode()
+    for outcome in ("hit", "cold", "diverged"):
+        name = f'mlx_provider_prefix_lookup_tokens_total{{outcome="{outcome}"}} '
+        assert float(metrics.split(name)[1].split()[0]) > 0
     assert cache.entries >= 2
     assert cache.nodes >= 2
     assert cache.bytes > 0
@@ -169,12 +170,20 @@ def test_metrics_have_the_same_values(own: Any) -> None:
 @pytest.mark.parametrize(
     ("found", "lost"),
     [
-        ((100, 0, 0, True), {"hit": 0, "no_state": 0, "cold": 100}),
-        ((100, 60, 40, True), {"hit": 40, "no_state": 20, "diverged": 40}),
-        ((100, 99, 99, False), {"hit": 99, "no_state": 0, "new": 1}),
+        ((100, 40, 60, 60), {"hit": 40, "no_state": 20, "diverged": 40}),
+        ((100, 0, 0, 0), {"hit": 0, "no_state": 0, "cold": 100}),
+        ((100, 99, 99, None), {"hit": 99, "no_state": 0, "new": 1}),
     ],
 )
 def test_every_token_of_a_prompt_is_accounted_for(found: Any, lost: dict[str, int]) -> None:
-    told = LookedUp(0.0, "a", *found)
-    assert told.lost == lost
-    assert sum(lost.values()) == told.asked
+    counted: dict[str, int] = {}
+
+    class Counting(Recorder):
+        def count(self, name: str, n: int = 1, label: str = "") -> None:
+            counted[label] = n
+
+    asked, length, shared, diverged = found
+    match = Match((), shared, length, asked, diverged_at=diverged)
+    StepOutput(Counting(), time.monotonic).add_lookup(match)
+    assert counted == lost
+    assert sum(lost.values()) == asked

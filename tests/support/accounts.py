@@ -48,10 +48,12 @@ class Accounts:
         scheduler, device = self.scheduler, self.device
         record = scheduler.schedule(self.now, mixes=device.mixes, stalled=self.now - self._read)
         scheduler.apply(record)
+        for job in record.begins:
+            job.cache = []
         self.preempted += len(record.preempted)
         plan = record.plan
         scheduler.charge_step(plan)
-        chunk, rows, seconds = plan.chunk, plan.rows, HOST
+        chunk, rows, seconds = plan.chunk, plan.rows, HOST * record.runs
         size = chunk.size if chunk is not None else 0
         depth = chunk.start if chunk is not None else 0
         if rows:

@@ -80,9 +80,9 @@ class DeviceReads(ExitStack):
 
 def check_no_other_reads(engine: Engine, rows: int, passes: int = 8) -> None:
     """Only drawn tokens are read in so many passes, in which most rows have all three drafts."""
-    drafted = engine.recent.drafted
+    drafted = engine.output.drafted
     with DeviceReads(engine) as reads:
         while reads.passes < passes:
             engine.step()
-    assert engine.recent.drafted >= drafted + 3 * rows * (passes - 1)
+    assert engine.output.drafted >= drafted + 3 * rows * (passes - 1)
     assert reads.others == 0

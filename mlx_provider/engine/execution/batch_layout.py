@@ -23,9 +23,9 @@ from typing import Any
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
 from ...upstream.cache_lists import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
-from ..memory import MemoryProfile, profile
 from ..request import Row
-from ..sizes import whole_steps
+from ..row_cache import profile
+from ..scheduling.ledger import MemoryProfile, whole_steps
 from .grouped_kv import MixedChunk, WideRow, fillers, joined, split, with_wide_rows
 
 LAYOUTS = ("grouped", "merged", "solo")

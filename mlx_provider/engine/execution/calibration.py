@@ -20,11 +20,11 @@ from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import take_back
 from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import SHAREABLE, divide
-from ..memory import MemoryProfile, profile
 from ..request import Row
-from ..row_cache import grow_by
+from ..row_cache import grow_by, profile
 from ..scheduling.chunking import LONGEST_GAP, WIDE
 from ..scheduling.costs import UNMEASURED, Curve
+from ..scheduling.ledger import MemoryProfile
 from .batch_layout import NO_DRAFTS, Layout
 from .grouped_kv import MixedChunk
 from .pass_memory import PassBytes, copied_bytes, deep_cache

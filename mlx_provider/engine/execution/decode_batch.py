@@ -15,7 +15,7 @@ from ...isolation import Fault, attempt
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
-from ..sizes import FixedShapes
+from ..scheduling.chunking import FixedShapes
 from .batch_layout import Layout, Pass
 from .batching import CircuitBreaker, MixedBatches
 from .grouped_kv import MixedChunk, offsets

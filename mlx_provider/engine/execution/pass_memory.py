@@ -12,8 +12,7 @@ import mlx.core as mx
 
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.cache_lists import leaves
-from ..memory import arrays
-from ..row_cache import grow_by
+from ..row_cache import arrays, grow_by
 from ..scheduling.chunking import fixed_sizes, worthwhile
 from ..scheduling.costs import Curve
 from .solo_rows import MakeCache

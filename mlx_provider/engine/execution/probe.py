@@ -22,8 +22,9 @@ from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import FEW, SHAREABLE, divide
-from ..memory import MemoryProfile, arrays, profile
 from ..request import Request, Row, RowOutput, SamplingParams
+from ..row_cache import arrays, profile
+from ..scheduling.ledger import MemoryProfile
 from . import solo_rows
 from .batch_layout import NO_DRAFTS, Layout, Widths
 from .decode_batch import run_pass

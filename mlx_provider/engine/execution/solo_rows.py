@@ -20,7 +20,7 @@ from mlx.utils import tree_map
 from ...isolation import attempt
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...upstream.cache_lists import leaves
-from ..memory import arrays
+from ..row_cache import arrays
 
 STEPS = 4
 """Tokens that a row decodes."""

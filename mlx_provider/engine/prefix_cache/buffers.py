@@ -23,7 +23,7 @@ from ...upstream.cache_lists import leaves
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
-from ..sizes import STEP_TOKENS, whole_steps
+from ..scheduling.ledger import STEP_TOKENS, whole_steps
 from .tree import Match, Node, segment_of, split
 
 if TYPE_CHECKING:

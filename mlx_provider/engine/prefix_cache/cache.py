@@ -17,8 +17,8 @@ from math import inf
 from typing import Any
 
 from ...protocol.health import PrefixCacheStats
-from ..memory import MemoryProfile
 from ..row_cache import Unstorable, grow_by
+from ..scheduling.ledger import MemoryProfile
 from . import tree
 from .buffers import Lease, Leases
 from .disk import DiskTier

@@ -5,6 +5,7 @@ Marconi, MLSys 2025), where the prefix cache can hold no more of a prompt, and s
 end of a long message.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,16 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from ...isolation import Fault, Isolation
 from ...records import LoadedModel, Prompt
-from ..memory import MemoryProfile
-from ..request import PrefillJob, Request, Row, Start
+from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
-from ..sizes import FixedShapes
+from ..scheduling.chunking import FixedShapes
+from ..scheduling.ledger import MemoryProfile
+from ..scheduling.scheduler import StoredPrefixes
 from .buffers import Lease, Leases
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
+
+log = logging.getLogger(__name__)
 
 GRID = 64
 """Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
@@ -38,7 +43,7 @@ AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
-class PrefixCachePolicy:
+class PrefixCachePolicy(StoredPrefixes):
     """Engine thread only.
 
     For a reproducible model it stores only what a prefill would compute. Kernels round by the width
@@ -100,16 +105,18 @@ class PrefixCachePolicy:
     def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What the first row of a queued prompt will use of the prefix cache in place. Changes
         nothing."""
-        if not job.uses_prefix_cache or job.ids is None:
-            return ()
-        match, estimated = self._find(job)
-        # if more of it comes from disk, these are copies
-        return (self._leases.claim(match) if estimated == match.length else None,)
+        if job.uses_prefix_cache and job.ids is not None:
+            with isolated_cache(job.request):
+                match, estimated = self._find(job)
+                # if more of it comes from disk, these are copies
+                return (self._leases.claim(match) if estimated == match.length else None,)
+        return ()
 
     def claim(self, job: PrefillJob) -> None:
         """Let the first row of a queued prompt hold it."""
-        for row, lease in zip(job.rows, self.claims(job), strict=False):
-            row.lease = lease and lease.acquire()
+        with isolated_cache(job.request):
+            for row, lease in zip(job.rows, self.claims(job), strict=False):
+                row.lease = lease and lease.acquire()
 
     def trim(self, row: Row, tokens: int) -> None:
         if row.lease is not None:
@@ -162,18 +169,6 @@ class PrefixCachePolicy:
         job.request.cached = match.length
         job.request.explanation = self._explain(job, match)
         return match
-
-    def preview(self, job: PrefillJob) -> Start:
-        """How `begin` would let a job start. Changes nothing."""
-        match, estimated = self._find(job)
-        start, cuts = match.length, job.cuts
-        if job.restore is not None and job.restore.cache is not None:
-            start = job.restore.length
-        elif job.restore is None and estimated > start:
-            return Start(estimated=estimated, waits=True)
-        if self._ends_passes and len(job.tokens) == len(job.request.prompt.tokens):
-            cuts = self._places(job, start, match.branch)
-        return Start(start, cuts, estimated)
 
     @property
     def _ends_passes(self) -> bool:
@@ -270,6 +265,15 @@ class PrefixCachePolicy:
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
         text = self._model.tokenizer.decode(around, skip_special=False)
         return f"left the stored prefix at token {at} of {match.asked}: ...{text!r}"
+
+
+def isolated_cache(request: Request) -> Isolation:
+    """Wraps a use of the prefix cache. An error in it costs only this use."""
+    return Isolation(partial(_log_fault, request))
+
+
+def _log_fault(request: Request, fault: Fault) -> None:
+    log.error("request %s: the prefix cache failed\n%s", request.id, fault.trace)
 
 
 def places(

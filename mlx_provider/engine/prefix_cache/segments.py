@@ -24,7 +24,7 @@ from ..row_cache import (
     set_arrays,
     window_attributes,
 )
-from ..sizes import whole_steps
+from ..scheduling.ledger import whole_steps
 from .tree import ID_BYTES
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Self
 
 from ..request import PrefillJob, Row
-from ..sizes import FixedShapes
 from .costs import Costs, Load
 from .ledger import Limits
 
@@ -51,6 +51,39 @@ TAIL = 32
 too."""
 
 
+ROWS = 8
+"""Rows of a decode pass: a GPU reads the weights for this many in little more time than for one."""
+TOKENS = 256
+"""Tokens of a prompt pass: enough for the best rate of most devices. Stored prefixes are cut to a
+multiple of it, and other requests wait for one such pass."""
+
+
+@dataclass(frozen=True)
+class FixedShapes:
+    """Pass shapes of a reproducible model, independent of other requests.
+
+    The shapes of arrays choose the kernels, and each kernel rounds differently. So each decode pass
+    has the same number of rows, with padding and with separate keys per row, and each prompt pass
+    but the last the same number of tokens, counted from the beginning of the prompt, so that a
+    stored prefix equals a computed one.
+    """
+
+    rows: int
+    tokens: int
+
+    @classmethod
+    def within(cls, max_rows: int, max_chunk: int) -> Self:
+        return cls(min(ROWS, max_rows), min(TOKENS, max_chunk))
+
+    def whole(self, tokens: int) -> int:
+        """Tokens among the first `tokens` that whole passes have computed."""
+        return tokens // self.tokens * self.tokens
+
+    def size(self, done: int, total: int) -> int:
+        """Tokens of the pass after the first `done` tokens of a prompt."""
+        return min(self.whole(done) + self.tokens, total) - done
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Prefill tokens `start .. stop` of `job`."""
@@ -87,18 +120,6 @@ class StepPlan:
     """Time limit for that in this step. At least one piece, or slice of the tower, runs."""
 
 
-@dataclass(frozen=True)
-class ExpectedPace:
-    alone: float
-    """Without the prompt."""
-    average: float
-    """Average beside the prompt."""
-    longest: float
-    """Longest beside the prompt."""
-    share: float
-    """Rate of the prompt, as a share of its rate on an idle device."""
-
-
 class Chunking:
     """Has no state except the measurements in `costs`."""
 
@@ -129,8 +150,20 @@ class Chunking:
             return largest_size(sizes, own, longest)
         if self.brief(job):
             return sizes[-1]
-        keys = sum(row.held for row in rows)
-        return self._size_beside(sizes, len(rows), keys, job.done, alone, mixed=mixed)
+        keys, fair = sum(row.held for row in rows), self.fair(alone)
+
+        def gap(size: int) -> float:
+            if mixed:
+                return self.costs.pass_of(len(rows), keys, size, job.done)
+            return alone + self.costs.pass_of(0, 0, size, job.done)
+
+        def with_repayment(size: int) -> float:
+            """With the following steps without a chunk that compensate for it."""
+            return max(gap(size), fair * (gap(size) - alone) / (fair - alone))
+
+        sizes = self._wide(sizes, gap)
+        short = [n for n in sizes if gap(n) <= SLACK * self.limits.stall_target]
+        return worthwhile(short or within(sizes, gap, self.longest_gap), with_repayment)
 
     @property
     def longest_gap(self) -> float:
@@ -140,41 +173,6 @@ class Chunking:
         """The sizes without small ones, unless others take longer than the longest gap."""
         wide = [n for n in sizes if n >= WIDE] or sizes[-1:]
         return wide if gap(wide[0]) <= self.longest_gap else sizes
-
-    def _size_beside(
-        self, sizes: Sequence[int], rows: int, keys: int, depth: int, alone: float, *, mixed: bool
-    ) -> int:
-        """The size of a chunk behind `depth` tokens, beside rows that hold `keys` tokens."""
-
-        def gap(size: int) -> float:
-            if mixed:
-                return self.costs.pass_of(rows, keys, size, depth)
-            return alone + self.costs.pass_of(0, 0, size, depth)
-
-        sizes = self._wide(sizes, gap)
-        short = [n for n in sizes if gap(n) <= SLACK * self.limits.stall_target]
-        return worthwhile(
-            short or within(sizes, gap, self.longest_gap),
-            lambda size: self._with_repayment(gap(size), alone),
-        )
-
-    def _with_repayment(self, gap: float, alone: float) -> float:
-        """Seconds of a step with a chunk and of the following steps without one that compensate for
-        it."""
-        fair = self.fair(alone)
-        return max(gap, fair * (gap - alone) / (fair - alone))
-
-    def expected_pace(self, streams: int, held: int, depth: int) -> ExpectedPace:
-        """Rates for streams of `held` tokens and a prompt at `depth`, under the stall target."""
-        alone = self.costs.pass_of(streams, streams * held)
-        keys, sizes, mixed = streams * held, fixed_sizes(self.limits.max_chunk), self.mixes
-        size = self._size_beside(sizes, streams, keys, depth, alone, mixed=mixed)
-        own = partial(self.costs.pass_of, 0, 0, depth=depth)
-        pause = self.costs.pass_of(streams, keys, size, depth) if mixed else alone + own(size)
-        best = largest_size(sizes, own, max(IDLE_SECONDS, own(size)))
-        cycle = self._with_repayment(pause, alone)
-        share = size / cycle * own(best) / best
-        return ExpectedPace(alone, min(pause, self.fair(alone)), pause, share)
 
     def fair(self, alone: float) -> float:
         """Seconds that a token of decoding rows may take on average beside a prompt. `alone`:

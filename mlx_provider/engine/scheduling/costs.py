@@ -200,8 +200,7 @@ class Costs:
         self.curve = self.curve.times(pace, kind)
         self.pace[kind], self._count[kind] = 1.0, 0
         log.info(
-            "%s take %.2g times as long as measured at load: the measurements are corrected, and "
-            "with them what was promised of streams beside a prompt",
+            "%s take %.2g times as long as measured at load: the measurements are corrected",
             KINDS[kind],
             pace,
         )
@@ -216,6 +215,16 @@ class PassTimer:
         self._launched: list[tuple[float, Load]] = []
         """Expected seconds of the passes on the device, and the cached tokens that they read."""
         self._since = 0.0
+        self.advanced = 0.0
+        """When the decoding rows last got a token."""
+
+    def stalled(self, now: float) -> float:
+        """Seconds that rows will have waited when the chunks behind their last pass have ended."""
+        waited, at = now - self.advanced, len(self._launched)
+        while at and not self._launched[at - 1][1].keys:
+            at -= 1
+            waited += self._launched[at][0]
+        return waited
 
     def launch(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
         if now - self._since > sum(seconds for seconds, _ in self._launched):
@@ -224,6 +233,13 @@ class PassTimer:
         if not self._launched:
             self._since = now
         self._launched.append((expected, load))
+
+    def end_rows(self, now: float, *, newer: bool, usual: bool) -> float:
+        """The last pass with rows has ended, or the one before (`newer`), see `end`."""
+        done = len(self._launched) - newer
+        while done > 0 and not self._launched[done - 1][1].keys:
+            done -= 1
+        return self.end(now, left=len(self._launched) - done, usual=usual)
 
     def end(self, now: float, *, left: int = 0, usual: bool = True) -> float:
         """All passes except the `left` newest have ended. Returns their time relative to the

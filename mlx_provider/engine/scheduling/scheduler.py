@@ -9,16 +9,20 @@ seconds. Steps without a chunk follow until the average time of a token is withi
 So streams keep a steady pace, and the prompt gets the rest of the device in efficient passes.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from __future__ import annotations
 
-from ..request import Phase, PrefillJob, Request, Row, Start
-from ..sizes import FixedShapes
-from .chunking import IDLE_SECONDS, Chunk, Chunking, StepPlan
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..request import Phase, PrefillJob, Request, Row
+from .chunking import IDLE_SECONDS, Chunk, Chunking, FixedShapes, StepPlan
 from .costs import Costs
-from .ledger import Ledger, Limits
-from .record import StepBuilder, StepRecord, StoredPrefixes, prefilling
+from .ledger import Ledger, Limits, StepBuilder, prefilling
+
+if TYPE_CHECKING:
+    from ..prefix_cache.buffers import Lease
 
 __all__ = ["Ledger", "Limits", "Scheduler"]
 
@@ -61,6 +65,50 @@ class FairShares:
             ends[account] = ends.get(account, 0.0) + job.work / job.request.share
             tags[job] = ends[account]
         return sorted(jobs, key=tags.__getitem__)
+
+
+@dataclass
+class StepRecord:
+    """One step. The engine does the fields before `plan` first, in this order."""
+
+    now: float
+    """When the step began, in monotonic seconds."""
+    expired: Sequence[Request] = ()
+    """Requests that end because their time limit has passed."""
+    cut: list[Row] = field(default_factory=list)
+    """Rows that end because memory is full."""
+    trims: dict[Row, int] = field(default_factory=dict)
+    """Rows that give back capacity, and the tokens that they keep room for."""
+    preempted: list[Row] = field(default_factory=list)
+    """Rows that free their memory and wait."""
+    claims: bool = False
+    """Whether the admitted prompt leases the stored buffers that it will use in place, before
+    memory is reclaimed. Prefixes that it will copy are not protected."""
+    reclaim: int = 0
+    """Bytes of live rows for which prefixes and idle models make room. 0: nothing to do."""
+    admitted: PrefillJob | None = None
+    tried: Sequence[PrefillJob] = ()
+    """Prompts that were tried for admission. The engine looks them up again."""
+    begins: Sequence[PrefillJob] = ()
+    """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
+    plan: StepPlan = field(default_factory=StepPlan)
+    need: int | None = None
+    """Bytes of all rows. `None`: not counted, because no row has outgrown its reservation."""
+    limit: int = 0
+    """Bytes that were available for them."""
+
+    @property
+    def runs(self) -> bool:
+        plan = self.plan
+        return bool(plan.rows) or plan.chunk is not None or plan.prepared is not None
+
+
+class StoredPrefixes:
+    """Questions of the scheduler to the prefix cache, which change nothing. Here it is empty."""
+
+    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+        """What the first row of a queued prompt would use in place. Empty: nothing."""
+        return ()
 
 
 class Scheduler:
@@ -152,7 +200,7 @@ class Scheduler:
     def retry_rows(self, rows: Iterable[Row]) -> list[PrefillJob]:
         rows = list(rows)
         for row in rows:
-            row.retry_alone = True
+            row.retry_alone, row.corrupted = True, False
         return [self._requeue(row, admitted=True) for row in rows]
 
     def preempt_row(self, row: Row) -> PrefillJob:
@@ -179,42 +227,40 @@ class Scheduler:
         """Decide the next step. Changes nothing. `mixes`: chunks may share the pass of the
         decoding rows; `stalled`: seconds that these rows have waited for their token; `passes`:
         forward passes per token of each row."""
-        step = StepBuilder(self, now)
-        record = step.record
+        late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
+        record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
+        step = StepBuilder(self, record)
         if self._decoded:
             step.fit_rows()
         record.admitted = step.choose_prompt(step.displace())
         started = [job for job in step.jobs if job.admitted or job is record.admitted]
         record.begins = [job for job in started if job.cache is None and not job.restoring]
-        starts = {job: self.prefixes.preview(job) for job in record.begins}
-        ready = (job for job in started if not job.restoring)
-        job = next((job for job in ready if job not in starts or not starts[job].waits), None)
+        if record.begins:  # where a prompt stands is known once it has begun
+            return record
         rows, mixes = tuple(step.rows), mixes and self.chunking.mixes
         alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
         record.plan = StepPlan(rows, pass_seconds=alone)
+        job = next((job for job in started if not job.restoring), None)
         if job is not None:
-            record.plan = self._add_prompt(record.plan, job, starts.get(job), mixes, stalled)
+            record.plan = self._add_prompt(record.plan, job, mixes, stalled)
         return record
 
-    def _add_prompt(
-        self, plan: StepPlan, job: PrefillJob, start: Start | None, mixes: bool, stalled: float
-    ) -> StepPlan:
-        """Add a prompt's chunk or earlier work. `start`: how it begins; `None`: it has begun."""
+    def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
+        """Add a prompt's chunk or earlier work."""
         chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
-        begun = job if start is None else job.after(start)
-        if rows and self._itl_debt and (begun.unembedded or not self._precedes(begun)):
+        if rows and self._itl_debt and (job.unembedded or not self._precedes(job)):
             return plan
-        if begun.unembedded or begun.scoring is not None or (start is not None and start.scored):
+        if job.unembedded or job.scoring is not None:
             share = chunking.fair(alone) - alone
-            limit = share if begun.unembedded else chunking.limits.stall_target
+            limit = share if job.unembedded else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
-        brief, even = self._precedes(begun), begun.own_pass
-        mixed = bool(rows) and mixes and begun.text_follows and not (brief or even)
-        size = chunking.even_size(begun) if even else chunking.size(begun, rows, alone, mixed=mixed)
-        chunk = Chunk(job, begun.done, begun.done + size)
+        brief, even = self._precedes(job), job.own_pass
+        mixed = bool(rows) and mixes and job.text_follows and not (brief or even)
+        size = chunking.even_size(job) if even else chunking.size(job, rows, alone, mixed=mixed)
+        chunk = Chunk(job, job.done, job.done + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
-        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.own_pass(begun, size))
+        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.own_pass(job, size))
         first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
         return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
 
