@@ -66,9 +66,9 @@ class ScriptedEngine:
 
 
 IMPATIENT = """
-from mlx_provider.litellm import handler, streams
+from mlx_provider.litellm import handler, provider, streams
 
-streams.SILENCE = 0.25
+streams.SILENCE = provider.SILENCE = 0.25
 """
 """The handler, whose silent streams get an event after a quarter of a second."""
 
