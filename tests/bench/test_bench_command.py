@@ -33,7 +33,7 @@ def test_without_plugins_there_is_no_such_command() -> None:
     assert "No such command 'bench'" in done.output
 
 
-def test_its_list_names_every_command() -> None:
+def test_the_list_names_every_command() -> None:
     cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
     done = CliRunner().invoke(cli, ["bench", "--help"])
     assert done.exit_code == 0

@@ -107,7 +107,7 @@ def test_a_function_of_the_same_name_is_left_alone() -> None:
     assert ours_of(swiglu) is None
 
 
-def test_they_are_put_in_once_and_back(tmp_path: Path, installed: Install) -> None:
+def test_functions_are_put_in_once_and_back(tmp_path: Path, installed: Install) -> None:
     model = load_text(build(tmp_path / "model", "qwen3"), LoadOptions()).model
     with Unpatched(model):
         installed(model)

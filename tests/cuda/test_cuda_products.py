@@ -85,7 +85,7 @@ def test_rows_are_one_matrix_of_at_least_a_tile(forms: list[tuple[int, ...]]) ->
     assert forms == [(1, 1, SIZE), *((1, max(TILE, n), SIZE) for n in rows)]
 
 
-def test_it_is_for_cuda_alone() -> None:
+def test_the_plugin_is_for_cuda_alone() -> None:
     assert [matches(device, "low") for device in ("cpu", "metal", "cuda")] == [False, False, True]
 
 

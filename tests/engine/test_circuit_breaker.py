@@ -29,7 +29,7 @@ def steps_until_tried(breaker: CircuitBreaker) -> int:
     return steps
 
 
-def test_it_opens_at_the_second_failure_and_waits_twice_as_long_each_time(
+def test_a_breaker_opens_at_the_second_failure_and_waits_twice_as_long_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "LONGEST_WAIT", 4 * WAIT)

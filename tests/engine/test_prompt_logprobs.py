@@ -43,7 +43,7 @@ def wanted(model: TextModel, tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
-def test_they_are_those_of_the_whole_prompt(tmp_path: Path, family: str) -> None:
+def test_logprobs_are_those_of_the_whole_prompt(tmp_path: Path, family: str) -> None:
     model = equipped(load_text(build(tmp_path / "m", family), LoadOptions()))
     grid = 32 if family == "qwen3_5_text" else 1
     engine = new_engine(model, max_chunk=64, grid=grid, mixes=True)

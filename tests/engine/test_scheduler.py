@@ -106,7 +106,7 @@ def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None
     assert next_chunk(made) is not None
 
 
-def test_it_imports_no_mlx() -> None:
+def test_the_scheduler_imports_no_mlx() -> None:
     code = (
         "import sys, mlx_provider.engine.scheduling.scheduler\n"
         "sys.exit('mlx.core' in sys.modules or 'mlx_lm' in sys.modules)"

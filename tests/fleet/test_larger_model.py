@@ -57,7 +57,7 @@ def command(model: Path, port: int, ring: int) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_it_answers(proxy: Proxy, stream: bool) -> None:
+def test_a_model_of_two_processes_answers(proxy: Proxy, stream: bool) -> None:
     given: Any = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     with openai.OpenAI(
         base_url=f"{proxy.url}/v1", api_key=KEY, max_retries=0,

@@ -52,7 +52,7 @@ def test_the_models_of_the_package(model):
 
 
 @pytest.mark.parametrize("model", ["mlx/demo", "mlx/demo-hybrid"])
-def test_they_say_of_themselves_what_is_registered(model, own_map):
+def test_a_folder_of_the_package_has_the_abilities_that_are_registered(model, own_map):
     folder = folder_of(model.removeprefix("mlx/"))
     router((f"mlx/{folder}", {}))
     entry = litellm.model_cost[f"mlx/{folder}"]

@@ -54,7 +54,7 @@ def listed(site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_it_is_found_and_without_fault(
+def test_an_example_is_found_and_without_fault(
     example: Path, site: Path, listed: tuple[dict[str, list[str]], dict[str, str]]
 ) -> None:
     plugins, modules = listed

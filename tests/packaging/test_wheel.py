@@ -50,7 +50,7 @@ def test_only_what_is_needed_is_in(files: set[str]) -> None:
     assert not any(re.search(r"(^|/)(\.|test_\w+\.py$)", path) for path in inside)
 
 
-def test_it_is_small(files: set[str]) -> None:
+def test_the_wheel_is_small(files: set[str]) -> None:
     """Both demo models have 7.5 MB."""
     sizes = [path.size or 0 for path in distribution("mlx-provider").files or []]
     assert 2e6 < sum(sizes) < LARGEST

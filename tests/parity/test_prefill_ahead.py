@@ -82,7 +82,7 @@ def test_another_tenant_cannot_reuse_it(tiny: Tiny) -> None:
     assert ask(engine, salt="other").cached == 0
 
 
-def test_it_needs_memory_that_nothing_uses(tiny: Tiny) -> None:
+def test_a_future_prompt_needs_memory_that_nothing_uses(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3"), available=lambda: 2 * len(PROMPT))
     engine.prefill_ahead(new_request(HEAD, max_tokens=0))
     assert engine.idle, "the prefixes hold that memory"

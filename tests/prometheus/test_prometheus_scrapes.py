@@ -110,7 +110,7 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def test_it_scrapes(place: Place, tmp_path: Path) -> None:
+def test_prometheus_scrapes_an_engine(place: Place, tmp_path: Path) -> None:
     wait_until(lambda: place.number('up{job="served"}') == 1)
     assert place.number('mlx_provider_models_loaded{job="served"}') == 0
     folder = build(tmp_path / "tiny-qwen", "qwen3")

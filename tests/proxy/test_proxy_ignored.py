@@ -13,7 +13,7 @@ ROUTES = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
-def test_they_are_named(engine, raw, path, stream):
+def test_parameters_without_effect_are_named(engine, raw, path, stream):
     body = {"model": "scripted", "stream": stream, **ROUTES[path]}
     with raw.stream("POST", path, json=body) as reply:
         assert reply.status_code == 200, reply.read()

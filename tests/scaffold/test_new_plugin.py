@@ -76,12 +76,12 @@ def python(code: str, folders: list[Path], environ: dict[str, str] | None = None
     return done.stdout
 
 
-def test_their_tests_pass_at_once(folders: list[Path]) -> None:
+def test_tests_of_a_new_plugin_pass_at_once(folders: list[Path]) -> None:
     assert python(TESTS, folders).count(" passed in ") == len(KINDS)
 
 
 @pytest.mark.parametrize("arguments", [["check"], ["format", "--check", "--line-length", "100"]])
-def test_their_style_is_clean(folders: list[Path], arguments: list[str]) -> None:
+def test_the_style_of_a_new_plugin_is_clean(folders: list[Path], arguments: list[str]) -> None:
     ruff = pytest.importorskip("ruff", reason="lint is an environment of its own")
     command = [ruff.find_ruff_bin(), *arguments, "--isolated", "--no-cache"]
     for folder in folders:
@@ -89,7 +89,7 @@ def test_their_style_is_clean(folders: list[Path], arguments: list[str]) -> None
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_they_bring_what_they_are_named_for(installed: dict[str, str]) -> None:
+def test_a_new_plugin_brings_what_it_is_named_for(installed: dict[str, str]) -> None:
     code = "from mlx_provider.cli import main; main()"
     command = [sys.executable, "-c", code, "plugins", "--json"]
     done = subprocess.run(command, env=installed, capture_output=True, text=True, check=True)
@@ -100,7 +100,7 @@ def test_they_bring_what_they_are_named_for(installed: dict[str, str]) -> None:
         assert found[name]["records"][kind.record] == [name]
 
 
-def test_it_says_what_to_do_next(tmp_path: Path) -> None:
+def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
     said = make("family", "mlx_provider_Two-words".lower(), tmp_path)
     assert str(tmp_path / "mlx-provider-two-words/mlx_provider_two_words/model.py") in said
     steps = ("mlx-provider[testing]", "pytest ", "mlx-provider plugins", "--mlx-conformance two_")

@@ -72,7 +72,7 @@ def test_chunks_and_control_tokens_of_users_change_nothing(model: LoadedModel) -
     assert said(model, [user(text)]) == said(model, [user(text)], chunk=7) == "Yes."
 
 
-def test_its_words_come_from_its_cache_alone(model: LoadedModel) -> None:
+def test_words_come_from_the_cache_alone(model: LoadedModel) -> None:
     """One row, told to go on with the cache of another, says what that one would."""
     scripts = [[user(script(Step(text)))] for text in ("A17", "A42")]
     prompts = [model.prepare(each, tools=[], media=[], variables={}) for each in scripts]

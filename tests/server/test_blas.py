@@ -33,7 +33,7 @@ def run(program: str = PROGRAM, **environment: str) -> list[str]:
 
 
 @linux
-def test_it_binds_the_first_candidate() -> None:
+def test_the_first_blas_that_is_found_is_bound() -> None:
     first = next((path for path in runtime._candidates()), None)
     if first is None:
         pytest.skip("no optimised BLAS is installed here")

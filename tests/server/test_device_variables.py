@@ -59,7 +59,7 @@ def test_a_client_wants_no_other_engine_for_it() -> None:
     assert identity({"MLX_DISABLE_COMPILE": "1"}) != identity({})
 
 
-def test_they_are_set_before_mlx_is_imported() -> None:
+def test_variables_are_set_before_mlx_is_imported() -> None:
     program = (
         "import sys; from mlx_provider.server import run\n"
         "seen = []; run.set_variables = lambda state: seen.append('mlx.core' in sys.modules)\n"

@@ -146,7 +146,7 @@ def test_a_changed_model_is_measured_again(
     assert load.measured == []
 
 
-def test_it_can_be_switched_off(load: Any, folder: Path, file: Path) -> None:
+def test_measurements_can_be_switched_off(load: Any, folder: Path, file: Path) -> None:
     for _ in range(2):
         load(folder, measurements="off")
         assert load.measured == ["probe", "calibrate"]

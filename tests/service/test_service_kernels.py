@@ -60,7 +60,7 @@ def ask(
     return asked
 
 
-def test_its_functions_are_called(
+def test_functions_of_the_kernels_are_called(
     install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any
 ) -> None:
     asked = ask(install_plugin, make_service, tiny_class, build_tiny, fails=False)

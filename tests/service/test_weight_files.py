@@ -17,7 +17,7 @@ def save(path: Path, **shapes: tuple[tuple[int, ...], mx.Dtype]) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "qwen3_vl", "gemma3"])
-def test_it_equals_the_memory_after_loading(family: str, tmp_path: Path) -> None:
+def test_the_estimate_equals_the_memory_after_loading(family: str, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", family)
     weights = mx.load(str(folder / "model.safetensors"))
     assert weights_estimate(folder) == sum(array.nbytes for array in weights.values())
