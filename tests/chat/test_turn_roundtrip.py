@@ -205,8 +205,13 @@ def test_calls_are_written_with_their_ids_as_the_template_writes_them(name: str)
     assert fold_tools([turn], parser)[0]["content"] == written
 
 
+@pytest.mark.parametrize(
+    "spaces", [("", "\n", " "), pytest.param(SPACES, marks=pytest.mark.sweep)], ids=["few", "all"]
+)
 @pytest.mark.parametrize("name", FORMATS)
-def test_white_space_that_the_template_can_write_comes_back(name: str) -> None:
+def test_white_space_that_the_template_can_write_comes_back(
+    name: str, spaces: tuple[str, ...]
+) -> None:
     """Other white space around the answer and the thought than the model was trained to write.
 
     Wherever some text of a client would give the output back, ours does.
@@ -219,7 +224,7 @@ def test_white_space_that_the_template_can_write_comes_back(name: str) -> None:
         natural = outputs(form, thought, answer, calls)
         for text in (answer, *((thought,) if thought else ())):
             head, _, tail = natural.partition(text)
-            for before, after in product(SPACES, SPACES):
+            for before, after in product(spaces, spaces):
                 output = head.rstrip() + before + text + after + tail.lstrip()
                 message = reply_to(form, prompt, output, [output])
                 if returned(form, message, calls, prompt + output):

@@ -320,10 +320,10 @@ def by_one(model: Any, request: Request) -> list[int]:
     [
         ("llama", {}),
         ("qwen3_vl", {}),
-        ("gemma3_text", {}),
+        pytest.param("gemma3_text", {}, marks=pytest.mark.sweep),
         ("gemma3_text", {"sliding_window": 256}),
         ("gpt_oss", {}),
-        ("qwen3_5_text", {}),
+        pytest.param("qwen3_5_text", {}, marks=pytest.mark.sweep),
         ("qwen3_5", {}),
     ],
 )

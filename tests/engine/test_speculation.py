@@ -446,7 +446,7 @@ def test_memory_grows_only_by_the_tokens_of_a_row(hybrid: TextModel) -> None:
         def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
             return [[row.tokens[-1]] * row.wanted for row in rows]
 
-    request = new_request(PROMPTS[0], max_tokens=400)
+    request = new_request(PROMPTS[0], max_tokens=250)
     engine = drafted(hybrid, Same())
     engine.submit(request)
 
@@ -457,10 +457,10 @@ def test_memory_grows_only_by_the_tokens_of_a_row(hybrid: TextModel) -> None:
         gc.collect()
         return mx.get_active_memory()
 
-    early, late = used_at(50), used_at(350)
+    early, late = used_at(50), used_at(200)
     row = engine.batch.extract(request.rows[0])
     assert late - early <= 1.3 * sum(array.nbytes for array in arrays(row))
-    assert request.drafted > 250
+    assert request.drafted > 120
     engine.cancel(request)
 
 
