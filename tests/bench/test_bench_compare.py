@@ -106,3 +106,10 @@ def test_every_part_beside_the_peers(benchmark: Callable[..., dict[str, Any]]) -
             assert servers[OURS]["refused"].startswith("0/")
     assert found["speed"]["streams: 2"][OURS]["rate_to_best"] > 0
     assert found["answers"]["4 at once"][OURS]["as_alone"] == "4/4"
+
+
+@pytest.mark.sweep
+def test_the_engine_beside_batches_of_mlx_lm(benchmark: Callable[..., dict[str, Any]]) -> None:
+    found = benchmark("engine", "--part", "stall", "--hidden", "64", "--layers", "2")
+    assert len(found["stall"]) == 3
+    assert all(each["worst_gap"] >= each["median_gap"] for each in found["stall"].values())

@@ -132,8 +132,7 @@ def run(subject: Subject, jobs: list[Job]) -> list[Job]:
     """Submit jobs when those before them have the tokens that they wait for; step until all end."""
     waiting = list(jobs)
     while waiting or not subject.idle:
-        before = [job for job in jobs if job.submitted]
-        while waiting and all(len(job.tokens) >= waiting[0].after for job in before):
+        while waiting and all(len(job.tokens) >= waiting[0].after for job in jobs if job.submitted):
             job = waiting.pop(0)
             job.submitted = time.perf_counter()
             subject.submit(job)
