@@ -20,7 +20,9 @@ from xdist.workermanage import WorkerController
 
 import waiting
 
-# The processes that tests start, some hundred, do not each compile the package anew.
+# As under tox: nobody asks the network, where LiteLLM would wait and try again at each import.
+os.environ |= {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+# Rewritten assertions are kept for the next process.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
