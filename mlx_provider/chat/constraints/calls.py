@@ -20,15 +20,7 @@ from ...records.json_reading import (
 )
 from ...records.parsing import CallGrammar, TaggedArguments
 from .patterns import plain_pattern, whole_text
-from .schema import (
-    ONE_LINE,
-    Function,
-    SchemaReader,
-    Spaces,
-    Split,
-    json_rule,
-    literal,
-)
+from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
 from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16

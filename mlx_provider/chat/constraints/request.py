@@ -10,15 +10,7 @@ from ...records.json_reading import function_of, listed_parameters
 from ...records.parsing import CallGrammar, MessageGrammar
 from .calls import CallRules, tool_functions
 from .patterns import between_slashes, text_pattern
-from .schema import (
-    ONE_LINE,
-    Function,
-    SchemaReader,
-    Spaces,
-    Split,
-    json_rule,
-    literal,
-)
+from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]
