@@ -96,7 +96,7 @@ class SchemaReader:
         if not isinstance(schema, Mapping):
             raise self._error(f"{at} must be a schema: an object or a boolean")
         out: dict[str, Any] = {}
-        for key, value in schema.items():
+        for key, value in _with_named(schema).items():
             if key in _OF_NAMES:
                 out[key] = self._read_named(value, f"{at}/{key}")
             elif key in _OF_LIST or (key == "items" and isinstance(value, list)):
@@ -150,6 +150,23 @@ class SchemaReader:
 
     def _error(self, message: str) -> BadRequest:
         return BadRequest(f"{self.where}: {message}", param=self.where)
+
+
+def _with_named(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rule for names of a map, as tools of Claude Code have it, in keywords of llguidance."""
+    values = schema.get("additionalProperties", True)
+    match schema:
+        case {"properties": _} | {"patternProperties": _}:
+            return schema
+        case {"propertyNames": {"pattern": str(pattern), **more}, **rest}:
+            only: dict[str, Any] = {"patternProperties": {pattern: values}}
+        case {"propertyNames": {"enum": [*names], **more}, **rest}:
+            only = {"properties": {str(name): values for name in names}}
+        case _:
+            return schema
+    if more not in ({}, {"type": "string"}):
+        return schema
+    return {**rest, **only, "additionalProperties": False}
 
 
 def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:
