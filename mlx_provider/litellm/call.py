@@ -20,13 +20,7 @@ from ..wire.api import HEADER, header_text
 from ..wire.openai import request as openai
 from ..wire.openai.request import Parameters, parameter_names, prompt_list
 from ..wire.openai.routes import embed_request
-from .model_info import (
-    caller_fields,
-    chosen_by,
-    engine_options,
-    operator_options,
-    proxy_server,
-)
+from .model_info import caller_fields, chosen_by, engine_options, operator_options, proxy_server
 
 FALLBACKS = ("context_window_fallbacks", "fallbacks")
 

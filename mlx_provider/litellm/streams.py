@@ -3,14 +3,7 @@ event loop. Streams are classes, because a generator that was never started woul
 `finally`."""
 
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from litellm.types import utils as types

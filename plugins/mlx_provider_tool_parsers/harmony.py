@@ -3,14 +3,7 @@
 import re
 
 from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolParser
-from mlx_provider.records import (
-    Emit,
-    NotACall,
-    Reading,
-    TextEnded,
-    TextReader,
-    Tools,
-)
+from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
 
 from .json_text import Edges, ignore, read_call, row
 from .values import closes

@@ -306,7 +306,7 @@ def test_plain_text_needs_no_grammar(model: Any) -> None:
 
 UNSUPPORTED: list[tuple[Any, list[str]]] = [
     ({"type": "array", "uniqueItems": True}, ["'uniqueItems'", "#"]),
-    ({"propertyNames": {"pattern": "^[a-z]+$"}}, ["'propertyNames'", "#"]),
+    ({"propertyNames": {"maxLength": 3}}, ["'propertyNames'", "#"]),
     ({"properties": {}, "unevaluatedProperties": False}, ["'unevaluatedProperties'", "#"]),
     ({"properties": {"a": {"not": {"type": "string"}}}}, ["'not'", "#/properties/a"]),
     ({"$defs": {"B": {"if": {}, "then": False}}, "$ref": "#/$defs/B"}, ["'if'", "#/$defs/B"]),
@@ -377,6 +377,11 @@ ONE_NAME = {
 }
 REWRITTEN: list[tuple[Any, str, bool]] = [
     ({"type": "object", "propertyNames": {"type": "string"}}, '{"b":1}', True),
+    ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
+     '{"ab":1}', True),
+    ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
+     '{"A":1}', False),
+    ({"type": "object", "propertyNames": {"type": "string", "enum": ["a"]}}, '{"b":1}', False),
     ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "3", False),
     ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, "3", True),
     ({"type": "array", "uniqueItems": False, "items": {"type": "null"}}, "[null,null]", True),
@@ -403,6 +408,7 @@ def test_keywords_that_can_be_said_otherwise(
 @pytest.mark.parametrize(
     "schema",
     [
+        {"propertyNames": {"pattern": "^[ab]$"}, "additionalProperties": {"enum": [1]}},
         {"required": ["c"], "minProperties": 3},
         {"properties": {"c": {}}, "required": ["c"], "patternProperties": {"^d": {}},
          "additionalProperties": False, "minProperties": 3},

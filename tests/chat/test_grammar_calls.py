@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from byte_model import GREP, MOVE, read
-from mlx_provider.chat.constraints.calls import whole_text
+from mlx_provider.chat.constraints.patterns import whole_text
 from mlx_provider.chat.messages.tools_as_text import check_readable, written_call, written_calls
 from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.errors import BadRequest

@@ -13,8 +13,8 @@ import pytest
 
 from byte_model import ENDS, byte_tokenizer
 from mlx_provider.chat.constraints import trial as grammar_trial
-from mlx_provider.chat.constraints.calls import whole_text
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
+from mlx_provider.chat.constraints.patterns import whole_text
 from mlx_provider.chat.constraints.trial import Allowance, GrammarTrial
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, GrammarFailed, RequestFailed

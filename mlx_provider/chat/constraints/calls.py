@@ -19,16 +19,8 @@ from ...records.json_reading import (
     value_types,
 )
 from ...records.parsing import CallGrammar, TaggedArguments
-from .schema import (
-    ONE_LINE,
-    Function,
-    SchemaReader,
-    Spaces,
-    Split,
-    json_rule,
-    literal,
-    plain_pattern,
-)
+from .patterns import plain_pattern, whole_text
+from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
 from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
@@ -181,10 +173,6 @@ def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
     )
 
 
-_MAX_PATTERN = 2000
-"""Longest pattern that is analysed. The time grows with its square."""
-
-
 @dataclass
 class TaggedArgument:
     rule: str
@@ -282,22 +270,3 @@ class TaggedArgument:
         if self.function.strict:
             where = f"tool {self.function.name!r}, parameter {self.name!r}"
             self.warnings.append(f"{where}: the {what} is not enforced in this model's call format")
-
-
-def whole_text(pattern: str) -> str | None:
-    """A schema's `pattern`, which may match anywhere, as a pattern of the whole text. `None`: it
-    has inner anchors, alternatives at the top level or lookarounds, or is too long."""
-    if len(pattern) > _MAX_PATTERN:
-        return None
-    plain = re.sub(r"\\.|\[(?:\\.|[^]\\])*\]", "", pattern, flags=re.DOTALL)
-    head, tail = plain.startswith("^"), plain.endswith("$")
-    inside = plain[head : len(plain) - tail]
-    while (fewer := re.sub(r"\([^()]*\)", "", inside)) != inside:
-        if re.search(r"\(\?(?!:)", inside) or re.search(r"[$^]", inside):
-            return None
-        inside = fewer
-    if re.search(r"[$^|()]", inside):
-        return None
-    body = pattern[head : len(pattern) - tail]
-    escaped = re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", body, flags=re.DOTALL)
-    return ("" if head else "(?s:.*)") + escaped.replace("\n", "\\n") + ("" if tail else "(?s:.*)")

@@ -9,16 +9,8 @@ from ...protocol.requests import GenerateRequest
 from ...records.json_reading import function_of, listed_parameters
 from ...records.parsing import CallGrammar, MessageGrammar
 from .calls import CallRules, tool_functions
-from .schema import (
-    ONE_LINE,
-    Function,
-    SchemaReader,
-    Spaces,
-    Split,
-    json_rule,
-    literal,
-    text_pattern,
-)
+from .patterns import between_slashes, text_pattern
+from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]
@@ -220,18 +212,8 @@ def _free_grammar(grammar: Mapping[str, Any], compiles: Compiles, preface: str) 
         )
     if len(value) > MAX_GRAMMAR:
         raise BadRequest(f"grammar is longer than {MAX_GRAMMAR} characters", param="grammar")
-    lark = value if kind == "lark" else f"start: {preface} /{escaped_slashes(value)}/"
+    lark = value if kind == "lark" else f"start: {preface} /{between_slashes(value)}/"
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"grammar is not valid: {wrong}", param="grammar")
     return Form(lark)
-
-
-def escaped_slashes(regex: str) -> str:
-    out, escaped = [], False
-    for letter in regex:
-        if letter == "/" and not escaped:
-            out.append("\\")
-        escaped = letter == "\\" and not escaped
-        out.append("\\n" if letter == "\n" else letter)
-    return "".join(out)

@@ -1,8 +1,6 @@
-"""Parts of grammars for llguidance. `json_rule` and `literal` write Lark. `text_pattern` makes a
-Lark grammar a regular expression, so that its text can stand in a call, bare or as JSON.
-
-`SchemaReader` adapts a client's schema, and refuses unsupported keywords by name. The lists follow
-llguidance 1.9.1 (parser/src/json/schema.rs and docs/json_schema.md)."""
+"""Schemas in grammars for llguidance. `json_rule` and `literal` write Lark. `SchemaReader` adapts a
+client's schema, and refuses unsupported keywords by name. The lists follow llguidance 1.9.1
+(parser/src/json/schema.rs and docs/json_schema.md)."""
 
 import json
 import re
@@ -53,96 +51,6 @@ class Function:
     """Regular expression of its only parameter's text, if that has a grammar."""
 
 
-_TOKEN = re.compile(
-    r"""(?P<skip>\s+|//[^\n]*|\#[^\n]*|->\s*\w+)
-    |%import\s+common\.(?P<common>\w+)(?:\s*->\s*(?P<renamed>\w+))?
-    |[!?]?(?P<rule>\w+)(?:\.\d+)?\s*:
-    |"(?P<first>(?:\\.|[^"\\]))"\s*\.\.\s*"(?P<last>(?:\\.|[^"\\]))"
-    |(?P<text>"(?:\\.|[^"\\])*")(?P<folded>i?)
-    |/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[imsux]*)
-    |(?P<name>[A-Za-z_]\w*)
-    |(?P<plain>[()|?*+\[\]]|\{\d*,?\d*\})
-    |(?P<other>%\w+|.)""",
-    re.VERBOSE | re.DOTALL,
-)
-_BRACKETS = {"(": "(?:", "[": "(?:", "]": ")?"}
-_COMMON = {
-    "DIGIT": "[0-9]",
-    "HEXDIGIT": "[a-fA-F0-9]",
-    "INT": "[0-9]+",
-    "SIGNED_INT": "[+-]?[0-9]+",
-    "NUMBER": r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?",
-    "LCASE_LETTER": "[a-z]",
-    "UCASE_LETTER": "[A-Z]",
-    "LETTER": "[a-zA-Z]",
-    "WORD": "[a-zA-Z]+",
-    "CNAME": "[a-zA-Z_][a-zA-Z_0-9]*",
-    "WS_INLINE": r"[ \t]+",
-    "WS": r"[ \t\f\r\n]+",
-    "CR": r"\r",
-    "LF": r"\n",
-    "NEWLINE": r"(?:\r?\n)+",
-}
-"""Of Lark's `grammars/common.lark`."""
-
-
-def text_pattern(lark: str) -> str:
-    """A grammar as one regular expression, which can stand in a schema. Raises `ValueError` that
-    names what has none, such as a rule that refers to itself."""
-    rules: dict[str, list[tuple[bool, str]]] = {}
-    rule = ""
-    for found in _TOKEN.finditer(lark):
-        if found["other"]:
-            raise ValueError(found["other"])
-        if found["common"]:
-            if found["common"] not in _COMMON:
-                raise ValueError(found[0])
-            pattern = f"(?:{_COMMON[found['common']]})"
-            rules[found["renamed"] or found["common"]] = [(False, pattern)]
-        elif found["rule"]:
-            rule = found["rule"]
-            rules[rule] = []
-        elif not found["skip"]:
-            rules[rule].append((bool(found["name"]), found["name"] or _convert_piece(found)))
-    return _expand_rule("start", rules, {})
-
-
-def _convert_piece(found: re.Match[str]) -> str:
-    if found["plain"]:
-        return _BRACKETS.get(found["plain"], found["plain"])
-    if found["first"]:
-        return f"[{re.escape(found['first'])}-{re.escape(found['last'])}]"
-    if found["regex"]:
-        flags = "".join(sorted(set(found["flags"]) - {"u"}))
-        return f"(?{flags}:{found['regex']})"
-    text = plain_pattern(json.loads(found["text"], strict=False))
-    return f"(?{found['folded']}:{text})"
-
-
-def plain_pattern(text: str) -> str:
-    """A regular expression that matches only this text, for use between slashes."""
-    return re.sub(r"[!-/:;=?@\[-^`{-~]", r"\\\g<0>", text).replace("\n", "\\n")
-
-
-def _expand_rule(
-    rule: str, rules: Mapping[str, list[tuple[bool, str]]], known: dict[str, str]
-) -> str:
-    """`known`: expressions of rules; empty while a rule is being expanded."""
-    if rule not in known:
-        known[rule] = ""
-        pieces = rules.get(rule, ())
-        parts = [_expand_rule(x, rules, known) if is_name else x for is_name, x in pieces]
-        known[rule] = f"(?:{''.join(parts)})"
-        if len(known[rule]) > LONGEST_PATTERN:
-            raise ValueError(f"a text of more than {LONGEST_PATTERN} characters")
-    if not known[rule]:
-        raise ValueError(f"the rule {rule!r}, which refers to itself,")
-    return known[rule]
-
-
-LONGEST_PATTERN = 100_000
-
-
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _OF_LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _OF_ONE = frozenset({"items", "additionalItems", "additionalProperties"})
@@ -188,7 +96,7 @@ class SchemaReader:
         if not isinstance(schema, Mapping):
             raise self._error(f"{at} must be a schema: an object or a boolean")
         out: dict[str, Any] = {}
-        for key, value in schema.items():
+        for key, value in _with_named(schema).items():
             if key in _OF_NAMES:
                 out[key] = self._read_named(value, f"{at}/{key}")
             elif key in _OF_LIST or (key == "items" and isinstance(value, list)):
@@ -242,6 +150,23 @@ class SchemaReader:
 
     def _error(self, message: str) -> BadRequest:
         return BadRequest(f"{self.where}: {message}", param=self.where)
+
+
+def _with_named(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rule for names of a map, as tools of Claude Code have it, in keywords of llguidance."""
+    values = schema.get("additionalProperties", True)
+    match schema:
+        case {"properties": _} | {"patternProperties": _}:
+            return schema
+        case {"propertyNames": {"pattern": str(pattern), **more}, **rest}:
+            only: dict[str, Any] = {"patternProperties": {pattern: values}}
+        case {"propertyNames": {"enum": [*names], **more}, **rest}:
+            only = {"properties": {str(name): values for name in names}}
+        case _:
+            return schema
+    if more not in ({}, {"type": "string"}):
+        return schema
+    return {**rest, **only, "additionalProperties": False}
 
 
 def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:

@@ -19,12 +19,15 @@ def grammar_tokenizer(fast: Any, eos: Iterable[int], rows: int) -> LLTokenizer:
     # llguidance refuses fewer rows than the tokenizer has entries.
     rows = max(rows, max(fast.get_vocab(with_added_tokens=True).values(), default=0) + 1)
     ends = sorted(token for token in eos if token < rows)
-    whole = json.loads(fast.to_str()) | {"truncation": None, "padding": None}
-    for token in whole["added_tokens"]:
-        token["special"] |= token["id"] in ends
+    added, text = fast.get_added_tokens_decoder(), fast.to_str()
+    texts = [token for token in ends if token in added and not is_marker(added[token])]
+    if texts or fast.truncation is not None or fast.padding is not None:
+        whole = json.loads(text) | {"truncation": None, "padding": None}
+        for token in whole["added_tokens"]:
+            token["special"] |= token["id"] in texts
+        text = json.dumps(whole, ensure_ascii=False)
     # Building the slices (cheap masks of JSON strings) is a separate step: llguidance holds the GIL
     # in each step.
-    text = json.dumps(whole, ensure_ascii=False)
     plain = LLTokenizer(text, n_vocab=rows, eos_token=ends or None, slices=[])
     return plain.with_slices(LLTokenizer.general_slices())
 

@@ -1,14 +1,9 @@
 """`pytest --mlx-conformance NAME`: checks that anyone can run over an installed plugin.
 
 `parsers` has those of formats, `models` of model families. A check is a function of its subject;
-the docstring is its promise. It raises `Nonconformity`,
-`NotApplicable`, or what the plugin raises.
+the docstring is its promise. It raises `Nonconformity`, `NotApplicable`, or what the plugin raises.
 """
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +22,6 @@ from ...registry.contents import Contents, load
 from ...registry.discovery import installed
 
 S = TypeVar("S")
-HEAVY = ("litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "torch", "huggingface_hub", "typer")
-"""Packages whose import takes tenths of seconds to seconds."""
 ODD_CONFIGS: Sequence[dict[str, object]] = (
     {},
     {"model_type": "an_architecture_that_nobody_has"},
@@ -36,16 +29,6 @@ ODD_CONFIGS: Sequence[dict[str, object]] = (
     {"model_type": 7, "text_config": [], "vision_config": "none"},
     {"text_config": {"model_type": "an_architecture_that_nobody_has"}, "vision_config": {}},
 )
-LISTING = """
-import json, sys
-from importlib.metadata import EntryPoint
-from mlx_provider.records import ReasoningParser, ToolParser
-from mlx_provider.registry.contents import load
-contents = load(EntryPoint(*sys.argv[1:4]))
-for parser in (*contents.of(ToolParser), *contents.of(ReasoningParser)):
-    parser.detect("{{ messages }}")
-print("LOADED " + json.dumps(sorted(set(sys.argv[4:]) & set(sys.modules))))
-"""
 
 
 class Nonconformity(AssertionError):
@@ -101,7 +84,6 @@ class Laboratory:
 @dataclass(frozen=True)
 class Installed:
     plugin: Plugin
-    entry_point: EntryPoint
     contents: Contents | None
     """`None`: it does not load."""
 
@@ -110,22 +92,6 @@ def loads(of: Installed) -> None:
     """It loads, its hooks run, and no name of it clashes with another's."""
     demand(of.plugin.error is None, f"it is skipped whole: {of.plugin.error}")
     demand(not of.plugin.notes, f"mlx-provider plugins notes: {'; '.join(of.plugin.notes)}")
-
-
-def import_weight(of: Installed) -> None:
-    """Listing it imports no slow package (mlx, litellm, transformers, ...)."""
-    point = of.entry_point
-    done = subprocess.run(
-        [sys.executable, "-c", LISTING, point.name, point.value, point.group, *HEAVY],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    summary = [line for line in done.stdout.splitlines() if line.startswith("LOADED ")]
-    demand(bool(summary), f"it could not be listed in a process of its own: {done.stderr[-500:]}")
-    heavy = json.loads(summary[-1].removeprefix("LOADED "))
-    same(heavy, [], "listing it imports heavy packages: import them where they are used")
 
 
 def recognition(of: Installed) -> None:
@@ -149,7 +115,7 @@ def checkpoint(name: str) -> None:
     )
 
 
-PLUGIN_CHECKS = (loads, import_weight, recognition)
+PLUGIN_CHECKS = (loads, recognition)
 
 
 def find(name: str) -> tuple[Plugin, EntryPoint]:
@@ -167,7 +133,7 @@ def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
     listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
     if isinstance(loaded, Fault):
         listed = replace(listed, error=loaded.summary)
-    found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, point, contents))]
+    found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, contents))]
     if contents is not None:
         found += _of_parsers(contents)
     if contents is not None and contents.records[ModelFamily]:

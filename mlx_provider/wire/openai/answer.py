@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ContextTooLong, EngineUnavailable, MLXProviderError
 from ...protocol.event_queue import joined
-from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogprob, ToolCallDelta
+from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogprob
 from .. import api
 from ..api import json_bytes
 
@@ -98,23 +98,6 @@ def text_logprobs(tokens: Sequence[TokenLogprob], begins: int = 0) -> dict[str, 
     }
 
 
-def call_pieces(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
-    """A head with id and name, then arguments: LiteLLM's Anthropic bridge would lose
-    arguments in the head."""
-    pieces: list[dict[str, Any]] = []
-    for delta in deltas:
-        if delta.name is not None:
-            pieces.append(_piece(delta.index, delta.id, delta.name, ""))
-        if delta.arguments:
-            pieces.append(_piece(delta.index, None, None, delta.arguments))
-    return pieces
-
-
-def _piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"index": index, "id": call_id, "type": "function", "function": function}
-
-
 class ChunkChoices:
     def __init__(self, *, text: bool) -> None:
         self._text = text
@@ -157,7 +140,16 @@ class ChunkChoices:
     def _parts(self, event: Delta) -> list[dict[str, Any]]:
         texts = {"reasoning_content": event.reasoning, "content": event.content}
         parts: list[dict[str, Any]] = [{name: text} for name, text in texts.items() if text]
-        return parts + [{"tool_calls": [piece]} for piece in call_pieces(event.tool_calls)]
+        for call in event.tool_calls:
+            # LiteLLM's Anthropic bridge would lose arguments beside id and name.
+            pieces = (call.id, call.name, ""), (None, None, call.arguments)
+            for call_id, name, arguments in pieces:
+                if name is None and not arguments:
+                    continue
+                function = {"name": name, "arguments": arguments}
+                piece = {"index": call.index, "id": call_id, "type": "function"}
+                parts.append({"tool_calls": [piece | {"function": function}]})
+        return parts
 
 
 def _head(accepted: Accepted, *, text: bool, chunk: bool = False) -> dict[str, Any]:

@@ -14,21 +14,8 @@ from ...protocol.requests import GenerateRequest
 from .. import api
 from ..api import ClientNames, ParsedRequest, Read, event_frame
 from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
-from ..openai.request import (
-    SCHEMA,
-    Parameters,
-    WithoutEffect,
-    generate_requests,
-    parameter_names,
-)
-from .conversation import (
-    ABSENT,
-    Called,
-    ChatTools,
-    check_parameters,
-    messages_of,
-    unwrap_text,
-)
+from ..openai.request import SCHEMA, Parameters, WithoutEffect, generate_requests, parameter_names
+from .conversation import ABSENT, Called, ChatTools, check_parameters, messages_of, unwrap_text
 
 Fields = dict[str, Any]
 THOUGHT, TEXT = "reasoning_summary_text", "output_text"
