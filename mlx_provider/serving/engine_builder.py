@@ -21,7 +21,7 @@ from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
-from ..errors import MLXProviderError, wrong_option
+from ..errors import wrong_option
 from ..isolation import Fault, attempt, plugin_call
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
@@ -81,20 +81,19 @@ class EngineBuilder:
         self._progress = progress
         self._measurements = Measurements.chosen(settings.measurements)
 
-    def start(self, options: ModelOptions, weights: Weights) -> MLXProviderError | None:
-        """Probe a model that loads, and start its engine. Returns the error without the frames of
-        the model."""
-        resident = self._budgets.ledger.get(weights.key)
-        if resident is not None:
-            resident.expected = weights.nbytes
+    def start(self, weights: Weights, options: ModelOptions) -> None:
+        """Probe the model and start its engine, unless it runs. Raises errors of
+        `mlx_provider.errors`."""
+        if weights.started is not None:
+            return
         built = attempt(lambda: self._build(weights, options))
         if not isinstance(built, Fault):
             weights.started = built
-            return None
+            return
         if options.dtype in NOT_EVERYWHERE and not built.ours:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
-            return wrong_option("dtype", f"{remedy} ({built.summary})")
-        return load_error(
+            raise wrong_option("dtype", f"{remedy} ({built.summary})")
+        raise load_error(
             built,
             weights.name,
             weights.family,

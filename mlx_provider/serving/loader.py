@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -43,6 +43,7 @@ from ..records import (
 from ..registry import Plugin, PluginRegistry
 from ..upstream.patching import namespaces, patch, unpatch
 from .load_queue import LoadPlan
+from .residents import MemoryLedger
 from .weight_files import check_folder, weights_dtype, weights_estimate, wire
 from .weights import Weights, WeightsKey
 
@@ -122,9 +123,8 @@ def load_error(
     return LoadFailed(message)
 
 
-BACK = 0.9
-"""Share of its bytes that an unloaded model must free, else a warning is logged."""
-
+MASK_THREADS = 2
+"""Threads that compute grammar masks in parallel with the device's step."""
 LARGE_VOCABULARY = 1 << 15
 """From this size, the vocabulary for grammars is built at load; a smaller one takes
 milliseconds."""
@@ -137,7 +137,6 @@ class _Job:
     plugin: Plugin
     options: LoadOptions
     name: str
-    start: Callable[[Weights], MLXProviderError | None]
 
 
 class Loader:
@@ -145,39 +144,35 @@ class Loader:
         self,
         registry: PluginRegistry,
         worker: EngineWorker,
+        ledger: MemoryLedger,
+        shrink_prefix_cache: Callable[[], None],
+        progress: LoadProgress,
         *,
         feature_bytes: int,
-        mask_pool: Executor,
-        grammar_pool: Executor,
-        shrink_prefix_cache: Callable[[], None],
-        limit: Callable[[], int],
-        progress: LoadProgress,
     ) -> None:
-        """`limit`: bytes for all models and rows. `shrink_prefix_cache` (engine thread): frees the
-        bytes reserved for weights."""
+        """`shrink_prefix_cache` (engine thread): frees the bytes reserved for weights."""
         self._registry = registry
         self._worker = worker
-        self._feature_bytes = feature_bytes
-        self._pools = mask_pool, grammar_pool
+        self._ledger = ledger
         self._shrink_prefix_cache = shrink_prefix_cache
-        self._limit = limit
         self._progress = progress
+        self._feature_bytes = feature_bytes
+        self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
+        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
         self._loaded: set[Weights] = set()
 
-    def plan(
-        self,
-        key: WeightsKey,
-        options: ModelOptions,
-        name: str,
-        start: Callable[[Weights], MLXProviderError | None],
-    ) -> LoadPlan:
+    def close(self) -> None:
+        self._mask_pool.shutdown(wait=False)
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
+
+    def plan(self, key: WeightsKey, options: ModelOptions, name: str) -> LoadPlan:
         """Expected memory of a load. `name`: the model's name in logs and metrics, because a
-        folder's own name says little (`model`, a revision). `start` builds its engine (engine
-        thread), and returns its error. Raises `BadRequest` for a folder that no family serves."""
+        folder's own name says little (`model`, a revision). Raises `BadRequest` for a folder that
+        no family serves."""
         check_folder(key.folder, key.adapter)
         family, plugin = self._registry.family_for(read_json(key.folder / "config.json"))
         dtype = weights_dtype(
-            key.dtype, weights_estimate(key.folder, key.adapter, expanded=4), self._limit()
+            key.dtype, weights_estimate(key.folder, key.adapter, expanded=4), self._ledger.limit
         )
         chosen = LoadOptions(
             adapter=key.adapter,
@@ -190,7 +185,7 @@ class Loader:
         nbytes = weights_estimate(
             key.folder, key.adapter, expanded=None if dtype is None else getattr(mx, dtype).size
         )
-        job = _Job(key, family, plugin, chosen, name, start)
+        job = _Job(key, family, plugin, chosen, name)
         return LoadPlan(name, nbytes, partial(self._load, job, nbytes))
 
     def unload(self, weights: Weights) -> None:
@@ -198,7 +193,7 @@ class Loader:
         self._worker.call(partial(self.unload_here, weights)).result()
 
     def unload_here(self, weights: Weights) -> None:
-        """Release a model and check that its bytes are freed (engine thread)."""
+        """Release a model (engine thread)."""
         before = mx.get_active_memory()
         self._stop(weights)
         self._loaded.remove(weights)
@@ -206,12 +201,7 @@ class Loader:
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
-        log.info("unloaded %s: %d bytes came back", weights.name, back)
-        if back < BACK * weights.taken:
-            log.warning(
-                "%s took %d bytes, of which %d came back: family %r keeps the rest",
-                weights.name, weights.taken, back, weights.family,
-            )  # fmt: skip
+        log.info("unloaded %s: %d of %d bytes came back", weights.name, back, weights.taken)
 
     def _stop(self, weights: Weights) -> None:
         """Separate from `unload_here`, whose frame may not hold an engine when memory is read."""
@@ -230,10 +220,6 @@ class Loader:
             "loaded %s in %.1f s: family %s, %d bytes",
             weights.name, time.monotonic() - began, weights.family, weights.nbytes,
         )  # fmt: skip
-        error = self._worker.call(partial(job.start, weights)).result()
-        if error is not None:
-            self.unload(weights)
-            raise error
         return weights
 
     def _load_here(self, job: _Job) -> Weights:
@@ -256,7 +242,7 @@ class Loader:
             stranger=stranger_of(job.plugin),
             taken=taken,
             features=FeatureCache(self._feature_bytes),
-            grammar=_grammar_of(made, *self._pools),
+            grammar=_grammar_of(made, self._mask_pool, self._grammar_pool),
             _model=made,
         )
         self._loaded.add(weights)

@@ -2,7 +2,6 @@
 need the same weights."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,8 +31,6 @@ from .residents import Lease, MemoryLedger, memory_limit, pool_limit
 from .weights import EngineInstance, ModelView, Weights, WeightsKey
 
 VIEWS_PER_MODEL = 64
-MASK_THREADS = 2
-"""Threads that compute grammar masks in parallel with the device's step."""
 
 
 class ModelCache:
@@ -50,25 +47,16 @@ class ModelCache:
         limit = memory_limit(settings.memory_limit)
         pool = pool_limit(limit)
         self._registry = registry
+        self._worker = worker
         self._pool_before = mx.set_cache_limit(pool)
-        self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
-        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
         self.ledger: MemoryLedger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
         )
         disk = settings.disk_cache, settings.disk_cache_bytes
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)
         self.progress = LoadProgress()
-        self.loader = Loader(
-            registry,
-            worker,
-            feature_bytes=settings.feature_bytes,
-            mask_pool=self._mask_pool,
-            grammar_pool=self._grammar_pool,
-            shrink_prefix_cache=self.prefixes.shrink,
-            limit=lambda: self.ledger.limit,
-            progress=self.progress,
-        )
+        made = registry, worker, self.ledger, self.prefixes.shrink, self.progress
+        self.loader = Loader(*made, feature_bytes=settings.feature_bytes)
         self.queue = LoadQueue(self.ledger, self.loader.unload, patience=settings.model_wait)
         budgets = RowBudgets(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
         self.builder = EngineBuilder(settings, registry, worker, recorder, budgets, self.progress)
@@ -99,7 +87,7 @@ class ModelCache:
         key = self._key(folder, options, may_lengthen=may_lengthen)
         lease = self.queue.acquire(
             key,
-            partial(self.loader.plan, key, options, name, partial(self.builder.start, options)),
+            partial(self.loader.plan, key, options, name),
             who=who,
             rows=rows,
             keep_alive=options.keep_alive,
@@ -108,6 +96,8 @@ class ModelCache:
         )
         with ExitStack() as undo:
             undo.callback(lease.release)
+            if lease.model.started is None:
+                self._worker.call(partial(self.builder.start, lease.model, options)).result()
             view = self._view(lease.model, name, options, listed=listed)
             undo.pop_all()
         return view, lease
@@ -162,8 +152,7 @@ class ModelCache:
         for instance in self.engines():
             instance.learned()
         self.prefixes.close()
-        self._mask_pool.shutdown(wait=False)
-        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
+        self.loader.close()
         mx.set_cache_limit(self._pool_before)
 
     def drop(self) -> None:

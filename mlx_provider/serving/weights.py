@@ -163,7 +163,7 @@ class Weights:
     stranger: str = ""
     """Name and version of the third-party plugin that serves it."""
     started: EngineInstance | None = None
-    """`None` while its engine is built, and after it is unloaded."""
+    """`None` until its engine is built, and after it is unloaded."""
     views: dict[Any, ModelView] = field(default_factory=dict)
 
     @property

@@ -23,7 +23,7 @@ from mlx_provider import (
 from mlx_provider.families.caches import row_cache
 from mlx_provider.families.logits import Path, find_backbone, last_token, narrowed, rows_at
 from mlx_provider.families.tokenizer import HFTokenizer
-from mlx_provider.families.vision.loading import language_logits, model_inputs, prompt_features
+from mlx_provider.families.vision.loading import embedded, language_logits, model_inputs
 from mlx_provider.families.vision.model import (
     MediaMarks,
     Placed,
@@ -113,7 +113,8 @@ class AnyVisionModel(VisionModel):
 
     def embed(self, span: MediaSpan) -> Features:
         inputs: Any = span.ready
-        return self.features_of(prompt_features(self.model, inputs()))
+        arrays = {key: mx.array(value) for key, value in inputs().items()}
+        return self.features_of(embedded(self.model, arrays))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
         return PromptFeatures(made)

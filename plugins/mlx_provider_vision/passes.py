@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.families.caches import StateCache, row_cache
-from mlx_provider.families.vision.loading import has_mrope, language_logits, text_rows
+from mlx_provider.families.vision.loading import embedded, has_mrope, language_logits
 from mlx_provider.families.vision.model import embeddings, pieces
 from mlx_provider.families.vision.patches import chunk_positions, step_positions
 
@@ -42,7 +42,8 @@ def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
     ids = mx.array(np.asarray(chunk.prompt.tokens[chunk.start : chunk.stop], np.int32))[None]
     more: dict[str, Any] = {}
     if any(part.features is not None for part in parts):
-        more["inputs_embeds"] = embeddings(chunk, parts, lambda text: text_rows(model, text)[0])
+        text_rows = lambda text: embedded(model, {"input_ids": text[None]})["inputs_embeds"][0]  # noqa: E731
+        more["inputs_embeds"] = embeddings(chunk, parts, text_rows)
         more["n_to_process"] = chunk.stop - chunk.start
     if has_mrope(model):
         more |= {"position_ids": chunk_positions(chunk), "rope_deltas": mx.zeros((1, 1), mx.int32)}

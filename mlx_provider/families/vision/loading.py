@@ -3,7 +3,7 @@
 Nothing of a request is read from the model object or stored there: `LanguageModel.__call__` stores
 positions of the last request (mlx_vlm/models, 0.7.10, `_rope_deltas`, `_position_ids`)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..checkpoint import read_json
 from ..layers import expand, route_attention
 
 __all__ = [
+    "embedded",
     "has_mrope",
     "language_logits",
 ]
@@ -119,14 +120,3 @@ def model_inputs(
         image_token_index=image_token,
     )
     return {key: np.array(value) for key, value in made.items() if isinstance(value, mx.array)}
-
-
-def prompt_features(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, mx.array]:
-    """Embeddings of a whole prompt, and the other inputs of its prefill. `inputs`: the processor's
-    arrays. `inputs_embeds` is (1, length, hidden); the others are arguments of `language_logits`.
-    """
-    return embedded(model, {key: mx.array(value) for key, value in inputs.items()})
-
-
-def text_rows(model: Any, tokens: mx.array) -> mx.array:
-    return embedded(model, {"input_ids": tokens[None]})["inputs_embeds"]
