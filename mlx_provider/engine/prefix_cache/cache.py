@@ -20,7 +20,7 @@ from ...protocol.health import PrefixCacheStats
 from ..memory import MemoryProfile
 from ..row_cache import Unstorable, grow_by
 from . import tree
-from .buffers import Lease, Leases
+from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
 from .eviction import Sessions, evict, fit, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
@@ -300,8 +300,7 @@ class PrefixCache:
             weights=self.sessions.weights(), keep=frozenset(keep),
         )  # fmt: skip
         for row in [row for row in totals.rows if row.stored < stored[row]]:
-            row.trim(row.path[-1].stop)
-            totals.set_spare(row, 0)
+            self._trim_row(row)
         self._trim(nbytes)
         freed = before - self.nbytes
         if freed:
@@ -314,8 +313,13 @@ class PrefixCache:
         spare = [row for row, size in self.totals.rows.items() if size]
         for row in sorted(spare, key=lambda row: row.path[-1].used):
             if self.nbytes > nbytes:
-                row.trim(row.path[-1].stop)
-                self.totals.set_spare(row, 0)
+                self._trim_row(row)
+
+    def _trim_row(self, row: RowBuffers) -> None:
+        stop = row.path[-1].stop
+        self.totals.set_spare(row, row.spare(stop))  # counts until it is free
+        row.trim(stop)
+        self.totals.set_spare(row, 0)
 
     def _drop_lost(self) -> None:
         for row in [row for row in self.totals.rows if row.lost]:
