@@ -155,8 +155,7 @@ class PrefixCache:
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
-        share, _ = self.sessions.share(session, self.budget())
-        room = share - memory.state_bytes - windows
+        room = self.sessions.share(session, self.budget()) - memory.state_bytes - windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
@@ -253,17 +252,14 @@ class PrefixCache:
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.shared_path(found, new), self._budget_after(new)
-        share, heads = self.sessions.share(session, budget)
-        stop, kept = fit(stored, new, share)
+        stop, kept = fit(stored, new, self.sessions.share(session, budget))
         own = new.own if stop == len(new.ids) and tree.refers(new, stored) else None
         path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
         grows = max(0, stop - found.shared) * new.token_bytes
         grows += sum(state.nbytes for state in states.values())
-        if self.nbytes > budget - grows:
-            self.evict(budget - grows, keep={*path, *heads()})
-            self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
+        self.evict(budget - grows, keep=path)
         if stop == 0:
             return None
         self._roots[key], self._layouts[key] = root, new.row.layout
@@ -271,9 +267,7 @@ class PrefixCache:
             for node in path:
                 if own is not None and node.start >= own.first:
                     node.hold(new.row.within(own, node.start, node.stop), node.snapshot)
-            continued = 2 * found.shared > len(new.ids)
-            above = path[-1] if path else root
-            leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
+            leaf = tree.grow(path[-1] if path else root, new, stop, states, own)
         finally:
             if not root.children:
                 self._drop_empty()
