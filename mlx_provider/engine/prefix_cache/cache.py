@@ -288,11 +288,13 @@ class PrefixCache:
             return 0
         if before - nbytes <= sum(totals.rows.values()):
             self._trim(nbytes)
-        stored = {row: row.stored for row in totals.rows}
-        evict(
-            [*self.nodes()], totals, nbytes, buffers, clock=self._clock,
-            weights=self.sessions.weights(), keep=frozenset(keep),
-        )  # fmt: skip
+        stored, last = {row: row.stored for row in totals.rows}, -1
+        while (totals.nbytes > nbytes or totals.buffers > buffers) and totals.nbytes != last:
+            last = totals.nbytes  # a prefix can go once no entry continues it
+            evict(
+                [*self.nodes()], totals, nbytes, buffers, clock=self._clock,
+                weights=self.sessions.weights(), keep=frozenset(keep),
+            )  # fmt: skip
         for row in [row for row in totals.rows if row.stored < stored[row]]:
             self._trim_row(row)
         self._trim(nbytes)
