@@ -166,9 +166,8 @@ def _become_shared(layer: Any, prefix: Prefix) -> None:
 
 def _copy(array: mx.array, room: int) -> mx.array:
     """A copy with capacity for `room` tokens, but at least for those of `array`."""
-    found = mx.zeros((*array.shape[:2], max(room, array.shape[2]), array.shape[3]), array.dtype)
-    found[:, :, : array.shape[2]] = array
-    return found
+    more = max(0, room - array.shape[2])
+    return mx.contiguous(mx.pad(array, [(0, 0), (0, 0), (0, more), (0, 0)]))
 
 
 def _arrays(stored: Any) -> list[mx.array]:

@@ -197,6 +197,22 @@ def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextMode
     check(qwen3, *requests)
 
 
+def test_all_entries_behind_a_shared_prefix_can_be_evicted(qwen3: TextModel) -> None:
+    """Also if the last one begins with a part of the prefix."""
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, least=256)
+    for last in (40, 41):
+        engine.submit(request := new_request([*PREFIX, last, 50], max_tokens=60))
+        while not output_of(request).tokens:
+            engine.step()
+    run(engine)
+    asked(engine, [*PREFIX[:500], *range(60, 200)])
+    assert sum(row.base is not None for row in stored.totals.rows) == 3
+    stored.evict(0)
+    stored.check_integrity()
+    assert stored.nbytes == 0
+
+
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:
     engine, _, _ = tight(qwen3)
     requests = [

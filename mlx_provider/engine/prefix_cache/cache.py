@@ -20,7 +20,7 @@ from ...protocol.health import PrefixCacheStats
 from ..row_cache import Unstorable, grow_by
 from ..scheduling.ledger import MemoryProfile
 from . import tree
-from .buffers import Lease, Leases
+from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
 from .eviction import Sessions, evict, fit, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
@@ -155,8 +155,7 @@ class PrefixCache:
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
-        share, _ = self.sessions.share(session, self.budget())
-        room = share - memory.state_bytes - windows
+        room = self.sessions.share(session, self.budget()) - memory.state_bytes - windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
@@ -253,17 +252,14 @@ class PrefixCache:
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.shared_path(found, new), self._budget_after(new)
-        share, heads = self.sessions.share(session, budget)
-        stop, kept = fit(stored, new, share)
+        stop, kept = fit(stored, new, self.sessions.share(session, budget))
         own = new.own if stop == len(new.ids) and tree.refers(new, stored) else None
         path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
         grows = max(0, stop - found.shared) * new.token_bytes
         grows += sum(state.nbytes for state in states.values())
-        if self.nbytes > budget - grows:
-            self.evict(budget - grows, keep={*path, *heads()})
-            self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
+        self.evict(budget - grows, keep=path)
         if stop == 0:
             return None
         self._roots[key], self._layouts[key] = root, new.row.layout
@@ -271,9 +267,7 @@ class PrefixCache:
             for node in path:
                 if own is not None and node.start >= own.first:
                     node.hold(new.row.within(own, node.start, node.stop), node.snapshot)
-            continued = 2 * found.shared > len(new.ids)
-            above = path[-1] if path else root
-            leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
+            leaf = tree.grow(path[-1] if path else root, new, stop, states, own)
         finally:
             if not root.children:
                 self._drop_empty()
@@ -294,14 +288,15 @@ class PrefixCache:
             return 0
         if before - nbytes <= sum(totals.rows.values()):
             self._trim(nbytes)
-        stored = {row: row.stored for row in totals.rows}
-        evict(
-            [*self.nodes()], totals, nbytes, buffers, clock=self._clock,
-            weights=self.sessions.weights(), keep=frozenset(keep),
-        )  # fmt: skip
+        stored, last = {row: row.stored for row in totals.rows}, -1
+        while (totals.nbytes > nbytes or totals.buffers > buffers) and totals.nbytes != last:
+            last = totals.nbytes  # a prefix can go once no entry continues it
+            evict(
+                [*self.nodes()], totals, nbytes, buffers, clock=self._clock,
+                weights=self.sessions.weights(), keep=frozenset(keep),
+            )  # fmt: skip
         for row in [row for row in totals.rows if row.stored < stored[row]]:
-            row.trim(row.path[-1].stop)
-            totals.set_spare(row, 0)
+            self._trim_row(row)
         self._trim(nbytes)
         freed = before - self.nbytes
         if freed:
@@ -314,8 +309,13 @@ class PrefixCache:
         spare = [row for row, size in self.totals.rows.items() if size]
         for row in sorted(spare, key=lambda row: row.path[-1].used):
             if self.nbytes > nbytes:
-                row.trim(row.path[-1].stop)
-                self.totals.set_spare(row, 0)
+                self._trim_row(row)
+
+    def _trim_row(self, row: RowBuffers) -> None:
+        stop = row.path[-1].stop
+        self.totals.set_spare(row, row.spare(stop))  # counts until it is free
+        row.trim(stop)
+        self.totals.set_spare(row, 0)
 
     def _drop_lost(self) -> None:
         for row in [row for row in self.totals.rows if row.lost]:

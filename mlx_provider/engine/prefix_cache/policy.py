@@ -263,7 +263,8 @@ class PrefixCachePolicy(StoredPrefixes):
         if at is None:
             return ""
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
-        text = self._model.tokenizer.decode(around, skip_special=False)
+        decode = self._model.tokenizer.decode
+        text = decode(around, skip_special=False) if around else "<media>"
         return f"left the stored prefix at token {at} of {match.asked}: ...{text!r}"
 
 
