@@ -19,8 +19,8 @@ from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
 from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.calibration import SHARED_UNMEASURED
-from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
+from ..engine.execution.trial_passes import PassBytes
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own

@@ -13,13 +13,13 @@ import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.pass_memory import (
+from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.execution.trial_passes import (
     PassBytes,
     PassMemory,
     copied_bytes,
     deep_cache,
 )
-from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.row_cache import arrays
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
@@ -49,7 +49,7 @@ import mlx.core as mx
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.pass_memory import PassMemory
+from mlx_provider.engine.execution.trial_passes import PassMemory
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.families.text import load_text
