@@ -61,9 +61,9 @@ class Text:
         if self.size < MIN_MATCH_TOKENS:
             return None
         places = np.flatnonzero(self._tokens[: self.size - 1] == self._tokens[self.size - 1]) + 1
-        for back in range(2, MIN_MATCH_TOKENS + 1):
-            places = places[places >= back]
-            places = places[self._tokens[places - back] == self._tokens[self.size - back]]
+        for count in range(2, MIN_MATCH_TOKENS + 1):
+            places = places[places >= count]
+            places = places[self._tokens[places - count] == self._tokens[self.size - count]]
         places = places[: -LOOKS - 1 : -1]
         if not len(places):
             return None
