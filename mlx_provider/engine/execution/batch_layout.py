@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
-from ...upstream.cache_lists import by_leaf, leaves
+from ...upstream.cache_classes import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
 from ..request import Row
 from ..row_cache import profile

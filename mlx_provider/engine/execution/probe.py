@@ -20,7 +20,7 @@ from ...errors import UnsupportedModel
 from ...isolation import Fault, attempt
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_lists import leaves
+from ...upstream.cache_classes import leaves
 from ...upstream.shared_kv import FEW, SHAREABLE, divide
 from ..request import Request, Row, RowOutput, SamplingParams
 from ..row_cache import arrays, profile

@@ -14,8 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_classes import take_back
-from ...upstream.cache_lists import leaves
+from ...upstream.cache_classes import leaves, take_back
 from ...upstream.shared_kv import SHAREABLE, divide
 from ..request import Row
 from ..row_cache import arrays, grow_by, profile
