@@ -87,7 +87,7 @@ class Pending(NamedTuple):
 
 
 class DecodeBatch:
-    """In each step, `forward` launches a pass over the pending tokens, `read` waits for the tokens of
+    """In each step, `forward` launches a pass of the pending tokens, `read` waits for the tokens of
     the pass before, and `drawn` adds the next pending ones. With drafts, now or in the last pass
     (`drafted`), `catch_up` comes before `forward` in place of `read`, and `layout.keep` for each of
     these rows, as its tokens are taken."""
