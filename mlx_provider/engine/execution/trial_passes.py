@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_classes import leaves, take_back
+from ...upstream.cache_classes import QuantizedKVCache, leaves, take_back
 from ...upstream.shared_kv import SHAREABLE, divide
 from ..request import Row
 from ..row_cache import arrays, grow_by, profile
@@ -96,11 +96,9 @@ class OnDevice:
         self._reserve = reserve
         self._repeats = repeats
         self._memory = MemoryProfile(0, 0)
-        self._copied = 0
-        """Bytes of a copy of one token of one quantised layer."""
         self._deep: list[Any] = []
         self._depth = self._held = 0
-        """Tokens of the deep cache, and its bytes with those of the copy of one of its layers."""
+        """Tokens of the deep cache, and its bytes."""
         self._over_empty: dict[int, int] = {}
         """Peak bytes of temporary arrays in passes over an empty cache, by tokens."""
         self._over_deep: dict[int, int] = {}
@@ -109,7 +107,7 @@ class OnDevice:
     def chunk(self, tokens: int) -> Took:
         if tokens == 1:
             timed_pass(self._model, cache := self._make(), 0, 1)
-            self._memory, self._copied = profile(cache), copied_bytes(cache)
+            self._memory = profile(cache)
         took = []
         for _ in range(self._repeats if self._has_room(self._held, tokens) else 0):
             grow_by(cache := self._make(), tokens)
@@ -120,7 +118,7 @@ class OnDevice:
     def deepen(self, depth: int) -> bool:
         """Make the deep cache. Returns whether there is memory for it."""
         more = depth // SHALLOW + self._repeats
-        held = self._memory.row_bytes(depth + more) + (depth + more) * self._copied
+        held = self._memory.row_bytes(depth + more)
         if not self._has_room(held, 1):
             return False
         self._deep = deep_cache(self._model, self._make, depth, more)
@@ -206,7 +204,7 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
     for layer in leaves(cache):
-        if _quantised(layer):  # in the buffers of the layer
+        if isinstance(layer, QuantizedKVCache):  # in the buffers of the layer
             for each in (*layer.keys, *layer.values):
                 each[:, :, 1:depth] = _repeat(each, depth - 1)
             layer.offset = depth
@@ -216,23 +214,6 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
             layer.update_and_fetch(*first)
     mx.eval(arrays(cache))
     return cache
-
-
-def copied_bytes(cache: Sequence[Any]) -> int:
-    """Bytes per token of the copy that attention makes of a quantised layer, see
-    `upstream.attention`. 0 if no layer of `cache`, which holds a token, is quantised."""
-    copies = [
-        sum(
-            packed.shape[1] * (packed.shape[-1] * 8 * packed.itemsize // layer.bits) * s.itemsize
-            for packed, s, _ in (layer.keys, layer.values)
-        )
-        for layer in filter(_quantised, leaves(cache))
-    ]
-    return max(copies, default=0)
-
-
-def _quantised(layer: Any) -> bool:
-    return isinstance(getattr(layer, "keys", None), (tuple, list)) and hasattr(layer, "bits")
 
 
 def _repeat(array: mx.array, tokens: int) -> mx.array:
