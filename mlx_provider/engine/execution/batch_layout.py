@@ -28,7 +28,6 @@ from ..row_cache import profile
 from ..scheduling.ledger import MemoryProfile, whole_steps
 from .grouped_kv import MixedChunk, WideRow, fillers, joined, split, with_wide_rows
 
-LAYOUTS = ("grouped", "merged", "solo")
 MERGED_BYTES, PASS_BYTES = 1 << 29, 1 << 32
 """Bytes of the largest group that a row may join, whose copy takes a few milliseconds; and where
 more groups cost more than an occasional copy."""
