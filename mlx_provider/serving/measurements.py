@@ -33,7 +33,7 @@ def decoding(model: ModelStatus) -> str:
 
 def fixed_passes(passes: FixedPasses) -> str:
     rows = (
-        f"rows decode {passes.rows} to a pass, filled up ({passes.cost:.1f} times the time of one)"
+        f"rows decode {passes.rows} to a pass, filled up"
         if passes.rows > 1
         else "each row decodes in a pass of its own"
     )
