@@ -91,7 +91,7 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
             "its config.json must name the architecture that it was made with"
         )
     if apart:
-        log.info("left out, as the text model has no such parts: %s", _list_names(apart))
+        log.info("left out, as the text model has no such parts: %s", ", ".join(_parts(apart)))
     return [(name, value) for name, value in given.items() if name not in apart]
 
 
@@ -107,6 +107,15 @@ def _elsewhere(model: nn.Module, name: str) -> bool:
         if at is None:
             return OTHER_PART.search(step) is not None
     return False
+
+
+def _parts(names: Iterable[str]) -> list[str]:
+    found = set()
+    for name in names:
+        steps = name.split(".")
+        at = next(i for i, step in enumerate(steps) if OTHER_PART.search(step))
+        found.add(".".join(steps[: at + 1]))
+    return sorted(found)
 
 
 def _list_names(names: Iterable[str]) -> str:
