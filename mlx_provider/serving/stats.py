@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from os import getpid
-from typing import Any
 
 import mlx.core as mx
 
