@@ -82,17 +82,13 @@ class FaultOrigin:
         if all(_below(module, CORE) for module, *_ in frames):
             return None
         roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
-        owned = [
-            (point, index)
-            for index, (module, *_) in enumerate(frames)
-            if (point := next((p for root, p in roots if _below(module, root)), None)) is not None
-        ]
-        others = [each for each in owned if not _is_ours(each[0])] or owned
-        if not others:
+        owners = [next((p for root, p in roots if _below(m, root)), None) for m, *_ in frames]
+        found = [point for point in owners if point is not None]
+        if not found:
             return None
-        point, last = others[-1]
-        _, first, _ = frames[next(index for each, index in others if each == point)]
-        module, frame, line = frames[last]
+        point = ([point for point in found if not _is_ours(point)] or found)[-1]
+        places = [place for place, owner in enumerate(owners) if owner is point]
+        (_, first, _), (module, frame, line) = frames[places[0]], frames[last := places[-1]]
         path = Path(frame.f_code.co_filename)
         depth = module.count(".") + (path.name == "__init__.py")
         file = "/".join(path.parts[-1 - depth :])

@@ -26,8 +26,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..upstream.cache_classes import SparseKVCache
-from ..upstream.cache_lists import leaves
+from ..upstream.cache_classes import SparseKVCache, leaves
 from ..upstream.shared_kv import SharedRow, arrays_of
 from .scheduling.ledger import MemoryProfile, whole_steps
 

@@ -7,8 +7,7 @@ call a `scaled_dot_product_attention` that stands at the top of their module, im
 attention compares.
 
 `patch(modules, name, make)`: `make(original)` replaces `name` in the modules. All models of an
-architecture share them, so the result must be correct for each. Inside `with Unpatched(model)`, the
-modules of `model` have upstream's functions.
+architecture share them, so the result must be correct for each.
 
 `expand(model, dtype)`: MLX's CPU kernels for 16-bit and quantised weights are many times slower
 than those for float32 (mlx 0.32.4; prefill of 3,800 tokens in bf16: 17 times).
@@ -23,11 +22,10 @@ from mlx.utils import tree_map_with_path, tree_unflatten
 
 from ..upstream.attention import route as route_attention
 from ..upstream.attention import watch_attention
-from ..upstream.patching import Unpatched, patch
+from ..upstream.patching import patch
 
 __all__ = [
     "QUANTISED",
-    "Unpatched",
     "expand",
     "patch",
     "route_attention",

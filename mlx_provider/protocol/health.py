@@ -138,8 +138,6 @@ class FixedPasses(Wire):
     """Rows of each decode pass, including fillers."""
     tokens: int
     """Tokens of each prefill pass except the last of a prompt."""
-    cost: float
-    """Time of a single row's decode pass, relative to one without this option."""
 
 
 class ModelStatus(Wire):

@@ -11,9 +11,9 @@ import mlx.core as mx
 from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.calibration import calibrate, compile_kernels
-from ..engine.execution.pass_memory import PassMemory
 from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
+from ..engine.execution.trial_passes import PassMemory
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.row_cache import arrays
 from ..engine.scheduling.chunking import GRID, LONGEST_GAP

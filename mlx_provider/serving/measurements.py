@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,10 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
-from ..engine.execution.batch_layout import LAYOUTS
 from ..engine.execution.calibration import SHARED_UNMEASURED
-from ..engine.execution.pass_memory import PassBytes
 from ..engine.execution.probe import Probe
+from ..engine.execution.trial_passes import PassBytes
 from ..engine.scheduling.costs import UNMEASURED, Curve
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
@@ -36,7 +33,7 @@ def decoding(model: ModelStatus) -> str:
 
 def fixed_passes(passes: FixedPasses) -> str:
     rows = (
-        f"rows decode {passes.rows} to a pass, filled up ({passes.cost:.1f} times the time of one)"
+        f"rows decode {passes.rows} to a pass, filled up"
         if passes.rows > 1
         else "each row decodes in a pass of its own"
     )
@@ -76,20 +73,6 @@ class Measured:
         """Whether no part has failed in a way that a later attempt can mend."""
         return self.probe.conclusive and self.curve != UNMEASURED
 
-    @property
-    def sound(self) -> bool:
-        """Whether this version can have written it."""
-        curve = self.curve
-        points = chain(curve.widths, curve.depths, curve.rows, curve.drafts)
-        numbers = chain(*points, vars(self.passes).values(), (self.probe.noise_floor, curve.first))
-        return (
-            self.probe.layout in LAYOUTS
-            and bool(curve.widths)
-            and self.least_shared > 0
-            and math.isfinite(curve.saved or 0)
-            and all(0 <= number < math.inf for number in numbers)
-        )
-
 
 _FILE = TypeAdapter(dict[str, Measured])
 
@@ -108,8 +91,7 @@ class Measurements:
         return cls(None if setting == "off" else Path(setting).expanduser())
 
     def find(self, key: str) -> Measured | None:
-        found = self._read().get(key)
-        return found if found is not None and found.sound else None
+        return self._read().get(key)
 
     def keep(self, key: str, measured: Measured) -> None:
         """Failure to write the file is only logged."""

@@ -92,8 +92,6 @@ class ModelView:
 @dataclass(frozen=True)
 class Reproducible:
     shapes: FixedShapes
-    cost: float
-    """Time of such a pass, as a multiple of a single-row pass."""
     note: str = ""
 
     @classmethod
@@ -113,7 +111,7 @@ class Reproducible:
         if not exact.steady:
             why = "one prompt, computed twice alone, gives two results on this device"
             raise wrong_option("reproducible", f"{why}: leave it out, or {UNSTEADY}")
-        return cls(replace(shapes, rows=exact.rows), exact.cost, exact.note)
+        return cls(replace(shapes, rows=exact.rows), exact.note)
 
     def passing(
         self, passes: Callable[[int, int], int], state_bytes: int
@@ -125,7 +123,7 @@ class Reproducible:
 
     @property
     def summary(self) -> FixedPasses:
-        return FixedPasses(rows=self.shapes.rows, tokens=self.shapes.tokens, cost=self.cost)
+        return FixedPasses(rows=self.shapes.rows, tokens=self.shapes.tokens)
 
 
 @dataclass(eq=False)

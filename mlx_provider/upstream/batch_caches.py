@@ -17,9 +17,10 @@ from .cache_classes import (
     BatchRotatingKVCache,
     KVCache,
     SparseKVCache,
+    by_leaf,
     held,
+    leaves,
 )
-from .cache_lists import by_leaf, leaves
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 
 RowCache = list[Any]

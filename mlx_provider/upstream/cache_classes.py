@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from .cache_lists import by_leaf, leaves
 from .runtime import file_limit_kept
 
 with file_limit_kept():
@@ -34,6 +33,25 @@ __all__ = [
     "RotatingKVCache",
     "make_prompt_cache",
 ]
+
+
+def leaves(cache: Sequence[Any]) -> list[Any]:
+    """Opens lists of caches (`CacheList`)."""
+    found: list[Any] = []
+    for layer in cache:
+        inner = getattr(layer, "caches", None)
+        found.extend([layer] if inner is None else leaves(inner))
+    return found
+
+
+def by_leaf(make: Callable[..., Any], *layers: Any) -> Any:
+    """`make(*layers)`, or a list of caches (`CacheList`) made so from those in `layers`."""
+    if not hasattr(layers[0], "caches"):
+        return make(*layers)
+    together = type(layers[0])()
+    inner = zip(*(layer.caches for layer in layers), strict=True)
+    together.caches = tuple(by_leaf(make, *each) for each in inner)
+    return together
 
 
 class StateCache(ArraysCache):

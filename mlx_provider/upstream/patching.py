@@ -47,26 +47,6 @@ def _patches(function: Any) -> Iterator[Any]:
         function = function.original
 
 
-class Unpatched:
-    """A context in which the modules of `model` have upstream's original functions."""
-
-    def __init__(self, model: Any) -> None:
-        self._ours = [
-            (module, name, layers)
-            for module in namespaces(model)
-            for name, function in vars(module).items()
-            if (layers := [*_patches(function)])
-        ]
-
-    def __enter__(self) -> None:
-        for module, name, layers in self._ours:
-            setattr(module, name, layers[-1].original)
-
-    def __exit__(self, *error: object) -> None:
-        for module, name, layers in self._ours:
-            setattr(module, name, layers[0])
-
-
 def namespaces(model: Any) -> list[ModuleType]:
     names = {type(layer).__module__ for layer in model.modules()}
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]

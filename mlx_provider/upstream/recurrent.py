@@ -23,8 +23,7 @@ import mlx.nn as nn
 
 from ..errors import UnsupportedModel
 from ..records import Function
-from .cache_classes import ArraysCache, StateCache
-from .cache_lists import by_leaf, leaves
+from .cache_classes import ArraysCache, StateCache, by_leaf, leaves
 
 RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),

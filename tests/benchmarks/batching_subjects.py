@@ -10,9 +10,9 @@ from mlx_provider.engine.execution.calibration import calibrate
 from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.scheduling.chunking import GRID
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.families.layers import Unpatched
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
+from unpatched import Unpatched
 
 WIDE = 2**50
 """A memory budget that never matters here."""

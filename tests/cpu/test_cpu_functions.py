@@ -18,11 +18,11 @@ from mlx_provider import LoadOptions
 from mlx_provider.families.text import load_text
 from mlx_provider.records import Part, Parts, Run
 from mlx_provider.serving.loader import _make_function, install, remove
-from mlx_provider.upstream.patching import Unpatched
 from mlx_provider_cpu import attention
 from mlx_provider_cpu.functions import REPLACEMENTS
 from mlx_provider_qwen3_5 import load as load_qwen3_5
 from tiny import build
+from unpatched import Unpatched, original_of
 
 Install = Callable[[Any], None]
 UPSTREAM = [
@@ -32,13 +32,6 @@ UPSTREAM = [
     (precise_swiglu, 3),
     (language._precise_swiglu, 3),
 ]
-
-
-def unpatched(function: Any) -> Any:
-    """Another test's model may have had it replaced."""
-    while hasattr(function, "original"):
-        function = function.original
-    return function
 
 
 def ours_of(original: Any) -> Any:
@@ -63,7 +56,7 @@ def installed() -> Iterator[Install]:
 
 @pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
 def test_large_arrays_are_ours_and_equal(function, arguments, monkeypatch):
-    original = unpatched(function)
+    original = original_of(function)
     asked = []
     monkeypatch.setattr(mx, "eval", lambda *arrays, real=mx.eval: (asked.append(1), real(*arrays)))
     ours = ours_of(original)
@@ -78,7 +71,7 @@ def test_large_arrays_are_ours_and_equal(function, arguments, monkeypatch):
 
 @pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
 def test_small_arrays_and_halves_are_upstreams(function, arguments):
-    original = unpatched(function)
+    original = original_of(function)
     ours = ours_of(original)
     for shape, dtype in (((4, 16), mx.float32), ((40, 512), mx.bfloat16)):
         given = [mx.random.normal(shape).astype(dtype) for _ in range(arguments)]
@@ -91,7 +84,7 @@ def test_vision_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         attention, "attend", lambda *a, **k: (asked.append(a[0].shape[2]), attend(*a, **k))[1]
     )
-    original = unpatched(ensure_fused_sdpa)
+    original = original_of(ensure_fused_sdpa)
     ours = ours_of(original)
     for patches in (10, 300):
         given = [mx.random.normal((1, 4, patches, 32)) for _ in range(3)]
@@ -121,7 +114,7 @@ def test_functions_are_put_in_once_and_back(tmp_path: Path, installed: Install) 
     installed(model)
     patched = qwen3.scaled_dot_product_attention
     with Unpatched(model):
-        assert qwen3.scaled_dot_product_attention is unpatched(patched)
+        assert qwen3.scaled_dot_product_attention is original_of(patched)
     assert qwen3.scaled_dot_product_attention is patched
 
 
@@ -161,7 +154,7 @@ def test_a_layer_of_mlx_calls_ours(installed: Install) -> None:
 
 def test_a_row_apart_is_attended_as_if_there_were_no_other() -> None:
     """Whether NumPy is worth it is then a matter of its own keys."""
-    attend = ours_of(unpatched(qwen3.scaled_dot_product_attention))
+    attend = ours_of(original_of(qwen3.scaled_dot_product_attention))
     mx.random.seed(3)
     lengths = (9, 700, 40)
     pairs = [[mx.random.normal((1, 2, n, 8)) for _ in range(2)] for n in lengths]

@@ -12,7 +12,7 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.upstream.cache_lists import leaves
+from mlx_provider.upstream.cache_classes import leaves
 
 LENGTHS = (190, 100)
 REPLY = 120

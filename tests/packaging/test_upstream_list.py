@@ -24,7 +24,6 @@ PRIVATE = "upstream._"
 NO_PATCH = frozenset(
     {
         "mlx_provider/upstream/__init__.py",
-        "mlx_provider/upstream/cache_lists.py",
         "mlx_provider/families/vision/loading.py",  # likewise, while weights load
         "mlx_provider/serving/loader.py",  # puts in what a plugin's row is for
     }

@@ -24,7 +24,7 @@ from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
-from mlx_provider.upstream.cache_lists import leaves
+from mlx_provider.upstream.cache_classes import leaves
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from schedules import Oracle
 from tolerances import logprob_tolerance

@@ -16,7 +16,7 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.upstream.cache_lists import leaves
+from mlx_provider.upstream.cache_classes import leaves
 from mlx_provider.upstream.shared_kv import prefix_of
 
 SHAPES = FixedShapes(rows=3, tokens=16)

@@ -43,7 +43,6 @@ class Uneven:
 def test_places_alike(load: Callable[..., LoadedModel], family: str) -> None:
     found = exact_rows(load(family), load(family).make_cache, 5)
     assert (found.rows, found.note) == (5, "")
-    assert found.cost >= 1
 
 
 @pytest.mark.parametrize(

@@ -245,11 +245,7 @@ def test_a_result_of_a_passing_failure_is_not_stored(file: Path, measured: Measu
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"grouped"', '"sideways"'),
-        ("0.031", "NaN"),
         ("0.031", '"much"'),
-        ("[[1,0.001],[8,0.002]]", "[]"),
-        ("0.002", "-0.002"),
         ('"token_bytes"', '"other_bytes"'),
     ],
 )

@@ -36,9 +36,8 @@ def test_prefixes_are_not_shared_with_the_usual_engine(
     assert (status.kv_layout, status.mixed_prefill) == ("fixed", False)
     fixed = status.reproducible
     assert (fixed.rows, fixed.tokens) == (8, 64)
-    told = f"reproducible: rows decode 8 to a pass, filled up ({fixed.cost:.1f} times the time of"
-    assert decoding(status).startswith(told)
-    assert decoding(status).endswith("prompts run in passes of 64 tokens")
+    told = "reproducible: rows decode 8 to a pass, filled up, prompts run in passes of 64 tokens"
+    assert decoding(status) == told
     assert f"{model.model}: {decoding(status)}" in caplog.messages
 
 

@@ -20,11 +20,11 @@ from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.execution.calibration import (
     DEPTHS,
     LONGEST_ROW,
-    REPEATS,
     Times,
     choose,
 )
 from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.execution.trial_passes import REPEATS
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.chunking import Chunk
 from mlx_provider.engine.scheduling.costs import Costs
@@ -47,7 +47,7 @@ H100 = (
 
 @dataclass
 class Device:
-    """Seconds of passes, some of which are longer the first time; see `calibration.OnDevice`."""
+    """Seconds of passes, some of which are longer the first time; see `trial_passes.OnDevice`."""
 
     products: Callable[[int], float]
     key: float

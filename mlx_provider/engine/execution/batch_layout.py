@@ -21,14 +21,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
-from ...upstream.cache_lists import by_leaf, leaves
+from ...upstream.cache_classes import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
 from ..request import Row
 from ..row_cache import profile
 from ..scheduling.ledger import MemoryProfile, whole_steps
 from .grouped_kv import MixedChunk, WideRow, fillers, joined, split, with_wide_rows
 
-LAYOUTS = ("grouped", "merged", "solo")
 MERGED_BYTES, PASS_BYTES = 1 << 29, 1 << 32
 """Bytes of the largest group that a row may join, whose copy takes a few milliseconds; and where
 more groups cost more than an occasional copy."""

@@ -87,7 +87,10 @@ class Pending(NamedTuple):
 
 
 class DecodeBatch:
-    """`forward` launches passes, `read` waits for the last tokens, `drawn` adds the next ones."""
+    """In each step, `forward` launches a pass of the pending tokens, `read` waits for the tokens of
+    the pass before, and `drawn` adds the next pending ones. With drafts, now or in the last pass
+    (`drafted`), `catch_up` comes before `forward` in place of `read`, and `layout.keep` for each of
+    these rows, as its tokens are taken."""
 
     def __init__(
         self,
@@ -235,8 +238,7 @@ class DecodeBatch:
         return found
 
     def catch_up(self) -> list[PassResult]:
-        """Like `read`, before the tokens go to the model. The caller must then call the layout's
-        `keep` for each row with drafts."""
+        """Like `read`, before the tokens go to the model."""
         due: dict[Drawn, dict[Row, Pending]] = {}
         for row, pending in self._pending.items():
             if not pending.committed:
@@ -261,7 +263,7 @@ class DecodeBatch:
 
     @property
     def drafted(self) -> list[Row]:
-        """Rows with drafts in a pass that is not read yet. Call `catch_up` first."""
+        """Rows with drafts in a pass that is not read yet."""
         return [row for row, pending in self._pending.items() if pending.drafts]
 
     def drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:

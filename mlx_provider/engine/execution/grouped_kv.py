@@ -16,8 +16,7 @@ import mlx.core as mx
 
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
-from ...upstream.cache_classes import ArraysCache, take_back
-from ...upstream.cache_lists import by_leaf, leaves
+from ...upstream.cache_classes import ArraysCache, by_leaf, leaves, take_back
 from ...upstream.recurrent import StateParts, StateRun
 
 Count = int | Sequence[int] | mx.array

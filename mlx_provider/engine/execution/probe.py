@@ -7,7 +7,6 @@ chunks in the pass of rows, drafts, shared prefixes. The tolerance is measured, 
 """
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from ...errors import UnsupportedModel
 from ...isolation import Fault, attempt
 from ...protocol.event_queue import EventQueue
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_lists import leaves
+from ...upstream.cache_classes import leaves
 from ...upstream.shared_kv import FEW, SHAREABLE, divide
 from ..request import Request, Row, RowOutput, SamplingParams
 from ..row_cache import arrays, profile
@@ -318,8 +317,6 @@ def stand_in(tokens: list[int], delta: int) -> Row:
 class Exact:
     rows: int
     """Rows of every pass."""
-    cost: float = 1.0
-    """Time of such a pass, as a multiple of a pass with a single row."""
     note: str = ""
     """Why there are fewer rows than requested."""
     steady: bool = True
@@ -348,10 +345,7 @@ def _exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int, reserve:
         for kind in KINDS
     ]
     problem = _inexact(model, rows, wanted)
-    if problem:
-        return Exact(1, note=f"{ROWS_ALONE}: {problem}")
-    single, filled = (_pass_seconds(model, rows[0], size) for size in (1, wanted))
-    return Exact(wanted, max(1.0, filled / single))
+    return Exact(1, note=f"{ROWS_ALONE}: {problem}") if problem else Exact(wanted)
 
 
 def _steady(model: LoadedModel, make_cache: MakeCache) -> bool:
@@ -386,14 +380,3 @@ def _run_fixed(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> list[B
     for _ in range(STEPS):
         one_step(model, layout, found)
     return list(found.values())
-
-
-def _pass_seconds(model: LoadedModel, one: SoloRow, size: int) -> float:
-    """Seconds of the fastest pass of one row, padded to `size`."""
-    layout, seconds = Layout("fixed", size), []
-    found = _run_joined(layout, [one])
-    for _ in range(STEPS):
-        began = time.perf_counter()
-        one_step(model, layout, found)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)

@@ -19,7 +19,7 @@ from mlx.utils import tree_map
 
 from ...isolation import attempt
 from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_lists import leaves
+from ...upstream.cache_classes import leaves
 from ..row_cache import arrays
 
 STEPS = 4

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...upstream.cache_lists import leaves
+from ...upstream.cache_classes import leaves
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, own_arrays, set_arrays

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...upstream.cache_lists import leaves
+from ...upstream.cache_classes import leaves
 from ..row_cache import (
     Kind,
     Unstorable,
