@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from checkouts import believed, compare, compared, environment, figures
-from command_line.commands import benchmarks
+from developer_commands import benchmarks
 from mlx_provider.errors import BadRequest, RequestFailed
 
 CODE = """

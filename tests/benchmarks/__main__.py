@@ -6,6 +6,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
 
-from command_line.commands import benchmarks
+from developer_commands import benchmarks
 
 benchmarks()

@@ -3,11 +3,10 @@
 The traffic is drawn once per seed. The prefix cache is the real one and keeps real cache objects;
 their arrays are tiny and follow from the tokens, so a restored row can be compared with a cold one.
 Reported per scenario: prompt tokens, the share that was reused, and what the prefix cache holds at
-the end in units of one token's KV (a recurrent state counts as `STATE_UNITS`); then lookup time.
+the end in units of one token's KV (a recurrent state counts as `STATE_UNITS`).
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -243,23 +242,3 @@ def simulate(
     report = prefix_cache.report()
     units = report["tokens"] + report["snapshots"] * STATE_UNITS * (layers != "kv")
     return SimResult(name, layers, len(requests), total, hit / total, units)
-
-
-def lookup_seconds(*, entries: int = 100, tokens: int = 65_536, shared: int = 8192) -> float:
-    """Median time of one lookup of a whole entry of `tokens` tokens among `entries` such."""
-    dice, model = np.random.default_rng(0), SyntheticModel("state", state_units=1)
-    prefix_cache, key = PrefixCache(budget=lambda: 2**62), CacheKey("simulated")
-    head, times = dice.integers(0, 150_000, shared), []
-    paths = [np.append(head, dice.integers(0, 150_000, tokens - shared)) for _ in range(entries)]
-    for ids in paths:
-        cache = model.make_cache()
-        model.feed(cache, ids, tokens - 1, tokens)
-        prefix_cache.insert(key, ids, cache, {})
-    for ids in paths:
-        asked = np.append(ids, 0)
-        started = time.perf_counter()
-        found = prefix_cache.match(key, asked, tokens)
-        times.append(time.perf_counter() - started)
-        if found.length != tokens:
-            raise AssertionError("a stored path was not found")
-    return float(np.median(times))

@@ -1,8 +1,7 @@
 """`python tests/benchmarks engine`: our engine beside mlx-lm's BatchGenerator, in one process.
 
-Three questions, each answered as a ratio within the run: (mixed) do short requests wait behind
-long ones, (decode) tokens per second at 1 to 32 rows of skewed lengths, (stall) the gaps of
-running streams while a long prompt arrives.
+Two questions, each answered within the run: (decode) tokens per second at 1 to 32 rows of skewed
+lengths, (stall) the gaps of running streams while a long prompt arrives.
 The model has random weights: what is measured does not depend on them. Greedy tokens of both
 sides are compared, so that a fast wrong answer does not count.
 """
@@ -13,29 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from batching_subjects import BatchGeneratorSubject, Job, Ours, Run, Subject, run
+from batching_subjects import BatchGeneratorSubject, Job, Ours, Subject, run
 from mlx_provider.commands import load_model
 from mlx_provider.records import LoadedModel
 from mlx_provider_bench.report import Result, surroundings
 
 DEFAULTS = "mlx-lm BatchGenerator, defaults"
 TUNED = "mlx-lm BatchGenerator, step 256, one prompt at a time"
-MODEL: dict[str, Any] = {
-    "hidden_size": 256,
-    "num_hidden_layers": 6,
-    "intermediate_size": 768,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "vocab_size": 4000,
-    "max_position_embeddings": 40960,
-}
-"""The model of the first measurements: small enough for two cores, attention heavy enough."""
-
 STEPS = 8
 """Of one turn."""
 WARM = 4
@@ -72,39 +58,6 @@ def subjects(setting: Setting) -> list[Callable[[], Subject]]:
 def prompts(seed: int, lengths: Sequence[int], vocab: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [[int(t) for t in rng.integers(1, vocab, n)] for n in lengths]
-
-
-def mixed_workload(vocab: int) -> list[Job]:
-    """Short requests before and after two long ones: (arrival, prompt, reply)."""
-    plan = [(0.0, 64, 80)] * 4 + [(0.6, 3000, 24)] + [(0.8, 80, 40)] * 4
-    plan += [(1.5, 1200, 24)] + [(2.0, 50, 40)] * 4
-    texts = prompts(0, [length for _, length, _ in plan], vocab)
-    return [Job(t, out, at) for t, (at, _, out) in zip(texts, plan, strict=True)]
-
-
-def bench_mixed(setting: Setting) -> Result:
-    """Time to first token of short requests, and CPU, over the mixed workload."""
-    runs = measure(setting, lambda: mixed_workload(setting.model.info.vocab_size))
-    out: Result = {
-        "same_tokens": agreeing([[job.tokens for job in one.jobs] for one in runs.values()])
-    }
-    for name, one in runs.items():
-        short = [job.first_token for job in one.jobs if len(job.prompt) < 200]
-        gaps = [gap for job in one.jobs for gap in job.gaps]
-        out[name] = {
-            "short_ttft_p50": statistics.median(short),
-            "short_ttft_max": max(short),
-            "worst_gap": max(gaps),
-            "cpu": one.cpu,
-            "wall": one.wall,
-        }
-    ours, default, tuned = (out[name] for name in runs)
-    out["ratios"] = {
-        "ttft_p50_of_defaults": ours["short_ttft_p50"] / default["short_ttft_p50"],
-        "ttft_p50_of_tuned": ours["short_ttft_p50"] / tuned["short_ttft_p50"],
-        "cpu_of_tuned": ours["cpu"] / tuned["cpu"],
-    }
-    return out
 
 
 def skewed(count: int, longest: int) -> list[int]:
@@ -158,9 +111,9 @@ def bench_stall(setting: Setting) -> Result:
     return out
 
 
-def gaps_in_prefill(run: Run) -> Result:
+def gaps_in_prefill(jobs: list[Job]) -> Result:
     """Gaps of the streams after a long prompt came last, in units of their steps before it."""
-    *streams, long = run.jobs
+    *streams, long = jobs
     steady, after = gaps_in_steps(streams, long.submitted)
     meanwhile = [gap for at, gap in after if at <= long.times[0]]
     return spread([gap for _, gap in after]) | {
@@ -170,10 +123,10 @@ def gaps_in_prefill(run: Run) -> Result:
     }
 
 
-def gaps_alone(run: Run) -> Result:
+def gaps_alone(jobs: list[Job]) -> Result:
     """The same of streams without a prompt, from the moment at which it would have come."""
-    since = max(job.times[STEADY] for job in run.jobs)
-    return spread([gap for _, gap in gaps_in_steps(run.jobs, since)[1]])
+    since = max(job.times[STEADY] for job in jobs)
+    return spread([gap for _, gap in gaps_in_steps(jobs, since)[1]])
 
 
 def gaps_in_steps(streams: Sequence[Job], since: float) -> tuple[float, list[tuple[float, float]]]:
@@ -224,9 +177,9 @@ def seconds_of_step(
     return [statistics.median(own) for own in spent]
 
 
-def measure(setting: Setting, jobs: Callable[[], list[Job]]) -> dict[str, Run]:
+def measure(setting: Setting, jobs: Callable[[], list[Job]]) -> dict[str, list[Job]]:
     """Run the same jobs on every subject, one after the other."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, list[Job]] = {}
     for make in subjects(setting):
         subject = make()
         run(subject, [Job([1, 2, 3, 4], 4)])
@@ -235,10 +188,8 @@ def measure(setting: Setting, jobs: Callable[[], list[Job]]) -> dict[str, Run]:
 
 
 def sizes(hidden: int, layers: int) -> Result:
-    """Config of a random model of that width and depth.
-
-    Eight heads as in `MODEL`, wider in a wider model, up to the 128 values that real ones have.
-    """
+    """Config of a random model of that width and depth: eight heads, in a wider model of up to the
+    128 values that real ones have."""
     width = min(128, max(32, hidden // 8))
     heads = max(2, hidden // width)
     return {
@@ -248,22 +199,23 @@ def sizes(hidden: int, layers: int) -> Result:
         "num_attention_heads": heads,
         "num_key_value_heads": heads // 2,
         "head_dim": width,
+        "vocab_size": 4000,
+        "max_position_embeddings": 40960,
     }
 
 
 PARTS: dict[str, Callable[[Setting], Result]] = {
-    "mixed": bench_mixed,
     "decode": bench_decode,
     "stall": bench_stall,
 }
 
 
-def bench(parts: Sequence[str], *, dtype: str = "float32", **config: Any) -> Result:
+def bench(parts: Sequence[str], dtype: str, hidden: int, layers: int) -> Result:
     """Run the named parts on a fresh random model; JSON-able."""
     from tiny import build
 
     with tempfile.TemporaryDirectory() as folder:
-        path = build(Path(folder) / "model", "qwen3", **(MODEL | config))
+        path = build(Path(folder) / "model", "qwen3", **sizes(hidden, layers))
         setting = Setting(load_model(path, dtype))
         results = {part: PARTS[part](setting) for part in parts}
     about = {"weights_bytes": setting.model.info.weights_bytes}

@@ -1,7 +1,6 @@
 """Our engine and mlx-lm's BatchGenerator with one interface, for measurements."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,7 +49,6 @@ class Job:
 
     prompt: list[int]
     max_tokens: int
-    arrives: float = 0.0
     after: int = 0
     """Tokens that every job before it must have when it arrives."""
     tokens: list[int] = field(default_factory=list)
@@ -60,10 +58,6 @@ class Job:
     @property
     def first_token(self) -> float:
         return self.times[0] - self.submitted
-
-    @property
-    def gaps(self) -> list[float]:
-        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
 
 
 class TimedOutput(TokenOutput):
@@ -143,43 +137,14 @@ class BatchGeneratorSubject:
         return not self._jobs
 
 
-@dataclass(frozen=True)
-class Run:
-    jobs: Sequence[Job]
-    wall: float
-    """Seconds from the first arrival to the last token."""
-    cpu: float
-    """Process CPU seconds of all threads."""
-    host: float
-    """CPU seconds of the stepping thread."""
-    steps: int
-
-
-def run(subject: Subject, jobs: Sequence[Job]) -> Run:
-    """Submit jobs as they arrive and step until all have ended."""
-    waiting = sorted(jobs, key=lambda job: job.arrives)
-    began, cpu, host = time.perf_counter(), time.process_time(), time.thread_time()
-    steps = 0
+def run(subject: Subject, jobs: list[Job]) -> list[Job]:
+    """Submit jobs when those before them have the tokens that they wait for; step until all end."""
+    waiting = list(jobs)
     while waiting or not subject.idle:
-        now = time.perf_counter()
-        while waiting and began + waiting[0].arrives <= now and _reached(waiting[0], jobs):
+        before = [job for job in jobs if job.submitted]
+        while waiting and all(len(job.tokens) >= waiting[0].after for job in before):
             job = waiting.pop(0)
-            job.submitted = now if job.after else began + job.arrives
+            job.submitted = time.perf_counter()
             subject.submit(job)
-        if subject.idle:
-            time.sleep(0.001)
-            continue
         subject.step()
-        steps += 1
-    return Run(
-        jobs,
-        time.perf_counter() - began,
-        time.process_time() - cpu,
-        time.thread_time() - host,
-        steps,
-    )
-
-
-def _reached(job: Job, jobs: Sequence[Job]) -> bool:
-    """Whether those that arrived before have the tokens that `job` waits for."""
-    return all(len(other.tokens) >= job.after for other in jobs if other.submitted)
+    return jobs

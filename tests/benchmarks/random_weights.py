@@ -1,29 +1,38 @@
 """Random-weight model folders large enough to be timed."""
 
-import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlx_provider.errors import BadRequest
+from quantised import quantise
 from tiny import build
 
-Overrides = dict[str, Any]
-
-WINDOW = 512
-"""Sliding window of the window layers: far below the longest prompt."""
+FORMATS = ("float32", "bfloat16", "4bit")
+"""`4bit`: quantised in groups of `GROUP`, the rest in bfloat16."""
+GROUP = 64
 LONGEST = 40_960
-IMAGE_EDGE = 448
-"""Pixels along an image's sides; 196 tokens for a Qwen model."""
-FIXED_EDGE = 224
-"""Sides to which a tower of fixed size scales every image: 256 patches."""
 QUIET = 0.05
 """Factor on the output rows of tokens that are not printable ASCII."""
 
 
-def overrides(family: str, hidden: int, layers: int) -> Overrides:
+def write_model(folder: Path, family: str, form: str, hidden: int, layers: int) -> Path:
+    """A text model that any server can load; it answers in printable ASCII and never ends. Raises
+    `BadRequest` for what cannot be written."""
+    if form not in FORMATS:
+        raise BadRequest(f"no such format: {form}; {', '.join(FORMATS)}", param="format")
+    dtype = "bfloat16" if form == "4bit" else form
+    try:
+        path = build(folder, family, dtype=dtype, **_sizes(hidden, layers))
+    except ValueError as error:
+        raise BadRequest(str(error), param="family") from None
+    _speak_ascii(path)
+    return quantise(path, family, group=GROUP) if form == "4bit" else path
+
+
+def _sizes(hidden: int, layers: int) -> dict[str, Any]:
     """`config.json` values for that width and depth, heads of 32 dimensions."""
     heads = max(2, hidden // 32)
-    text: Overrides = {
+    return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "intermediate_size": 3 * hidden,
@@ -31,94 +40,14 @@ def overrides(family: str, hidden: int, layers: int) -> Overrides:
         "num_key_value_heads": heads // 2,
         "head_dim": 32,
         "max_position_embeddings": LONGEST,
-    }
-    own = _OWN.get(family)
-    return text | (own(hidden, layers) if own else {})
-
-
-_VISION: Overrides = {
-    "hidden_size": 256,
-    "intermediate_size": 768,
-}
-
-
-def _gemma(hidden: int, layers: int) -> Overrides:
-    vision = {
-        "model_type": "siglip_vision_model",
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "patch_size": 14,
-        "image_size": FIXED_EDGE,
-        "num_channels": 3,
-        "layer_norm_eps": 1e-6,
-    }
-    return {
-        "sliding_window": WINDOW,
-        "sliding_window_pattern": min(6, layers),
-        "query_pre_attn_scalar": 32,
-        "vision_config": _VISION | vision,
-    }
-
-
-def _qwen_vision(model_type: str, hidden: int, deepstack: list[int]) -> Overrides:
-    vision = {
-        "model_type": model_type,
-        "depth": 6,
-        "num_heads": 8,
-        "patch_size": 16,
-        "spatial_patch_size": 16,
-        "temporal_patch_size": 2,
-        "spatial_merge_size": 2,
-        "in_channels": 3,
-        "out_hidden_size": hidden,
-        "num_position_embeddings": (IMAGE_EDGE // 16) ** 2,
-        "deepstack_visual_indexes": deepstack,
-    }
-    return {"vision_config": _VISION | vision}
-
-
-def _qwen3_vl(hidden: int, layers: int) -> Overrides:
-    rope = {"mrope_interleaved": True, "mrope_section": [8, 4, 4], "rope_type": "default"}
-    return {"rope_scaling": rope} | _qwen_vision("qwen3_vl", hidden, [1, 3])
-
-
-def _qwen3_5(hidden: int, layers: int) -> Overrides:
-    heads = max(2, hidden // 32)
-    return {
+        # of hybrids
         "full_attention_interval": min(3, layers),
         "linear_num_key_heads": heads // 2,
         "linear_num_value_heads": heads,
         "linear_key_head_dim": 32,
         "linear_value_head_dim": 32,
         "mtp_num_hidden_layers": 0,
-    } | _qwen_vision("qwen3_5", hidden, [])
-
-
-_OWN: Mapping[str, Callable[[int, int], Overrides]] = {
-    "gemma3": _gemma,
-    "qwen3_vl": _qwen3_vl,
-    "qwen3_5": _qwen3_5,
-}
-
-
-def write_model(folder: Path, family: str, dtype: str, hidden: int, layers: int) -> Path:
-    """Any server can load it; it answers in printable ASCII and never ends."""
-    path = build(folder, family, dtype=dtype, **overrides(family, hidden, layers))
-    _widen_vision(path)
-    _speak_ascii(path)
-    return path
-
-
-def _widen_vision(folder: Path) -> None:
-    path = folder / "preprocessor_config.json"
-    if not path.exists():
-        return
-    config = json.loads(path.read_text())
-    if "longest_edge" in config["size"]:
-        config["size"]["longest_edge"] = IMAGE_EDGE * IMAGE_EDGE
-    else:
-        config["size"] = {"height": FIXED_EDGE, "width": FIXED_EDGE}
-    path.write_text(json.dumps(config))
+    }
 
 
 def _speak_ascii(folder: Path) -> None:

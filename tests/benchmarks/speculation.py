@@ -1,19 +1,13 @@
-"""What drafts gain with a checkpoint and a drafter that is installed.
-
-(rows) tokens a second with and without, by the number of rows that decode together. (rewrite)
-prompt lookup while a file is written again, some of its words changed. Both sides run in turn.
-"""
-
-from __future__ import annotations
+"""What drafts gain with a checkpoint and a drafter that is installed: tokens a second with and
+without, by the number of rows that decode together. Both sides run in turn."""
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batch_generator import agreeing
 from batching_subjects import Job, TimedOutput, server_engine, size_of
@@ -33,12 +27,8 @@ from mlx_provider_bench.report import Result, against, print_rows, surroundings
 
 FLOOR = 0.97
 """Times the plain rate that no number of rows may fall below."""
-LOOKUP = 2.0
-"""Times the plain rate of a file that is written again."""
 PROMPT = 64
 """Tokens of a prompt."""
-EDITED = 40
-"""Tokens of a file of which one is changed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,6 @@ class Plan:
     """What is measured, and on what."""
 
     model: Path
-    parts: Sequence[str] = ("rows", "rewrite")
     rows: Sequence[int] = (1, 2, 4, 8, 16)
     most: int = MOST_DRAFTS
     """Drafts of a row."""
@@ -85,11 +74,11 @@ class Setting:
             for each, drafts in zip(costs, (None, speculation), strict=True)
         ]
 
-    def compared(self, drafter: str, make: Any) -> Result:
-        """The jobs and constraints that `make` gives, on both engines in turn."""
+    def compared(self, prompts: Sequence[list[int]]) -> Result:
+        """Replies to the prompts, by both engines in turn."""
+        engines, reply = self.engines(self.plan.drafter), self.plan.reply
         runs = [
-            [decode(engine, *make()) for engine in engines]
-            for engines in [self.engines(drafter)]
+            [decode(engine, [Job(prompt, reply) for prompt in prompts]) for engine in engines]
             for _ in range(1 + self.plan.rounds)
         ]
         held = runs[-1][1].accepted / max(1, runs[-1][1].drafted)
@@ -116,12 +105,11 @@ class Run:
         return len(later) / (max(later) - began)
 
 
-def decode(engine: Any, jobs: Sequence[Job], constraints: Sequence[Any]) -> Run:
+def decode(engine: Any, jobs: Sequence[Job]) -> Run:
     requests = []
-    for job, constraint in zip(jobs, constraints, strict=True):
+    for job in jobs:
         request = new_request(job.prompt, max_tokens=job.max_tokens)
         request.rows[0].output = TimedOutput(job)
-        request.rows[0].constraint = constraint
         requests.append(request)
         engine.submit(request)
     while not engine.idle:
@@ -130,77 +118,29 @@ def decode(engine: Any, jobs: Sequence[Job], constraints: Sequence[Any]) -> Run:
 
 
 def bench(plan: Plan) -> Result:
-    """Run the named parts; JSON-able. A table of each goes to stderr."""
+    """JSON-able. A table goes to stderr."""
     model = load_model(plan.model, plan.dtype)
     found = probe(model, model.make_cache, model.kv_layouts)
     curve = calibrate(model, model.make_cache, found).curve
     text = model.tokenizer.encode(plan.prompt.read_text(), special=False)
     setting = Setting(plan, model, found, curve, text)
     result = surroundings(plan.dtype) | size_of(model) | {"layout": found.layout}
-    for part in plan.parts:
-        rows = list(PARTS[part](setting))
-        print_rows(part, TABLE, rows)
-        result[part] = rows
+    result["rows"] = list(rows_of(setting))
+    print_rows("rows", TABLE, result["rows"])
     return result
 
 
-def rows(setting: Setting) -> Iterator[Result]:
+def rows_of(setting: Setting) -> Iterator[Result]:
     plan = setting.plan
     for count in plan.rows:
         dice = np.random.default_rng(count)
         starts = dice.integers(0, max(1, len(setting.text) - PROMPT), count)
         prompts = [list(setting.text[at : at + PROMPT]) for at in starts]
-        found = setting.compared(
-            plan.drafter,
-            lambda prompts=prompts: ([Job(p, plan.reply) for p in prompts], [None] * len(prompts)),
-        )
+        found = setting.compared(prompts)
         found["ratio"] = against(found["ratio"], FLOOR, at_least=True)
         yield {"rows": count, "drafter": plan.drafter} | found
 
 
-def rewrite(setting: Setting) -> Iterator[Result]:
-    """A text of the prompt is written again, word by word as a grammar dictates, with changes."""
-    vocab, source = setting.model.info.vocab_size, list(setting.text[: 4 * setting.plan.reply])
-    written = [
-        (token + 1) % vocab if at % EDITED == EDITED - 1 else token
-        for at, token in enumerate(source)
-    ]
-    found = setting.compared(
-        "lookup", lambda: ([Job(source, len(written))], [Dictated(written, vocab)])
-    )
-    found["ratio"] = against(found["ratio"], LOOKUP, at_least=True)
-    yield {"rows": 1, "drafter": "lookup"} | found
-
-
-@dataclass
-class Dictated:
-    """A grammar of one text; see `RowConstraint`."""
-
-    text: Sequence[int]
-    vocab: int
-    at: int = 0
-
-    def mask(self) -> NDArray[np.uint32]:
-        bits = np.zeros(-(-self.vocab // 32), dtype=np.uint32)
-        word, bit = divmod(self.text[self.at], 32)
-        bits[word] = np.uint32(1) << np.uint32(bit)
-        return bits
-
-    def advance(self, token: int) -> None:
-        self.at += 1
-
-    @property
-    def finished(self) -> bool:
-        return self.at >= len(self.text)
-
-    def forced(self) -> Sequence[int]:
-        return ()
-
-    def fork(self) -> Dictated:
-        return replace(self)
-
-
-PARTS = {"rows": rows, "rewrite": rewrite}
 TABLE = {
     "rows": "rows",
     "drafter": "drafter",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_traffic import Layers, lookup_seconds, scenarios, simulate
+from agent_traffic import Layers, scenarios, simulate
 
 # percent of prompt tokens for (positional, hybrid) models, and token units stored for the latter
 EXPECTED = {
@@ -42,7 +42,3 @@ def test_a_tight_budget_costs_little() -> None:
             tight = simulate(name, scenarios()[name], layers, budget_units=free.units // 2)
             assert tight.hit_rate == free.hit_rate
             assert tight.units <= free.units // 2
-
-
-def test_the_lookup_benchmark_finds_its_prefixes() -> None:
-    assert lookup_seconds(entries=5, tokens=3000, shared=1000) > 0
