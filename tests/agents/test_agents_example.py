@@ -3,23 +3,13 @@
 import importlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import pytest
-
-from local_server import serving
-from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.protocol.health import RequestStats, Stats
-from ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents"
 MODULES = [path.stem for path in EXAMPLE.glob("*.py") if path.stem != "__main__"]
@@ -130,107 +120,6 @@ def test_an_unknown_client_is_an_error() -> None:
     assert "installing" not in done.stderr
 
 
-@pytest.mark.parametrize("gone", ["proxy", "engine"])
-def test_a_gateway_that_is_gone_is_told_with_its_log(
-    modules: dict[str, ModuleType], tmp_path: Path, gone: str
-) -> None:
-    """The client would wait for minutes."""
-    (tmp_path / "proxy.log").write_text("why the proxy ended\n" + 99 * ASKED)
-    (tmp_path / "engine.log").write_text("why the engine ended\n")
-    with listening() as url, waiting() as alive, waiting() as client:
-        ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-        ended.wait()
-        with gateway(modules, tmp_path, url, ended if gone == "proxy" else alive) as its:
-            running = modules["running"].Running(client, tmp_path, tmp_path / "said", 0.0, its, 9)
-            with pytest.raises(EngineUnavailable, match=f"why the {gone} ended") as raised:
-                running.wait(300)
-        assert "liveliness" not in raised.value.message
-        assert client.returncode == -signal.SIGKILL
-
-
-def test_a_library_does_not_wait_for_a_proxy_that_is_gone(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modules["python_clients"], "LIMIT", 3600.0)
-    (tmp_path / "proxy.log").write_text("why the proxy ended\n")
-    waits = tmp_path / "waits"
-    waits.write_text("#!/bin/sh\nexec sleep 3600\n")
-    waits.chmod(0o755)
-    its = SimpleNamespace(python=lambda environment: waits)
-    with listening() as url, waiting() as proxy, gateway(modules, tmp_path, url, proxy) as gone:
-        gone.engine.check = lambda: proxy.kill()
-        clients = modules["python_clients"]
-        with pytest.raises(EngineUnavailable, match="why the proxy ended"):
-            clients.run(clients.LIBRARIES[0], gone, its)
-
-
-def test_a_hung_proxy_is_told(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, seconds in (("ASK", 0.05), ("EVERY", 0.0), ("HUNG", 0.2)):
-        monkeypatch.setattr(modules["answering"], name, seconds)
-    with silent() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as hung:
-        monkeypatch.setattr(hung.engine, "check", lambda: None)
-        with pytest.raises(EngineUnavailable, match="the proxy does not answer"):
-            hung.wait(lambda: False, 100)
-
-
-def test_a_slow_proxy_is_no_fault(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine many questions are not answered in time; the limit is another's."""
-    for name, seconds in (("ASK", 0.05), ("EVERY", 0.0)):
-        monkeypatch.setattr(modules["answering"], name, seconds)
-    looks = iter([False] * 5 + [True])
-    with silent() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as slow:
-        monkeypatch.setattr(slow.engine, "check", lambda: None)
-        assert slow.wait(lambda: next(looks), 100)
-
-
-def test_what_is_so_after_the_limit_is_so(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last check took long: that is no fault of a client which has ended meanwhile."""
-    with listening() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as slow:
-        monkeypatch.setattr(slow.engine, "check", lambda: None)
-        looks, clock = iter([False, True]), iter([0.0, 1.0, 101.0])
-        passing = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
-        monkeypatch.setattr(modules["gateway"], "time", passing)
-        assert slow.wait(lambda: next(looks), 100)
-
-
-def test_ctrl_c_comes_in_the_middle_of_the_reply(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not while the agent asks for a title, and not in the prefill."""
-    with listening() as url, waiting() as alive, gateway(modules, tmp_path, url, alive) as its:
-        for prompt, written, begun in ((700, 99, False), (8000, 9, False), (8000, 10, True)):
-            request = RequestStats(
-                id="1", model="m", state="decode", prompt_tokens=prompt, completion_tokens=written
-            )
-            line = (
-                Stats(version="1", device="cpu", pid=1, at=0.0, requests=[request])
-                .model_dump_json()
-                .encode()
-            )
-            monkeypatch.setattr(its.engine, "ask", lambda path, line=line: line)
-            assert its.replies(1000) is begun
-            assert not its.free()
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_client_that_ignores_ctrl_c_fails(modules: dict[str, ModuleType], ends: bool) -> None:
-    running = SimpleNamespace(interrupt=lambda: None, kill=lambda: None, ended=object())
-    running.replies = "replies"
-    answers = {"replies": True, "free": True}
-    its = SimpleNamespace(now=lambda: (0, 0), free="free")
-    its.wait = lambda what, limit: answers.get(what, ends)
-    setting = SimpleNamespace(gateway=its, start=lambda *steps: nullcontext(running))
-    outcome = modules["scenarios"].cancel(setting)
-    assert outcome.good is ends
-    assert ("killed" in outcome.told) is not ends
-
-
 def test_a_run_that_is_ended_ends_its_gateway() -> None:
     """Proxy, engine and clients have sessions of their own, which no signal of a group reaches.
 
@@ -267,43 +156,3 @@ gateway.gateway = waits
 installed.install = lambda folder: None
 runpy.run_path(folder, run_name="__main__")
 """
-
-ASKED = '"GET /health/liveliness HTTP/1.1" 200 OK\n'
-
-
-@contextmanager
-def gateway(
-    modules: dict[str, ModuleType],
-    folder: Path,
-    url: str,
-    process: subprocess.Popen[bytes],
-) -> Iterator[Any]:
-    """A proxy at this URL; of the engine there is the log alone."""
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    made = modules["answering"].Answering
-    proxy = Proxy(process, url, "key", folder / "proxy.log")
-    with (
-        closing(made("proxy", proxy.log, "/health/liveliness", url)) as answers,
-        closing(made("engine", folder / "engine.log", "/", nowhere)) as engine,
-    ):
-        yield modules["gateway"].Gateway(proxy, answers, engine)
-
-
-@contextmanager
-def silent() -> Iterator[str]:
-    """A port where connections are made and nothing is answered."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-def waiting() -> subprocess.Popen[bytes]:
-    """A process that ends with its `with` block."""
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-
-@contextmanager
-def listening() -> Iterator[str]:
-    """A server that has an answer to everything."""
-    with serving(BaseHTTPRequestHandler) as server:
-        yield f"http://127.0.0.1:{server.server_port}"

@@ -18,28 +18,19 @@ WIDE = 2**50
 """A memory budget that never matters here."""
 
 
-def size_of(model: LoadedModel) -> dict[str, Any]:
-    info = model.info
-    return {"model_type": info.model_type, "weights_bytes": info.weights_bytes}
-
-
-def server_engine(
-    model: LoadedModel, found: Probe, *, costs: Costs | None = None, **more: Any
-) -> Engine:
-    """With the limits of a server, and memory without end; measures its passes unless `costs` are
-    known."""
+def server_engine(model: LoadedModel, found: Probe) -> Engine:
+    """With the limits of a server, and memory without end; measures its passes."""
     s = EngineSettings()
     return new_engine(
         model,
         layout=found.layout,
         mixes=found.mixes,
-        costs=costs or Costs(calibrate(model, model.make_cache, found).curve),
+        costs=Costs(calibrate(model, model.make_cache, found).curve),
         grid=GRID if found.memory.recurrent else 1,
         max_chunk=s.max_chunk,
         max_rows=s.max_rows,
         reserve=s.output_reserve,
         available=lambda: WIDE,
-        **more,
     )
 
 

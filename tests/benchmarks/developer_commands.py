@@ -148,28 +148,3 @@ def restart() -> None:
     from restart import run
 
     show({"restarts": [asdict(restarted) for restarted in run()]})
-
-
-@benchmarks.command()
-def speculation(
-    folder: Annotated[Path, typer.Option("--model", help="A checkpoint's folder.", exists=True)],
-    rows: Annotated[
-        list[int] | None, typer.Option(help="Rows that decode together; repeatable. 1 to 16.")
-    ] = None,
-    draft_tokens: Annotated[int, typer.Option(min=1, max=7, help="Drafts of a row.")] = 7,
-    reply: Annotated[int, typer.Option(help="Tokens of each reply.")] = 192,
-    rounds: Rounds = 3,
-    drafter: Annotated[str, typer.Option(help="Who guesses.")] = "auto",
-    draft_model: Annotated[
-        str | None, typer.Option(help="Folder of a smaller model, for the drafter `model`.")
-    ] = None,
-    dtype: Dtype = "float32",
-) -> None:
-    """Tokens per second of a checkpoint with drafts and without."""
-    preload()
-    from speculation import Plan
-    from speculation import bench as measure
-
-    count = rows or Plan(folder).rows
-    plan = Plan(folder, count, draft_tokens, reply, rounds, dtype, drafter, draft_model)
-    print_result(measure(plan))

@@ -159,16 +159,6 @@ def test_kill_ends_the_stream_at_once_and_the_next_request_works(
         assert client.health().pid != pid
 
 
-def test_kill_fails_every_stream_with_engine_died(client: Any, request_of: Any, read: Any) -> None:
-    generations = [client.submit(request_of("wait")) for _ in range(8)]
-    os.kill(client.health().pid, signal.SIGKILL)
-    for generation in generations:
-        last = read(generation)[-1]
-        assert isinstance(last, Failed)
-        assert (last.error.code, last.error.status) == ("engine_died", 503)
-        assert isinstance(last.error.exception(), EngineDied)
-
-
 def test_close_in_the_middle_of_an_engines_death_leaves_no_connection(
     local: Any, request_of: Any
 ) -> None:

@@ -46,15 +46,6 @@ async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
     assert text(events) == "x" * 20_000_000
 
 
-async def test_a_slow_event_loop_gets_everything(client: Any, request_of: Any, text: Any) -> None:
-    generation = await asyncio.to_thread(client.submit, request_of(UNREAD))
-    events: list[Any] = []
-    while batch := await generation.aget(300):
-        events += batch
-        await asyncio.sleep(0.002)
-    assert text(events) == "x" * 20_000_000
-
-
 def test_an_unread_reply_ends_with_close_and_with_its_client(
     client: Any, request_of: Any, read: Any, wait_until: Any
 ) -> None:

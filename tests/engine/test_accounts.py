@@ -2,28 +2,46 @@
 
 import pytest
 
-from accounts import LONG, SHORT, Accounts, wait
-from device_curves import CHIPS, MODELS, Estimate
 from mlx_provider.engine.request import PrefillJob
 from mlx_provider.engine.scheduling.record import above_share
 from mlx_provider.errors import Overloaded
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
+from simulated_engine import Engine, m3_max
 
-LAPTOP = Estimate(CHIPS["M3 Max"], MODELS["dense 8B"])
+LONG, SHORT = 8_000, 500
+"""Tokens of a prompt of the flood, and of the one that waits."""
+REPLY = 200
+WARM = 12
+"""Prompts of the flood that have run before the short one comes."""
+
+
+def laptop(memory: int = 8 * (LONG + REPLY)) -> Engine:
+    return Engine(m3_max(), memory=memory, queue=1000, reserve=REPLY)
+
+
+def wait(others: int) -> float:
+    """Seconds to the first token of a short prompt, beside `others` of another account. It comes in
+    the middle of a long prompt: the only one, or after those that filled the memory."""
+    run = laptop()
+    jobs = [run.submit(LONG, REPLY, account="a") for _ in range(others)]
+    while served(jobs) < LONG * (min(WARM, others - 1) + 0.5):
+        run.step()
+    came = run.now
+    return run.until(run.ask(SHORT, REPLY, account="b")).now - came
 
 
 def test_a_flood_delays_another_account_at_most_twice_as_long_as_one_prompt() -> None:
-    assert wait(LAPTOP, 20) <= 2 * wait(LAPTOP, 1)
+    assert wait(20) <= 2 * wait(1)
 
 
 def test_two_floods_share_the_device_by_tokens_while_both_run() -> None:
-    run = Accounts(LAPTOP)
-    jobs = {"a": [run.ask("a", LONG, 1) for _ in range(20)]}
+    run = laptop()
+    jobs = {"a": [run.submit(LONG, 1, account="a") for _ in range(20)]}
     while served(jobs["a"]) < 5 * LONG:
         run.step()
-    jobs["b"] = [run.ask("b", LONG, 1) for _ in range(20)]
+    jobs["b"] = [run.submit(LONG, 1, account="b") for _ in range(20)]
     before = served(jobs["a"])
     while served(jobs["b"]) < 4 * LONG:
         run.step()
@@ -35,9 +53,10 @@ def served(jobs: list[PrefillJob]) -> int:
 
 
 def test_an_account_with_a_larger_share_gets_more() -> None:
-    run = Accounts(LAPTOP, memory=10**9)
+    run = laptop(memory=10**9)
     jobs = {
-        share: [run.ask(f"{share}", LONG, 1, share=share) for _ in range(9)] for share in (1, 3)
+        share: [run.submit(LONG, 1, account=f"{share}", share=share) for _ in range(9)]
+        for share in (1, 3)
     }
     for _ in range(300):
         run.step()
@@ -46,20 +65,20 @@ def test_an_account_with_a_larger_share_gets_more() -> None:
 
 
 def test_a_prompt_of_a_larger_share_counts_as_a_shorter_one() -> None:
-    run = Accounts(LAPTOP)
-    run.ask("a", SHORT)
-    longer = run.ask("b", 2 * SHORT, share=4)
+    run = laptop()
+    run.ask(SHORT, REPLY, account="a")
+    longer = run.submit(2 * SHORT, REPLY, account="b", share=4)
     while not longer.done:
         run.step()
     assert not run.first
 
 
 def test_long_prompts_of_one_account_run_although_short_ones_of_another_never_end() -> None:
-    run = Accounts(LAPTOP)
-    long, ahead = run.ask("a", LONG), run.ask("b", SHORT, 1)
+    run = laptop()
+    long, ahead = run.submit(LONG, REPLY, account="a"), run.ask(SHORT, 1, account="b")
     for _ in range(LONG // SHORT + 2):
-        ahead, now = run.ask("b", SHORT, 1), ahead
-        run.wait_of(now)
+        ahead, now = run.ask(SHORT, 1, account="b"), ahead
+        run.until(now)
     assert not long.cost
 
 
@@ -72,9 +91,9 @@ def test_each_account_keeps_one_row() -> None:
 
 
 def test_a_full_queue_takes_a_request_of_an_account_without_waiting_requests() -> None:
-    run = Accounts(LAPTOP)
+    run = laptop()
     for _ in range(1000):
-        run.ask("a", 9)
+        run.ask(9, REPLY, account="a")
     for account in "bc":
         run.scheduler.check(new_request([1], account=account))
     with pytest.raises(Overloaded):

@@ -69,12 +69,6 @@ def test_a_good_call_behind_a_malformed_one(name: str) -> None:
     assert found.content.startswith(bad)
 
 
-def test_a_marker_in_prose_is_prose() -> None:
-    for name in ("glm47", "poolside_v1", "qwen", "minicpm5"):
-        text = f"Calls begin with {PARSERS[name].start} and then go on."
-        assert both(text, name).content == text
-
-
 def test_json_answers_are_shown_while_they_are_written() -> None:
     text = '{"city": "Paris", "days": [' + "1, " * 50
     reply = read_chunks([text], tool_parser=PARSERS["llama3_json"])

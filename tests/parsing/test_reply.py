@@ -1,6 +1,5 @@
 """One choice from tokens to deltas: stops, logprobs, counts, reasons."""
 
-import json
 from typing import Any
 
 import pytest
@@ -83,13 +82,6 @@ def _tool(name: str, properties: dict[str, Any], **schema: Any) -> dict[str, Any
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-def test_two_calls_and_text_around_them() -> None:
-    found = read_chunks([f"Before.\n{CALL}\n{CALL}\nAfter."], tool_parser=HERMES)
-    assert found.content == "Before.\n\nAfter."
-    assert [name for name, _ in found.calls] == ["f", "f"]
-    assert found.reason == "tool_calls"
-
-
 def test_only_the_first_call_where_parallel_calls_are_off() -> None:
     found = read_chunks([CALL + CALL], tool_parser=HERMES, parallel=False)
     assert len(found.calls) == 1
@@ -121,31 +113,6 @@ def test_length_stays_length_after_whole_calls() -> None:
     reply = Reply(tool_parser=HERMES)
     reply.push_text(CALL + "and then")
     assert reply.finish("length")[1] == "length"
-
-
-@pytest.mark.parametrize(
-    "body",
-    ["not json", '{"name": 3}', '{"name": "f" "arguments": {}}', "{]", '["name"]', '{"a": 1}', "{"],
-)
-def test_a_malformed_call_is_text(body: str) -> None:
-    text = f"So: <tool_call>{body}</tool_call> yes"
-    for chunks in ([text], list(text)):
-        found = read_chunks(chunks, tool_parser=HERMES)
-        assert (found.content, found.calls, found.reason) == (text, (), "stop")
-
-
-def test_a_good_call_after_a_malformed_one() -> None:
-    found = read_chunks(["<tool_call>{]</tool_call>" + CALL], tool_parser=HERMES)
-    assert found.content == "<tool_call>{]</tool_call>"
-    assert len(found.whole_calls) == 1
-
-
-def test_markers_inside_strings_are_arguments() -> None:
-    inside = 'say "<tool_call>" and </tool_call>, then {"name": "g", "arguments": {}} <think>'
-    text = '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>'
-    found = read_chunks(list(text % json.dumps(inside)), tool_parser=HERMES)
-    assert found.whole_calls == [("f", {"a": inside})]
-    assert found.content == ""
 
 
 def test_arguments_that_turn_bad_after_they_began_stay_partial() -> None:
@@ -197,13 +164,6 @@ def test_types_come_from_the_schema(schema: dict[str, Any], text: str, value: An
     found = read_chunks(list(reply), tool_parser=CODER, tools=tools)
     assert found.whole_calls == [("f", {"a": value})]
     assert type(found.whole_calls[0][1]["a"]) is type(value)
-
-
-def test_a_value_keeps_its_inner_lines_and_spaces() -> None:
-    body = "\n\n  def f():\n    return '</parameter>'\n\n"
-    reply = f"<tool_call><function=f><parameter=a>\n{body}\n</parameter></function></tool_call>"
-    found = read_chunks(list(reply), tool_parser=CODER)
-    assert found.whole_calls == [("f", {"a": body})]
 
 
 # ---- stop strings
@@ -261,25 +221,9 @@ def test_a_stop_string_does_not_reach_over_the_end_of_a_thought() -> None:
     assert (found.reasoning, found.content) == ("ST", "OP")
 
 
-def test_stop_strings_do_not_touch_calls() -> None:
-    found = read_chunks(list(CALL), tool_parser=HERMES, stops=['"a"', "tool", "}"])
-    assert found.whole_calls == [("f", {"a": [1, {"b": "c"}]})]
-
-
-def test_half_a_stop_string_is_shown_at_the_end() -> None:
-    assert read_chunks(list("so ST"), stops=["STOP"]).content == "so ST"
-
-
 def test_half_a_stop_string_is_shown_before_a_call() -> None:
     found = read_chunks(list("so ST" + CALL), tool_parser=HERMES, stops=["STOP"])
     assert (found.content, len(found.calls)) == ("so ST", 1)
-
-
-def test_nothing_follows_a_stop_string() -> None:
-    reply = Reply(stops=["X"])
-    reply.push_text("aX")
-    assert reply.push_text("more") == []
-    assert reply.finish("stop") == ([], "stop")
 
 
 # ---- thoughts

@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
@@ -115,19 +114,6 @@ def test_warnings_and_rate_are_headers(engine, raw):
     reply = raw.post("/v1/chat/completions", json=body).raise_for_status()
     assert reply.headers["llm_provider-x-mlx-warnings"] == "store has no effect"
     assert reply.headers["llm_provider-x-mlx-tokens-per-second"] == "50.0"
-
-
-def test_text_completions(engine, client):
-    whole = client.completions.create(model="scripted", prompt="one two", max_tokens=5)
-    assert whole.choices[0].text == "one two"
-    assert engine.request["prompt"] == "one two"
-    assert engine.request["messages"] is None
-    chunks = client.completions.create(model="scripted", prompt="one two", stream=True)
-    assert "".join(c.choices[0].text or "" for c in chunks) == "one two"
-    ids = client.completions.create(model="scripted", prompt=[1, 2, 3])
-    assert ids.choices[0].text == "1 2 3"
-    with pytest.raises(openai.BadRequestError, match="suffix"):
-        client.completions.create(model="scripted", prompt="x", suffix="y")
 
 
 def test_aliases_of_one_model_list_their_own_contexts(client, raw):

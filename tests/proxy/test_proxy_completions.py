@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 ONCE = "Once upon a time"
 
 
@@ -14,15 +12,6 @@ def told(reply, *, stream):
         for choice in chunk.choices:
             texts[choice.index] = texts.get(choice.index, "") + (choice.text or "")
     return texts
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_several_prompts(engine, client, stream):
-    reply = client.completions.create(
-        model="scripted", prompt=["one two", "three"], echo=True, stream=stream
-    )
-    assert told(reply, stream=stream) == {0: "one twoone two", 1: "threethree"}
-    assert [seen["prompt"] for seen in engine.seen()["requests"]] == ["one two", "three"]
 
 
 def test_each_chunk_has_a_text(engine, raw):

@@ -1,11 +1,7 @@
 """`/v1/embeddings` through the proxy, as OpenAI's client asks for it."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import httpx
 import numpy as np
-import openai
-import pytest
 from tokenizers import Tokenizer
 
 TEXTS = ["Hello there", "The quick brown fox asks the lazy dog. " * 40, "fox"]
@@ -83,32 +79,3 @@ def test_who_leaves_ends_the_request(engine, leave):
         httpx.post(f"{engine.url}/v1/embed", json=body, trust_env=False, timeout=300).status_code
         == 401
     )
-
-
-def test_streams_and_vectors_beside_one_another(client, own_engine):
-    """Everyone gets what they get alone."""
-
-    def say(_):
-        return (
-            client.completions.create(
-                model="demo", prompt="Once upon a time", max_tokens=12, temperature=0
-            )
-            .choices[0]
-            .text
-        )
-
-    def embed(at):
-        return [each.embedding for each in ask(client, TEXTS[at % 3 :] * 3).data]
-
-    text, vectors = say(0), [embed(at) for at in range(3)]
-    with ThreadPoolExecutor(6) as pool:
-        said, made = pool.map(say, range(2)), pool.map(embed, range(3))
-        assert list(said) == [text] * 2
-        assert list(made) == vectors
-
-
-def test_an_engine_that_refuses(engine, client):
-    with pytest.raises(openai.RateLimitError):
-        client.embeddings.create(model="scripted", input="full")
-    with pytest.raises(openai.BadRequestError, match="prompt is too long"):
-        client.embeddings.create(model="scripted", input="toolong")

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 DATA = Path(__file__).parents[1] / "data" / "requests"
@@ -81,83 +80,6 @@ def test_04_tool_results(engine: Any, raw: Any) -> None:
     got = [m for m in engine.request["messages"] if m["role"] == "tool"]
     assert [m["tool_call_id"] for m in got] == [m["tool_call_id"] for m in tools]
     assert [text_of(m["content"]) for m in got] == [text_of(m["content"]) for m in tools]
-
-
-@pytest.mark.parametrize("name", ["01", "04"])
-def test_histories_on_the_shipped_model(raw: Any, own_engine: Any, name: str) -> None:
-    """With the rules shortened: they alone would fill the small model's context."""
-    path, body, headers = sent(name, "demo", max_tokens=8)
-    for message in body["messages"]:
-        if message["role"] == "system" and len(text_of(message["content"])) > 1000:
-            message["content"] = text_of(message["content"])[:300]
-    body["tools"] = body["tools"][:2]
-    reply = post(raw, (path, body, headers))
-    assert reply.status_code == 200, reply.text
-
-
-def test_06_a_strict_tool(raw: Any, own_engine: Any) -> None:
-    """At temperature 1 some choices come to their end, and every one that does is valid."""
-    request = sent("06", "demo", max_tokens=400, temperature=1, n=4, seed=1)
-    schema = request[1]["tools"][0]["function"]["parameters"]
-    # the small model would write names and fractions of a second without end
-    node, tags = schema["$defs"]["Node"]["properties"], schema["properties"]["tags"]
-    node["name"]["maxLength"] = node["children"]["maxItems"] = tags["maxProperties"] = 1
-    tags["propertyNames"]["pattern"] = "^[a-z]{1,9}$"
-    schema["properties"]["when"]["maxLength"] = 25
-    schema["properties"]["count"]["maximum"] = 99
-    names, written, ends = {}, {}, {}
-    for choice in (each for chunk in streamed(raw, request) for each in chunk["choices"]):
-        assert not choice["delta"].get("content")
-        for call in choice["delta"].get("tool_calls") or []:
-            key, function = (choice["index"], call["index"]), call["function"]
-            names.setdefault(key, function.get("name"))
-            written[key] = written.get(key, "") + (function.get("arguments") or "")
-        if choice.get("finish_reason"):
-            ends[choice["index"]] = choice["finish_reason"]
-    assert set(names.values()) == {"save_tree"}
-    assert set(ends.values()) <= {"tool_calls", "length"}
-    whole = [index for index, reason in ends.items() if reason == "tool_calls"]
-    assert whole, written
-    for index in whole:
-        jsonschema.validate(json.loads(written[index, 0]), schema)
-
-
-def test_06_a_keyword_that_is_not_supported(raw: Any, own_engine: Any) -> None:
-    request = sent("06", "demo")
-    parameters = request[1]["tools"][0]["function"]["parameters"]
-    parameters["properties"]["when"]["not"] = {"const": "never"}
-    reply = post(raw, request)
-    assert reply.status_code == 400
-    assert "'not' at #/properties/when" in reply.text
-
-
-@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
-def test_07_a_schema(raw: Any, own_engine: Any, kind: str) -> None:
-    request = sent("07", "demo", max_tokens=600)
-    schema = request[1]["response_format"]["json_schema"]["schema"]
-    if kind == "json_object":
-        request[1]["response_format"] = {"type": kind}
-        schema = {"type": "object"}
-    choice = post(raw, request).raise_for_status().json()["choices"][0]
-    assert choice["message"]["content"].lstrip().startswith("{")
-    if choice["finish_reason"] != "length":
-        assert choice["finish_reason"] == "stop"
-        jsonschema.validate(json.loads(choice["message"]["content"]), schema)
-
-
-def test_09_every_parameter(raw: Any, own_engine: Any) -> None:
-    request = sent("09", "demo")
-    first, second = (post(raw, request).raise_for_status() for _ in range(2))
-    choice = first.json()["choices"][0]
-    assert choice["message"] | {"tool_calls": None} == (
-        second.json()["choices"][0]["message"] | {"tool_calls": None}
-    )
-    named = [call["function"] for call in choice["message"]["tool_calls"]]
-    assert [call["name"] for call in named] == ["grep"]
-    again = second.json()["choices"][0]["message"]["tool_calls"]
-    assert [call["function"] for call in again] == named
-    assert choice["logprobs"]["content"]
-    assert all(len(each["top_logprobs"]) == 3 for each in choice["logprobs"]["content"])
 
 
 def test_09_arrives_whole(engine: Any, raw: Any) -> None:

@@ -1,10 +1,8 @@
-"""Endpoints that mlx models do not serve, requests of which a bridge would lose a part, and tools
-that no model can call."""
+"""Endpoints that mlx models do not serve, and tools that no model can call."""
 
 import pytest
 
 M = {"model": "scripted"}
-TEXT = {"type": "input_text", "text": "a"}
 JSON = {
     "/v1/images/generations": {**M, "prompt": "x"},
     "/v1/rerank": {**M, "query": "x", "documents": ["a"]},
@@ -36,21 +34,6 @@ def test_an_endpoint_that_is_not_served(engine, raw, client, path):
     chat = client.chat.completions.create(**M, messages=[{"role": "user", "content": "fine"}])
     assert chat.choices[0].message.content == "fine", "the chat model must not be taken out"
     assert len(engine.seen()["requests"]) == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_part_that_would_be_lost(engine, raw, stream):
-    more = {**M, "stream": stream}
-    parts = [TEXT, {"type": "foo", "bar": 1}]
-    reply = raw.post("/v1/responses", json={**more, "input": [{"role": "user", "content": parts}]})
-    refused(reply, "input[0].content[1].type is 'foo'")
-    blocks = [{"type": "text", "text": "a"}, {"type": "foo"}]
-    messages = [{"role": "user", "content": blocks}]
-    reply = raw.post("/v1/messages", json={**more, "max_tokens": 5, "messages": messages})
-    refused(reply, "messages[0].content[1].type is 'foo'")
-    reply = raw.post("/v1/responses", json={**more, "input": "x", "previous_response_id": "r"})
-    refused(reply, "previous_response_id: no messages are stored for this response")
-    assert not engine.seen()["requests"]
 
 
 @pytest.mark.parametrize(

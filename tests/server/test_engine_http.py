@@ -1,7 +1,6 @@
 """The wire as any client sees it: lines, errors, state, disconnects."""
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -128,31 +127,6 @@ def test_256_blocked_submits_do_not_starve_others(spawn: Any) -> None:
         assert not any(future.done() for future in slow)
         engine.http.delete("/cache")
         assert all(future.result()[-1][-1]["type"] == "done" for future in slow)
-
-
-def test_a_reader_that_never_reads_neither_slows_others_nor_fills_memory(engine: Any) -> None:
-    with engine.stream("flood 20000", id="unread") as unread:
-        pieces = unread.iter_raw()
-        next(pieces)
-        assert text_of(engine.lines("count 50 0.001")).split()[-1] == "49"
-        engine.await_seen("finished", "unread")
-        rest = b"".join(pieces)
-    lines = rest.splitlines()
-    # 20 000 steps have become a few lines: what waited was joined.
-    assert len(lines) < 2000
-    assert rest.count(b"x") >= 20_000 * 1000
-
-
-def test_many_streams_at_once_are_whole(engine: Any) -> None:
-    barrier = threading.Barrier(32)
-
-    def ask() -> str:
-        barrier.wait()
-        return text_of(engine.lines("count 20 0.002"))
-
-    with ThreadPoolExecutor(32) as pool:
-        replies = [future.result() for future in [pool.submit(ask) for _ in range(32)]]
-    assert set(replies) == {"".join(f"{n} " for n in range(20))}
 
 
 def test_attach_says_who_is_there_and_stays_open(engine: Any) -> None:
