@@ -35,19 +35,11 @@ def held(prefix_cache: PrefixCache, ids: list[int]) -> list[int]:
 # -- places
 
 
-def test_a_short_prompt_gets_no_guess() -> None:
-    assert places(Prompt([1] * 503, snapshot_points=(500,))) == (500,)
-
-
 def test_a_long_message_gets_guesses_on_the_grid() -> None:
     """One guess close to its end, one a quarter before the end."""
     prompt = Prompt([1] * 8003, snapshot_points=(8000,))
     assert places(prompt) == (5952, 7488, 8000)
     assert all(at % GRID == 0 for at in places(prompt)[:2])
-
-
-def test_a_prompt_without_messages_gets_guesses_too() -> None:
-    assert places(Prompt([1] * 8000)) == (5952, 7488)
 
 
 def test_a_continued_conversation_gets_no_guess() -> None:
@@ -64,11 +56,6 @@ def test_a_prompt_that_branches_off_gets_a_snapshot_at_the_branch() -> None:
         8000,
     )  # the branch is close to the resumed position
     assert 1984 in places(prompt, branch=2000)
-
-
-def test_a_message_end_before_the_branch_is_enough() -> None:
-    prompt = Prompt([1] * 8003, snapshot_points=(7890, 8000))
-    assert places(prompt, branch=7900) == (5952, 7890, 8000)[1:]
 
 
 def test_no_pass_ends_inside_an_image() -> None:

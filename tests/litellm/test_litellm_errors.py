@@ -19,7 +19,7 @@ from litellm.exceptions import (
 
 from mlx_provider import errors
 from mlx_provider.litellm.errors import to_litellm
-from mlx_provider.protocol.events import Delta, ErrorBody, Failed
+from mlx_provider.protocol.events import Delta, ErrorBody, Failed, Finish
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -139,3 +139,9 @@ async def test_a_missing_model_does_not_cool_its_deployment_down(engine):
     engine.refuse = lambda request: None
     reply = await router.acompletion(model="a", messages=HI)
     assert reply.choices[0].message.content == "Hello world!"
+
+
+async def test_a_cancel_by_the_engine_is_no_finish(engine):
+    engine.script = lambda request: [[Finish(reason="cancelled")]]
+    with pytest.raises(ServiceUnavailableError):
+        await litellm.acompletion(model="mlx/m", messages=HI)

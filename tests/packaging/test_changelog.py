@@ -4,8 +4,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 import mlx_provider
 
 ROOT = Path(__file__).parents[2]
@@ -16,13 +14,13 @@ FRAGMENTS = sorted(set((ROOT / TOOL["directory"]).iterdir()) - {ROOT / "changelo
 CHANGES = (ROOT / TOOL["filename"]).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
-def test_a_change_is_one_paragraph_of_a_kind(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert NAME.fullmatch(path.name), f"it is +<words-with-dashes>.<one of {KINDS}>.md"
-    assert re.fullmatch(r"[^\s#*-].*\.\n", text, re.DOTALL), "a text that ends with a full stop"
-    assert "\n\n" not in text
-    assert max(map(len, text.splitlines())) <= 98  # the list puts two characters before
+def test_a_change_is_one_paragraph_of_a_kind() -> None:
+    for path in FRAGMENTS:
+        text, name = path.read_text(encoding="utf-8"), path.name
+        assert NAME.fullmatch(name), f"{name}: it is +<words-with-dashes>.<one of {KINDS}>.md"
+        assert re.fullmatch(r"[^\s#*-].*\.\n", text, re.DOTALL), f"{name} ends with a full stop"
+        assert "\n\n" not in text, name
+        assert max(map(len, text.splitlines())) <= 98, name  # the list puts two characters before
 
 
 def test_the_changelog_knows_this_version_or_waits_for_it() -> None:

@@ -62,15 +62,3 @@ def test_it_is_found_and_without_fault(
     for name, module in project["entry-points"]["mlx_provider"].items():
         assert plugins[name] == [project["name"], None]
         assert Path(modules[module]).is_relative_to(site)
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_its_wheel_holds_its_modules_and_nothing_else(example: Path, site: Path) -> None:
-    wanted = {path.relative_to(example) for path in example.glob("mlx_provider_*/**/*.py")}
-    wanted |= {path.relative_to(example) for path in example.glob("mlx_provider_*.py")}
-    tops = {path.parts[0] for path in wanted}
-    held = {
-        path.relative_to(site) for top in tops for path in [site / top, *(site / top).rglob("*")]
-    }
-    assert {path for path in held if path.suffix == ".py"} == wanted
-    assert all(path.parts[0] in tops or path.suffix == ".dist-info" for path in held)

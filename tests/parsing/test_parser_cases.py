@@ -35,14 +35,16 @@ FEWEST = 72
 """Cases of calls, and of thoughts, that the mission asks for."""
 
 
-def cases(name: str) -> list[Any]:
-    lines = (DATA / name).read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
-    return [
-        pytest.param(case, id=f"{case['parser']}-{case['id']}")
-        for case in found
-        if case["id"] not in DISAGREE
-    ]
+def cases(name: str) -> dict[str, list[dict[str, Any]]]:
+    """By parser."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for case in map(json.loads, (DATA / name).read_text(encoding="utf-8").splitlines()):
+        if case["id"] not in DISAGREE:
+            found.setdefault(case["parser"], []).append(case)
+    return found
+
+
+CALLS, THOUGHTS = cases("tool_parsers.jsonl"), cases("reasoning.jsonl")
 
 
 def squeezed(text: str | None) -> str:
@@ -56,34 +58,28 @@ def ways(case: dict[str, Any]) -> list[list[str]]:
     return [[case["text"]], list(case["text"])]
 
 
-@pytest.mark.parametrize("case", cases("tool_parsers.jsonl"))
-def test_tool_calls(
-    case: dict[str, Any], tool_parsers: dict[str, Any], read: Callable[..., Any]
-) -> None:
-    expected = case["expected"]
-    for chunks in ways(case):
-        found = read(chunks, tool_parser=tool_parsers[case["parser"]], tools=case["tools"] or [])
+@pytest.mark.parametrize("name", CALLS)
+def test_tool_calls(name: str, tool_parsers: dict[str, Any], read: Callable[..., Any]) -> None:
+    parser = tool_parsers[name]
+    for case, chunks in ((each, chunks) for each in CALLS[name] for chunks in ways(each)):
+        expected = case["expected"]
+        found = read(chunks, tool_parser=parser, tools=case["tools"] or [])
         wanted = [(call["name"], call["arguments"]) for call in expected["tool_calls"] or []]
-        assert found.whole_calls == wanted
+        assert found.whole_calls == wanted, case["id"]
         if case["content_checked"]:
-            assert squeezed(found.content) == squeezed(expected["content"])
+            assert squeezed(found.content) == squeezed(expected["content"]), case["id"]
         if wanted:
-            assert found.reason == "tool_calls"
+            assert found.reason == "tool_calls", case["id"]
 
 
-@pytest.mark.parametrize("case", cases("reasoning.jsonl"))
-def test_reasoning(
-    case: dict[str, Any], reasoning_parsers: dict[str, Any], read: Callable[..., Any]
-) -> None:
-    expected = case["expected"]
-    for chunks in ways(case):
-        found = read(
-            chunks,
-            reasoning_parser=reasoning_parsers[case["parser"]],
-            reasoning_open=True if case.get("prompt_opened_think") else None,
-        )
-        assert squeezed(found.content) == squeezed(expected["content"])
-        assert squeezed(found.reasoning) == squeezed(expected["reasoning"])
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_reasoning(name: str, reasoning_parsers: dict[str, Any], read: Callable[..., Any]) -> None:
+    parser = reasoning_parsers[name]
+    for case, chunks in ((each, chunks) for each in THOUGHTS[name] for chunks in ways(each)):
+        opened = True if case.get("prompt_opened_think") else None
+        found = read(chunks, reasoning_parser=parser, reasoning_open=opened)
+        assert squeezed(found.content) == squeezed(case["expected"]["content"]), case["id"]
+        assert squeezed(found.reasoning) == squeezed(case["expected"]["reasoning"]), case["id"]
 
 
 def test_every_agreed_case_passes() -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,14 +27,6 @@ for folder in sys.argv[1:]:
     os.chdir(folder)
     if pytest.main(["-q", "-p", "no:cacheprovider"]) != 0:
         sys.exit(f"tests of {folder} fail")
-"""
-ASKED = """
-import os, runpy, sys
-
-for folder in sys.argv[1:]:
-    sys.path.insert(0, folder)
-    print("---", os.path.basename(folder), flush=True)
-    runpy.run_path(os.path.join(folder, "try_it.py"), run_name="__main__")
 """
 
 
@@ -106,33 +98,6 @@ def test_they_bring_what_they_are_named_for(installed: dict[str, str]) -> None:
         name = PLUGINS[kind.option].replace("-", "_")
         assert found[name]["error"] is None
         assert found[name]["records"][kind.record] == [name]
-
-
-@pytest.fixture
-def engine(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """Variables for clients of an engine of their own, which ends with the test."""
-    code = "from mlx_provider.cli import main; main()"
-    own = installed | {"MLX_PROVIDER_IDLE_TIMEOUT": "5"}
-    yield own
-    subprocess.run([sys.executable, "-c", code, "engine", "stop"], env=own, capture_output=True)
-
-
-@pytest.mark.sweep
-def test_a_running_engine_serves_with_each(folders: list[Path], engine: dict[str, str]) -> None:
-    """What `python try_it.py` prints; that of the reasoning parser has an engine of its own.
-
-    The suite asks an engine in its own process: `tests/service/test_new_plugins_served.py`.
-    """
-    last = [folder for folder in folders if folder.name.endswith("reasoning-parser")]
-    shown = python(ASKED, [folder for folder in folders if folder not in last] + last, engine)
-    answers = dict(part.split("\n", 1) for part in shown.split("--- ")[1:])
-    assert answers["mlx-provider-own-family"].strip()
-    assert answers["mlx-provider-own-tool-parser"].startswith('roll {"sides":')
-    guessed = answers["mlx-provider-own-drafter"].split("guessed right:")[1].split()[0]
-    assert int(guessed) > 0
-    assert "thought: Two and two.\nanswer:  Four." in answers["mlx-provider-own-reasoning-parser"]
-    log = Path(os.environ["MLX_PROVIDER_RUNTIME_DIR"], "engine.log").read_text()
-    assert "computes with kernels own_kernels" in log
 
 
 def test_it_says_what_to_do_next(tmp_path: Path) -> None:

@@ -229,3 +229,12 @@ def test_10a_the_reply_continues_the_assistants_message(strict: Any, tiny: Any) 
     own = strict.prompt_of(messages=messages, continues=False)
     assert own.count("<|im_start|>assistant") == 2
     assert own.endswith("<answer><|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_that_writes_bos_gets_no_second_one(tiny: Any) -> None:
+    model = tiny("llama")
+    messages = [{"role": "user", "content": "hello"}]
+    prompt_tokens = model.ask(messages=messages).prompt_tokens
+    ids = model.served().model.tokenizer.encode(model.prompt_of(messages=messages), special=False)
+    assert len(ids) == prompt_tokens
+    assert ids.count(ids[0]) == 1
