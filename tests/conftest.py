@@ -20,6 +20,10 @@ from xdist.workermanage import WorkerController
 
 import waiting
 
+# The processes that tests start, some hundred, do not each compile the package anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # No test fails by the clock: a busy machine is no defect. Nor by chance: the suite has the same
 # examples in each run, and the sweep draws others.
 for profile, examples in (("suite", 12), ("sweep", 200)):

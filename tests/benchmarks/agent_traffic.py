@@ -99,6 +99,11 @@ class SyntheticModel:
         mx.eval([layer.state for layer in cache])
 
 
+def in_order(layer: Any, array: Any) -> Any:
+    """Keys or values of a window in the order of their tokens."""
+    return layer._temporal_order(array)
+
+
 def serve(prefix_cache: PrefixCache, model: SyntheticModel, request: SimRequest) -> int:
     """What the engine does with the prefix cache for one request; the prompt tokens reused."""
     key = CacheKey("simulated")

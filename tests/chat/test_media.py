@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
@@ -481,7 +481,6 @@ SEEDS = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-@settings(max_examples=400)
 @given(st.data())
 def test_no_bytes_make_it_raise_anything_else(draw: st.DataObject) -> None:
     data = bytearray(draw.draw(st.sampled_from(SEEDS)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.chat.messages.normalise import MediaSupport, Normalised, normalise
@@ -436,7 +436,6 @@ def plain_text(messages: list[dict[str, Any]]) -> str:
     return "".join("".join(found).split())
 
 
-@settings(max_examples=300)
 @given(turns, st.tuples(*[st.booleans()] * 4))
 def test_properties(messages: list[Any], template: tuple[bool, ...]) -> None:
     before = copy.deepcopy(messages)

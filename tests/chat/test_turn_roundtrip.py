@@ -28,37 +28,9 @@ from mlx_provider.protocol.events import Delta
 from tiny.tokenizers import QWEN
 
 DEMO = Path(mlx_provider.demo.__file__).parent / "model"
+TURNS = Path(__file__).parents[1] / "data" / "chat" / "turns"
 TOOL_PARSERS = {parser.name: parser for parser in tool_plugin.mlx_tool_parsers()}
 THOUGHTS = {parser.name: parser for parser in reasoning_plugin.mlx_reasoning_parsers()}
-
-
-def turns(assistant: str, user: str, tool: str, begin: str) -> str:
-    """A template of these turns; `m` is the message, `begin` the generation prompt."""
-    return (
-        "{%- set last = namespace(user=-1) -%}"
-        "{%- for m in messages -%}{%- if m.role == 'user' -%}"
-        "{%- set last.user = loop.index0 -%}{%- endif -%}{%- endfor -%}"
-        "{%- for m in messages -%}"
-        "{%- set text = m.content or '' -%}{%- set thought = m.reasoning_content or '' -%}"
-        "{%- set calls = m.tool_calls or [] -%}{%- set fresh = loop.index0 > last.user -%}"
-        "{%- if m.role == 'user' -%}"
-        + user
-        + "{%- elif m.role == 'tool' -%}"
-        + tool
-        + "{%- else -%}"
-        + assistant
-        + "{%- endif -%}{%- endfor -%}"
-        "{%- if add_generation_prompt -%}" + begin + "{%- endif -%}"
-    )
-
-
-def chatml(assistant: str, begin: str = "") -> str:
-    return turns(
-        "{{ '<|im_start|>assistant\\n' }}" + assistant + "{{ '<|im_end|>\\n' }}",
-        "{{ '<|im_start|>user\\n' ~ text ~ '<|im_end|>\\n' }}",
-        "{{ '<|im_start|>user\\n<tool_response>\\n' ~ text ~ '\\n</tool_response><|im_end|>\\n' }}",
-        "{{ '<|im_start|>assistant\\n' }}" + begin,
-    )
 
 
 @dataclass(frozen=True)
@@ -74,238 +46,35 @@ class Format:
     """Whether a turn may hold an answer and calls."""
 
 
-CALLS = "{%- for c in calls -%}"
-DONE = "{%- endfor -%}"
+def written(name: str, tool_parser: str, *more: str, **options: Any) -> Format:
+    """A template of the folder. Its `fresh`: the user has not spoken since."""
+    source = (TURNS / f"{name.replace(' ', '_')}.jinja").read_text(encoding="utf-8")
+    return Format(source, tool_parser, *more, **options)
+
 
 FORMATS = {
-    "qwen3": Format(
-        chatml(
-            "{%- if thought and fresh -%}"
-            "{{ '<think>\\n' ~ thought.strip('\\n') ~ '\\n</think>\\n\\n' ~ text.lstrip('\\n') }}"
-            "{%- else -%}{{ text }}{%- endif -%}"
-            + CALLS
-            + "{%- if text or not loop.first -%}{{ '\\n' }}{%- endif -%}"
-            '{{ \'<tool_call>\\n{"name": "\' ~ c.function.name ~ \'", "arguments": \' ~ '
-            "(c.function.arguments | tojson) ~ '}\\n</tool_call>' }}" + DONE
-        ),
-        "hermes",
-        "qwen3",
-    ),
-    "qwen3 whose prompt opens the thought": Format(
-        chatml(
-            "{%- if fresh -%}"
-            "{{ '<think>\\n' ~ thought.strip('\\n') ~ '\\n</think>\\n\\n' ~ text.lstrip('\\n') }}"
-            "{%- else -%}{{ text }}{%- endif -%}"
-            + CALLS
-            + "{%- if text or not loop.first -%}{{ '\\n' }}{%- endif -%}"
-            '{{ \'<tool_call>\\n{"name": "\' ~ c.function.name ~ \'", "arguments": \' ~ '
-            "(c.function.arguments | tojson) ~ '}\\n</tool_call>' }}" + DONE,
-            "{{ '<think>\\n' }}",
-        ),
-        "hermes",
-        "qwen3",
-    ),
-    "qwen3_coder": Format(
-        chatml(
-            "{%- if text.strip() -%}{{ text.strip() ~ '\\n' }}{%- endif -%}"
-            + CALLS
-            + "{{ ('\\n' if text.strip() or not loop.first else '') ~ '<tool_call>\\n<function=' ~ "
-            "c.function.name ~ '>\\n' }}{%- for k, v in c.function.arguments.items() -%}"
-            "{{ '<parameter=' ~ k ~ '>\\n' ~ v ~ '\\n</parameter>\\n' }}{%- endfor -%}"
-            "{{ '</function>\\n</tool_call>' }}" + DONE
-        ),
-        "qwen3_coder",
-    ),
-    "tight": Format(
-        chatml(
-            "{%- if thought -%}{{ '<think>' ~ thought ~ '</think>' }}{%- endif -%}{{ text }}"
-            + CALLS
-            + '{{ \'<tool_call>\\n{"name": "\' ~ c.function.name ~ \'", "arguments": \' ~ '
-            "(c.function.arguments | tojson) ~ '}\\n</tool_call>' }}" + DONE
-        ),
-        "hermes",
-        "qwen3",
-    ),
-    "glm": Format(
-        turns(
-            "{{ '<|assistant|>' }}{%- if thought and fresh -%}"
-            "{{ '\\n<think>' ~ thought.strip() ~ '</think>' }}{%- endif -%}"
-            "{%- if text.strip() -%}{{ '\\n' ~ text.strip() }}{%- endif -%}"
-            + CALLS
-            + "{{ '\\n<tool_call>' ~ c.function.name ~ '\\n' }}"
-            "{%- for k, v in c.function.arguments.items() -%}"
-            "{{ '<arg_key>' ~ k ~ '</arg_key>\\n<arg_value>' ~ v ~ '</arg_value>\\n' }}"
-            "{%- endfor -%}{{ '</tool_call>' }}" + DONE,
-            "{{ '<|user|>\\n' ~ text }}",
-            "{{ '<|observation|>\\n<tool_response>\\n' ~ text ~ '\\n</tool_response>' }}",
-            "{{ '<|assistant|>' }}",
-        ),
-        "glm47",
-        "glm4",
-        end="",
-    ),
-    "deepseek_v31": Format(
-        turns(
-            "{{ '<｜Assistant｜></think>' ~ text }}"
-            + CALLS
-            + "{{ ('<｜tool▁calls▁begin｜>' if loop.first else '') ~ '<｜tool▁call▁begin｜>' ~ "
-            "c.function.name ~ '<｜tool▁sep｜>' ~ (c.function.arguments | tojson) ~ "
-            "'<｜tool▁call▁end｜>' ~ ('<｜tool▁calls▁end｜>' if loop.last else '') }}"
-            + DONE
-            + "{{ '<｜end▁of▁sentence｜>' }}",
-            "{{ '<｜User｜>' ~ text }}",
-            "{{ '<｜tool▁output▁begin｜>' ~ text ~ '<｜tool▁output▁end｜>' }}",
-            "{{ '<｜Assistant｜></think>' }}",
-        ),
-        "deepseek_v31",
-        end="<｜end▁of▁sentence｜>",
-    ),
-    "kimi_k2": Format(
-        turns(
-            "{{ '<|im_assistant|>assistant<|im_middle|>' }}"
-            "{%- if thought -%}{{ '<think>' ~ thought ~ '</think>' }}{%- endif -%}{{ text }}"
-            + CALLS
-            + "{{ ('<|tool_calls_section_begin|>' if loop.first else '') ~ '<|tool_call_begin|>"
-            "functions.' ~ c.function.name ~ ':' ~ loop.index0 ~ '<|tool_call_argument_begin|>' ~ "
-            "(c.function.arguments | tojson) ~ '<|tool_call_end|>' ~ "
-            "('<|tool_calls_section_end|>' if loop.last else '') }}" + DONE + "{{ '<|im_end|>' }}",
-            "{{ '<|im_user|>user<|im_middle|>' ~ text ~ '<|im_end|>' }}",
-            "{{ '<|im_system|>tool<|im_middle|>' ~ text ~ '<|im_end|>' }}",
-            "{{ '<|im_assistant|>assistant<|im_middle|>' }}",
-        ),
-        "kimi_k2",
-        "kimi_k2",
-    ),
-    "minimax_m2": Format(
-        turns(
-            "{{ ']~b]ai\\n' }}{%- if thought and fresh -%}"
-            "{{ '<think>\\n' ~ thought ~ '\\n</think>\\n\\n' }}{%- endif -%}{{ text }}"
-            "{%- if calls -%}{{ '\\n<minimax:tool_call>\\n' }}"
-            + CALLS
-            + "{{ '<invoke name=\"' ~ c.function.name ~ '\">\\n' }}"
-            "{%- for k, v in c.function.arguments.items() -%}"
-            "{{ '<parameter name=\"' ~ k ~ '\">' ~ v ~ '</parameter>\\n' }}{%- endfor -%}"
-            "{{ '</invoke>\\n' }}" + DONE + "{{ '</minimax:tool_call>' }}{%- endif -%}"
-            "{{ '[e~[\\n' }}",
-            "{{ ']~b]user\\n' ~ text ~ '[e~[\\n' }}",
-            "{{ ']~b]tool\\n<response>' ~ text ~ '</response>[e~[\\n' }}",
-            "{{ ']~b]ai\\n<think>\\n' }}",
-        ),
-        "minimax_m2",
-        "minimax_m2",
-        end="[e~[",
-    ),
-    "mistral": Format(
-        turns(
-            "{{ text }}" + CALLS + "{{ '[TOOL_CALLS]' ~ c.function.name ~ '[ARGS]' ~ "
-            "(c.function.arguments | tojson) }}" + DONE + "{{ '</s>' }}",
-            "{{ '[INST]' ~ text ~ '[/INST]' }}",
-            "{{ '[TOOL_RESULTS]' ~ text ~ '[/TOOL_RESULTS]' }}",
-            "",
-        ),
-        "mistral",
-        end="</s>",
-    ),
-    "ids before arguments": Format(
-        turns(
-            "{{ text }}" + CALLS + "{{ '[TOOL_CALLS]' ~ c.function.name ~ '[CALL_ID]' ~ c.id ~ "
-            "'[ARGS]' ~ (c.function.arguments | tojson) }}" + DONE + "{{ '</s>' }}",
-            "{{ '[INST]' ~ text ~ '[/INST]' }}",
-            "{{ '[TOOL_RESULTS]' ~ m.tool_call_id ~ '[TOOL_CONTENT]' ~ text ~ '[/TOOL_RESULTS]' }}",
-            "",
-        ),
-        "mistral_call_id",
-        end="</s>",
-    ),
-    "ids behind arguments": Format(
-        turns(
-            "{%- if calls -%}{{ '[TOOL_CALLS][' }}"
-            + CALLS
-            + "{{ (c.function | tojson)[:-1] ~ ', \"id\": \"' ~ c.id ~ '\"}' }}"
-            "{{ ']' if loop.last else ', ' }}" + DONE + "{%- else -%}{{ text }}{%- endif -%}"
-            "{{ '</s>' }}",
-            "{{ '[INST]' ~ text ~ '[/INST]' }}",
-            '{{ \'[TOOL_RESULTS]{"content": \' ~ text ~ \', "call_id": "\' ~ m.tool_call_id ~ '
-            "'\"}[/TOOL_RESULTS]' }}",
-            "",
-        ),
-        "mistral_ids",
-        end="</s>",
-        both=False,
-    ),
-    "llama3": Format(
-        turns(
-            "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"
-            '{%- if calls -%}{{ \'{"name": "\' ~ calls[0].function.name ~ \'", "parameters": \' ~ '
-            "(calls[0].function.arguments | tojson) ~ '}' }}{%- else -%}{{ text | trim }}"
-            "{%- endif -%}{{ '<|eot_id|>' }}",
-            "{{ '<|start_header_id|>user<|end_header_id|>\\n\\n' ~ (text | trim) ~ '<|eot_id|>' }}",
-            "{{ '<|start_header_id|>ipython<|end_header_id|>\\n\\n' ~ text ~ '<|eot_id|>' }}",
-            "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}",
-        ),
-        "llama3_json",
-        end="<|eot_id|>",
-        most_calls=1,
-        both=False,
-    ),
-    "granite": Format(
-        turns(
-            "{{ '<|start_of_role|>assistant<|end_of_role|>' ~ text }}"
-            "{%- if calls -%}{{ '<|tool_call|>[' }}"
-            + CALLS
-            + "{{ ('' if loop.first else ', ') ~ '{\"name\": \"' ~ c.function.name ~ "
-            "'\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}' }}"
-            + DONE
-            + "{{ ']' }}{%- endif -%}{{ '<|end_of_text|>\\n' }}",
-            "{{ '<|start_of_role|>user<|end_of_role|>' ~ text ~ '<|end_of_text|>\\n' }}",
-            "{{ '<|start_of_role|>tool<|end_of_role|>' ~ text ~ '<|end_of_text|>\\n' }}",
-            "{{ '<|start_of_role|>assistant<|end_of_role|>' }}",
-        ),
-        "granite",
-        end="<|end_of_text|>",
-    ),
-    "seed_oss": Format(
-        turns(
-            "{{ '<seed:bos>assistant\\n' }}{%- if thought -%}"
-            "{{ '<seed:think>' ~ thought ~ '</seed:think>' }}{%- endif -%}{{ text }}"
-            + CALLS
-            + "{{ '\\n<seed:tool_call>\\n<function=' ~ c.function.name ~ '>\\n' }}"
-            "{%- for k, v in c.function.arguments.items() -%}"
-            "{{ '<parameter=' ~ k ~ '>' ~ v ~ '</parameter>\\n' }}{%- endfor -%}"
-            "{{ '</function>\\n</seed:tool_call>' }}" + DONE + "{{ '<seed:eos>' }}",
-            "{{ '<seed:bos>user\\n' ~ text ~ '<seed:eos>' }}",
-            "{{ '<seed:bos>tool\\n' ~ text ~ '<seed:eos>' }}",
-            "{{ '<seed:bos>assistant\\n' }}",
-        ),
-        "seed_oss",
-        "seed_oss",
-        end="<seed:eos>",
-    ),
-    "an answer behind a line end": Format(
-        chatml(
-            "{{ '\\n' ~ text }}" + CALLS + '{{ \'<tool_call>\\n{"name": "\' ~ c.function.name ~ '
-            "'\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}\\n</tool_call>' }}" + DONE
-        ),
-        "hermes",
-    ),
-    "an answer behind a space": Format(
-        turns(
-            "{{ ' ' ~ text }}{%- if calls -%}{{ '[TOOL_CALLS] [' }}"
-            + CALLS
-            + "{{ ('' if loop.first else ', ') ~ '{\"name\": \"' ~ c.function.name ~ "
-            "'\", \"arguments\": ' ~ (c.function.arguments | tojson) ~ '}' }}"
-            + DONE
-            + "{{ ']' }}{%- endif -%}{{ '</s>' }}",
-            "{{ '[INST] ' ~ text ~ ' [/INST]' }}",
-            "{{ '[TOOL_RESULTS] ' ~ text ~ '[/TOOL_RESULTS]' }}",
-            "",
-        ),
-        "mistral",
-        end="</s>",
-    ),
-    "tiny qwen": Format(QWEN.template, "hermes", "qwen3"),
-    "demo": Format((DEMO / "chat_template.jinja").read_text(encoding="utf-8"), "hermes"),
+    name: written(name, *parsers, **options)
+    for name, parsers, options in (
+        ("qwen3", ("hermes", "qwen3"), {}),
+        ("qwen3 whose prompt opens the thought", ("hermes", "qwen3"), {}),
+        ("qwen3_coder", ("qwen3_coder",), {}),
+        ("tight", ("hermes", "qwen3"), {}),
+        ("glm", ("glm47", "glm4", ""), {}),
+        ("deepseek_v31", ("deepseek_v31", "", "<｜end▁of▁sentence｜>"), {}),
+        ("kimi_k2", ("kimi_k2", "kimi_k2"), {}),
+        ("minimax_m2", ("minimax_m2", "minimax_m2", "[e~["), {}),
+        ("mistral", ("mistral", "", "</s>"), {}),
+        ("ids before arguments", ("mistral_call_id", "", "</s>"), {}),
+        ("ids behind arguments", ("mistral_ids", "", "</s>"), {"both": False}),
+        ("llama3", ("llama3_json", "", "<|eot_id|>"), {"most_calls": 1, "both": False}),
+        ("granite", ("granite", "", "<|end_of_text|>"), {}),
+        ("seed_oss", ("seed_oss", "seed_oss", "<seed:eos>"), {}),
+        ("an answer behind a line end", ("hermes",), {}),
+        ("an answer behind a space", ("mistral", "", "</s>"), {}),
+    )
 }
+FORMATS["tiny qwen"] = Format(QWEN.template, "hermes", "qwen3")
+FORMATS["demo"] = Format((DEMO / "chat_template.jinja").read_text(encoding="utf-8"), "hermes")
 DROPS_THOUGHTS = {
     # earlier thoughts are left out once the user speaks again, which the family was trained on
     *("qwen3", "qwen3 whose prompt opens the thought", "glm", "minimax_m2")

@@ -16,35 +16,28 @@ from mlx.nn.layers import activations
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving import loader
 
-loader.device_kind = lambda: sys.argv[1]
 loaded = SimpleNamespace(model=nn.GELU(approx="tanh"), info=SimpleNamespace(precision="float32"))
 environ = {"MLX_PROVIDER_PLUGINS": "cpu"}
-name = loader.equip(loaded, PluginRegistry.discover(environ))
-assert loader.equip(loaded, PluginRegistry.discover(environ)) == name  # discovered in use, too
-ours = sorted(module for module in sys.modules if module.startswith("mlx_provider_cpu"))
-heavy = sorted({"threadpoolctl", "mlx_vlm"} & sys.modules.keys())
-print(json.dumps([name, hasattr(activations.gelu_approx, "patch"), ours, heavy]))
+for device in ("metal", "cuda", "cpu"):
+    loader.device_kind = lambda: device
+    name = loader.equip(loaded, PluginRegistry.discover(environ))
+    # discovered in use, too
+    assert loader.equip(loaded, PluginRegistry.discover(environ)) == name
+    ours = sorted(module for module in sys.modules if module.startswith("mlx_provider_cpu"))
+    heavy = sorted({"threadpoolctl", "mlx_vlm"} & sys.modules.keys())
+    print(json.dumps([name, hasattr(activations.gelu_approx, "patch"), ours, heavy]))
 """
 
 
-def equipped_on(device: str) -> list[object]:
-    command = [sys.executable, "-c", PROGRAM, device]
+@pytest.mark.skipif(sys.platform == "darwin", reason="MLX is fast there")
+def test_a_cpu_has_its_functions_and_another_device_imports_nothing_of_them() -> None:
+    command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    found: list[object] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.parametrize("device", ["metal", "cuda"])
-def test_another_device_imports_nothing_of_it(device: str) -> None:
-    assert equipped_on(device) == [None, False, ["mlx_provider_cpu"], []]
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="MLX is fast there")
-def test_a_cpu_has_its_functions() -> None:
-    name, patched, ours, _ = equipped_on("cpu")
-    assert (name, patched) == ("cpu", True)
-    assert "mlx_provider_cpu.attention" in ours  # type: ignore[operator]
+    metal, cuda, cpu = map(json.loads, done.stdout.splitlines())
+    assert metal == cuda == [None, False, ["mlx_provider_cpu"], []]
+    assert cpu[:2] == ["cpu", True]
+    assert "mlx_provider_cpu.attention" in cpu[2]
 
 
 def test_for_a_cpu_that_is_not_apples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import RotatingKVCache
 
-from agent_traffic import TAIL, Layers, SimRequest, SyntheticModel, Traffic
+from agent_traffic import TAIL, Layers, SimRequest, SyntheticModel, Traffic, in_order
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.policy import GRID, WORTH_A_PASS
-from mlx_provider.engine.prefix_cache.tree import as_ids
-from mlx_provider.testing.driver import new_request
+from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
 from small_budgets import TOKEN_BYTES, Server, replay, sessions
 
 KINDS: tuple[Layers, ...] = ("kv", "quantised", "window", "hybrid", "state")
@@ -26,7 +25,7 @@ def visible(layer: Any) -> list[mx.array]:
     """The keys and values that the next token attends to."""
     if isinstance(layer, RotatingKVCache):
         seen = min(WINDOW - 1, layer.offset)
-        return [layer._temporal_order(a)[..., -seen:, :] for a in (layer.keys, layer.values)]
+        return [in_order(layer, a)[..., -seen:, :] for a in (layer.keys, layer.values)]
     held = [a for _, a in tree_flatten(layer.state) if isinstance(a, mx.array)]
     return [a[..., : layer.offset, :] for a in held] if hasattr(layer, "offset") else held
 
@@ -37,8 +36,11 @@ class Bounded(PrefixCache):
     def __init__(self, limit: int) -> None:
         super().__init__(budget=lambda: limit)
         self.limit = limit
+        self.key = CacheKey("")
+        """Of the last entry."""
 
     def insert(self, *given: Any, **more: Any) -> int:
+        self.key = given[0]
         stored = super().insert(*given, **more)
         self.check_integrity()
         assert self.nbytes <= self.limit
@@ -50,9 +52,8 @@ class Compared(Server):
 
     def check(self, asked: SimRequest) -> None:
         ids = as_ids(asked.prompt)
-        cache: PrefixCache = self.policy.cache
-        key = self.policy._key(new_request(asked.prompt))
-        match = cache.match(key, ids, len(ids) - 1)
+        cache: Bounded = self.policy.cache
+        match = cache.match(cache.key, ids, len(ids) - 1)
         restored, cold = cache.acquire(match, self.model.make_cache)[0], self.model.make_cache()
         self.model.feed(cold, ids, 0, match.length)
         for start, stop in ((match.length, len(ids) - 1), (len(ids) - 1, len(ids))):
@@ -76,7 +77,6 @@ def what_fits(model: SyntheticModel, budget: int) -> int:
     return max(0, room - GRID - WORTH_A_PASS)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     layers=st.sampled_from(KINDS),
     budget=st.integers(0, 1500),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from agent_traffic import SyntheticModel
+from agent_traffic import SyntheticModel, in_order
 from from_disk import restored
 from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
@@ -37,7 +37,7 @@ def contents(cache) -> list:
             held.append([np.array(a[0, 0, used, 0]) for a in (layer.keys, layer.values)])
         elif isinstance(layer, RotatingKVCache):
             # only the tokens that the next one attends to are guaranteed
-            ordered = [layer._temporal_order(a) for a in (layer.keys, layer.values)]
+            ordered = [in_order(layer, a) for a in (layer.keys, layer.values)]
             seen = min(layer.max_size - 1, layer.offset)
             held.append([np.array(a[0, 0, -seen:, 0]) for a in ordered] + [layer.offset])
         else:

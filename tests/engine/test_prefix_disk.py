@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from agent_traffic import SyntheticModel
+from agent_traffic import SyntheticModel, in_order
 from from_disk import restored
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
@@ -68,7 +68,7 @@ def reuse(prefix_cache, model, ids, key=KEY) -> int:
 
 
 def _newest(layer, array, count) -> np.ndarray:
-    ordered = layer._temporal_order(array) if hasattr(layer, "_idx") else array
+    ordered = in_order(layer, array) if hasattr(layer, "_idx") else array
     held = ordered.shape[2] if hasattr(layer, "_idx") else layer.offset
     return np.array(ordered[0, 0, held - count : held, 0])
 

@@ -81,7 +81,7 @@ def test_any_noise_leaves_the_best_layout(
 
 
 def each_with_a_seed(bugs: Iterable[str]) -> list[tuple[str, int]]:
-    """Alternates between two models; the sweep tests all errors with many models."""
+    """Alternates between two models; the sweep tests all errors with many, deeper ones."""
     return list(zip(bugs, itertools.cycle(range(2)), strict=False))
 
 
@@ -90,7 +90,7 @@ def test_an_error_of_the_layout_is_found(
     deep: Deep, probed: Probed, monkeypatch: Patch, bug: str, seed: int
 ) -> None:
     LAYOUT_BUGS[bug](monkeypatch)
-    assert finds_layout_bug(probed, deep(seed))
+    assert finds_layout_bug(probed, deep(seed, layers=12))
 
 
 @pytest.mark.parametrize(("bug", "seed"), each_with_a_seed(CHUNK_BUGS))
@@ -98,7 +98,7 @@ def test_an_error_of_mixed_chunks_is_found(
     deep: Deep, probed: Probed, monkeypatch: Patch, bug: str, seed: int
 ) -> None:
     CHUNK_BUGS[bug](monkeypatch)
-    assert finds_chunk_bug(probed, deep(seed))
+    assert finds_chunk_bug(probed, deep(seed, layers=12))
 
 
 @pytest.mark.parametrize("bug", OTHER_BUGS)

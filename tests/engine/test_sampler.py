@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_count import nodes
-from mlx_provider.engine.execution import sampler as draws
 from mlx_provider.engine.execution.sampler import (
     BINS,
     BLOCK,
@@ -176,21 +174,6 @@ def test_a_threshold_leaves_the_required_probability(spread: float) -> None:
         assert (mass * own).sum() >= min(share, 1) - 1e-5
         if share <= 1:
             assert np.all(row[own] >= least - 2 * RANGE / BINS**2)
-
-
-OPERATIONS = {"all": (15, 5), "few": (44, 24), "above": (67, 28)}
-"""Of a draw with top-p, as it is and compiled, at the most."""
-
-
-@pytest.mark.parametrize("method", OPERATIONS)
-def test_a_draw_needs_few_operations(method: str) -> None:
-    params = {"all": {}, "few": {"top_k": 20, "top_p": 0.9}, "above": {"top_p": 0.9}}[method]
-    columns = draws._columns([SamplingParams(temperature=0.7, **params)] * 3)
-    values, keys = mx.random.normal((3, 5000)), mx.zeros((3, 2), mx.uint32)
-    mx.eval(values, keys, columns)
-    found = [of[method](values, columns, keys) for of in (draws.DRAWS, draws.COMPILED)]
-    for tokens, most in zip(found, OPERATIONS[method], strict=True):
-        assert len(nodes(tokens)) <= most
 
 
 def test_penalties_count_the_tokens_of_the_reply() -> None:

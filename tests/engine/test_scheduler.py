@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
@@ -20,7 +20,7 @@ from mlx_provider.engine.scheduling.chunking import (
     Chunk,
     StepPlan,
 )
-from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
+from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.record import StepRecord
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
@@ -125,7 +125,6 @@ WORK = st.lists(
 )
 
 
-@settings(max_examples=80)
 @given(work=WORK, memory=st.integers(400, 2000), max_rows=st.integers(3, 8))
 def test_the_budget_is_kept_and_every_request_ends_once(
     work: list[tuple[int, int, int, int, int | None]], memory: int, max_rows: int
@@ -366,7 +365,6 @@ def test_a_chunk_keeps_the_longest_gap_and_is_worth_its_pass(
     assert step.chunk.size >= 256 or curve.seconds(256) > 0.7 * LONGEST_GAP
 
 
-@settings(max_examples=25)
 @given(curve=CURVES, rows=st.integers(1, 4), mixes=st.booleans(), target=st.floats(0.001, 0.4))
 def test_rows_get_their_tokens_within_the_stall_target_on_average(
     curve: Curve, rows: int, mixes: bool, target: float
@@ -470,63 +468,6 @@ def test_if_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> Non
     chunk = plan.schedule(0.0).plan.chunk
     assert chunk is not None
     assert chunk.size >= 1000
-
-
-@given(
-    fixed=st.floats(0.001, 2.0),
-    steps=st.lists(st.floats(0.0, 0.01), min_size=4, max_size=4),
-    pace=st.floats(0.5, 20.0),
-    length=st.integers(1, 5000),
-    grid=st.sampled_from([1, GRID]),
-)
-def test_an_idle_device_takes_chunks_of_nearly_its_best_rate(
-    fixed: float, steps: list[float], pace: float, length: int, grid: int
-) -> None:
-    """For any cost of a pass, and of each further token between two measured widths."""
-    points, took = [(1, fixed)], fixed
-    for (n, m), each in zip(pairwise((1, 16, 64, 512, 2048)), steps, strict=True):
-        took += (m - n) * each
-        points.append((m, took))
-    plan = scheduler(max_chunk=2048, curve=Curve(points))
-    plan.costs.pace, plan.chunking.grid = {"rows": pace, "chunk": pace}, grid
-    job = plan.submit(make(length), 0.0)
-    chunk = next_chunk(plan)
-    assert chunk is not None
-    rates = {n: n / plan.costs.pass_of(0, 0, n) for n in plan.chunking._sizes(job)}
-    assert rates[chunk.size] >= max(rates.values()) / 1.3
-
-
-@settings(max_examples=30)
-@given(rows=st.floats(0.2, 5.0), chunk=st.floats(0.2, 5.0))
-def test_costs_adapt_to_the_device(rows: float, chunk: float) -> None:
-    """The cost of a chunk is not attributed to the rows, nor the other way."""
-    true = Costs(Curve([(1, 0.01), (256, 0.2)], [(1, 1e-7), (256, 8e-6)]))
-    costs, true.pace = Costs(true.curve), {"rows": rows, "chunk": chunk}
-    for depth in range(0, 60_000, 512):
-        for load in (Load(20_000), Load(0, 256, depth)):
-            count = 1 if load.keys else 0
-            expected, took = (
-                each.pass_of(count, load.keys, load.chunk, load.depth) for each in (costs, true)
-            )
-            costs.update(expected, took, [load])
-    for found in ((1, 20_000), (0, 0, 256, 8000), (0, 0, 256, 50_000)):
-        assert costs.pass_of(*found) == pytest.approx(true.pass_of(*found), rel=0.1)
-
-
-def test_a_new_shape_takes_longer_once() -> None:
-    costs = Costs(Curve([(1, 0.01), (512, 0.1)], first=0.07))
-    new = costs.pass_of(0, 0, 512, 1024)
-    costs.update(new, new, [Load(0, 512, 1024)])
-    assert costs.pass_of(0, 0, 512, 1024) == pytest.approx(new - 0.07)
-    assert costs.pass_of(0, 0, 512, 1536) == pytest.approx(new)
-
-
-def test_one_disturbed_pass_changes_little() -> None:
-    costs = Costs(Curve(((1, 0.01), (256, 0.2))))
-    for _ in range(20):
-        costs.update(0.01, 0.01)
-    costs.update(0.01, 9.0)
-    assert costs.pace["rows"] < 1.3
 
 
 def test_a_curve_runs_through_the_measurements_and_never_falls() -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.families.tokenizer import long_text
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
+from mlx_provider.families.tokenizer.long_text import LongText
 from mlx_provider.families.tokenizer.spelling import Hidden
 
 LLAMA = (
@@ -91,10 +92,14 @@ def test_pieces_have_the_tokens_of_the_whole(
     monkeypatch.setattr(long_text, "NEAR", 120)
     monkeypatch.setattr("mlx_provider.families.tokenizer.hf_tokenizer.PIECE", 200)
     tokenizer, cuts = wrapped(fast), 0
+
+    def tokens_of(piece: str) -> list[int]:
+        return list(fast.encode(piece, add_special_tokens=False).ids)
+
     for seed in range(8):
         text = text_of(seed, 700)
         whole = fast.encode(text, add_special_tokens=False)
-        cuts += len(list(tokenizer._long.pieces(text))) - 1
+        cuts += len(list(LongText(fast, tokens_of).pieces(text))) - 1
         assert tokenizer.encode(text, special=False) == whole.ids
         located = tokenizer.encode_with_offsets(text, Hidden((), (), {}))
         assert located.ids == whole.ids
@@ -121,14 +126,14 @@ def test_tokens_around_a_text_stay_around_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_text_beyond_the_context_is_refused_before_all_of_it_is_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokenizer, encoded = wrapped(byte_level(LLAMA)).within(5000), []
-    whole = tokenizer._backend.encode
+    backend = PreTrainedTokenizerFast(tokenizer_object=byte_level(LLAMA))
+    tokenizer, encoded, whole = HFTokenizer(backend).within(5000), [], backend.encode
 
     def counted(text: str, **given: Any) -> list[int]:
         encoded.append(len(text))
         return list(whole(text, **given))
 
-    monkeypatch.setattr(tokenizer._backend, "encode", counted)
+    monkeypatch.setattr(backend, "encode", counted)
     with pytest.raises(ContextTooLong, match=r"too long: at least [0-9]+ tokens > 4999 maximum"):
         tokenizer.encode("1 " * 50_000, special=False)
     assert 0 < sum(encoded) < 60_000, "no more than it takes to tell"

@@ -33,6 +33,11 @@ def router(*entries):
     )
 
 
+def cost_of(reply):
+    """What LiteLLM reports of a reply."""
+    return reply._hidden_params["response_cost"]
+
+
 def window(name):
     return litellm.get_model_info(name)["max_input_tokens"]
 
@@ -60,7 +65,7 @@ def test_they_say_of_themselves_what_is_registered(model, own_map):
 def test_an_answer_costs_nothing(engine, own_map):
     reply = litellm.completion(model="mlx/demo", messages=HI)
     assert litellm.completion_cost(reply, model="mlx/demo") == 0
-    assert reply._hidden_params["response_cost"] == 0
+    assert cost_of(reply) == 0
     litellm.completion(model="mlx/org/never-seen", messages=HI)
     assert litellm.completion_cost(reply, model="mlx/org/never-seen") == 0
 
@@ -107,7 +112,7 @@ async def test_cached_tokens_cost_as_others_if_no_price_says_otherwise(engine, o
         reply = await made.acompletion("m0", messages=HI)
         cached = reply.usage.prompt_tokens_details.cached_tokens
         assert cached
-        return reply._hidden_params["response_cost"], reply.usage, cached
+        return cost_of(reply), reply.usage, cached
 
     whole, usage, _ = await cost()
     assert whole == 2 * usage.prompt_tokens + 3 * usage.completion_tokens

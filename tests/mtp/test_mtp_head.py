@@ -79,17 +79,17 @@ def test_logits_are_those_of_mlx_vlm(
     rng = np.random.default_rng(3)
     given = row(rng, 9, 8)
     want = upstream(found)
-    cache = want.make_cache()
+    cache, forward = want.make_cache(), want._forward_tokens
     fresh = (given.tokens[-8:], given.hidden)
     for _ in range(2):
         (guess,) = ours.propose([given])
         want._cache, want._next_position = cache, cache[0].offset
-        state = want._forward_tokens(mx.array([fresh[0]]), fresh[1][None], mx.int32)[:, -1:]
+        state = forward(mx.array([fresh[0]]), fresh[1][None], mx.int32)[:, -1:]
         for token, got in zip(guess, seen, strict=True):
             expected = want._lm_head_fn(state)[0]
             assert mx.max(mx.abs(got - expected)) < 1e-4
             assert token == int(mx.argmax(expected))
-            state = want._forward_tokens(mx.array([[token]]), state, mx.int32)
+            state = forward(mx.array([[token]]), state, mx.int32)
         cache[0].trim(3)
         more = row(rng, 2, 2)
         fresh = (more.tokens, more.hidden)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as FastTokenizer
@@ -126,7 +126,6 @@ def test_wrongly_converted_tokenizer(case: dict[str, Any]) -> None:
     assert not set(case["expected"]["forbidden_chars"]) & set(text)
 
 
-@settings(max_examples=60, derandomize=True)
 @given(data=st.binary(max_size=24), sizes=st.lists(st.integers(1, 4), max_size=24))
 def test_any_bytes_read_as_python_reads_them(data: bytes, sizes: list[int]) -> None:
     pieces, at = [], 0
@@ -138,7 +137,6 @@ def test_any_bytes_read_as_python_reads_them(data: bytes, sizes: list[int]) -> N
     assert "".join(texts) == data.decode("utf-8", "replace")
 
 
-@settings(max_examples=60, derandomize=True)
 @given(data=st.binary(max_size=24))
 def test_byte_fallback_reads_any_bytes(data: bytes) -> None:
     """`tokenizers.DecodeStream` raises on some of these."""
@@ -147,7 +145,6 @@ def test_byte_fallback_reads_any_bytes(data: bytes) -> None:
     assert "".join(texts) == data.decode("utf-8", "replace")
 
 
-@settings(max_examples=60, derandomize=True)
 @given(words=st.lists(st.sampled_from([1, 2, 4, 5, "é", "😀"]), max_size=12))
 def test_words_and_bytes_mixed(words: list[int | str]) -> None:
     tokenizer = sentencepiece()

@@ -2,14 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine_process import EngineProcess, engine_process
 from greedy import greedy, start
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.testing.scripted import FAMILY, FORMATS, Call, Step, build, environment, script
@@ -34,24 +32,10 @@ TWO = (Call("read", {"path": "a b\nc", "lines": 2}), Call("look", {"path": 'say 
 LOOP = (Step("First.", (Call("read", {"path": "a"}),)), Step(think="Hm.", calls=TWO), Step("End."))
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("scripted")
-    return {name: build(root / name, name, context_length=4000, merges=500) for name in FORMATS}
-
-
-@pytest.fixture(scope="module")
-def model(folders: dict[str, Path]) -> LoadedModel:
-    return FAMILY.load(folders["json"], LoadOptions())
-
-
-@pytest.fixture(scope="module")
-def engine(
-    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineProcess]:
-    """A real engine that finds the family by its entry point."""
-    with engine_process(**environment(tmp_path_factory.mktemp("site"))) as running:
-        yield running
+@pytest.fixture(scope="module", params=FORMATS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("scripted") / "model"
+    return FAMILY.load(build(folder, request.param, context_length=4000, merges=500), LoadOptions())
 
 
 def said(
@@ -131,90 +115,6 @@ def test_white_space_of_a_grammar_is_no_difference(
     text: str, so_far: str, rest: str | None
 ) -> None:
     assert rest_of(text, so_far) == rest
-
-
-def calls_in(events: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Names and arguments of the calls in a reply."""
-    written: dict[int, list[str]] = {}
-    for event in events:
-        for call in event.get("tool_calls") or []:
-            parts = written.setdefault(call["index"], ["", ""])
-            parts[0] += call.get("name") or ""
-            parts[1] += call.get("arguments") or ""
-    return [(name, json.loads(arguments)) for name, arguments in written.values()]
-
-
-def exchange(engine: EngineProcess, folder: Path, messages: Any, **fields: Any) -> dict[str, Any]:
-    """Text, thoughts, calls and usage of one request."""
-    body = {"model": str(folder), "messages": messages, "max_tokens": 300, "tools": TOOLS, **fields}
-    status, events = engine.post(json.dumps(body).encode())
-    assert status == 200, events
-    deltas = [event for event in events if event["type"] == "delta"]
-    return {
-        "content": "".join(delta.get("content") or "" for delta in deltas),
-        "reasoning": "".join(delta.get("reasoning") or "" for delta in deltas),
-        "calls": calls_in(deltas),
-        "usage": events[-1]["usage"],
-    }
-
-
-def answered(reply: dict[str, Any]) -> list[dict[str, Any]]:
-    """A reply and the results of its calls, as a client sends them back."""
-    calls = [
-        {
-            "id": f"c{i}",
-            "type": "function",
-            "function": {"name": name, "arguments": json.dumps(arguments)},
-        }
-        for i, (name, arguments) in enumerate(reply["calls"])
-    ]
-    said = {"role": "assistant", "content": reply["content"], "tool_calls": calls}
-    if reply["reasoning"]:
-        said["reasoning_content"] = reply["reasoning"]
-    results = [
-        {"role": "tool", "tool_call_id": call["id"], "content": f"result {call['id']}"}
-        for call in calls
-    ]
-    return [said, *results]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_tool_loop_through_an_engine(
-    engine: EngineProcess, folders: dict[str, Path], name: str
-) -> None:
-    messages: list[dict[str, Any]] = [user(script(*LOOP))]
-    first = exchange(engine, folders[name], messages)
-    assert (first["content"].strip(), first["calls"]) == ("First.", [("read", {"path": "a"})])
-    messages += answered(first)
-    second = exchange(engine, folders[name], messages)
-    assert second["reasoning"].strip() == "Hm."
-    assert second["calls"] == [(call.name, dict(call.arguments)) for call in TWO]
-    messages += answered(second)
-    third = exchange(engine, folders[name], messages)
-    assert third["content"] == "End."
-    known = sum(first["usage"][part] for part in ("prompt_tokens", "completion_tokens"))
-    assert second["usage"]["cached_tokens"] >= known - 2
-    messages += [*answered(third), user("And?")]
-    assert exchange(engine, folders[name], messages)["content"].endswith("result c1")
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_grammars_let_the_script_through(
-    engine: EngineProcess, folders: dict[str, Path], name: str
-) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    prompt = [user(script(Step('{"a":  17}')))]
-    reply = exchange(engine, folders[name], prompt, tools=[], response_format=wanted)
-    assert json.loads(reply["content"]) == {"a": 17}
-    call = Call("read", {"path": "a", "lines": 2})
-    forced = {"tool_choice": "required"}
-    for step in (Step(calls=(call,)), Step("Said.", (call,)), Step("Said.", (call,), "Hm.")):
-        reply = exchange(engine, folders[name], [user(script(step))], **forced)
-        assert reply["calls"] == [("read", {"path": "a", "lines": 2})]
-    turns = [user(script(step, Step("Next.")))]
-    turns += answered(exchange(engine, folders[name], turns, **forced))
-    assert exchange(engine, folders[name], turns)["content"] == "Next.", "its call tells of a step"
 
 
 def test_time_of_a_prefill(model: LoadedModel) -> None:

@@ -63,8 +63,9 @@ def test_the_kernel_tells_the_pressure(
     asked = []
 
     def sysctlbyname(name: bytes, old: Any, size: Any, new: None, length: int) -> int:
-        asked.append((name, size._obj.value, new, length))
-        old._obj.value = 2
+        (told, pressure) = (reference._obj for reference in (size, old))
+        asked.append((name, told.value, new, length))
+        pressure.value = 2
         return failed
 
     libc = SimpleNamespace(sysctlbyname=sysctlbyname)

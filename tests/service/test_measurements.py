@@ -318,11 +318,14 @@ def test_a_path_that_cannot_be_created_is_only_logged(
     assert "cannot be stored" in caplog.text
 
 
-def test_the_setting_names_the_file(tmp_path: Path) -> None:
-    environ = {"XDG_STATE_HOME": str(tmp_path)}
+def test_the_setting_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    Measurements.chosen("off", environ).keep("key", MEASURED)
+    assert [*tmp_path.iterdir()] == []
     for value, expected in (
-        (EngineSettings().measurements, tmp_path / "mlx-provider" / "measurements.json"),
-        ("off", None),
-        ("~/measured", Path("~/measured").expanduser()),
+        (EngineSettings().measurements, "state/mlx-provider/measurements.json"),
+        ("~/measured", "measured"),
     ):
-        assert Measurements.chosen(value, environ)._file == expected
+        Measurements.chosen(value, environ).keep("key", MEASURED)
+        assert (tmp_path / expected).is_file()

@@ -23,6 +23,7 @@ from mlx_provider.testing.scripted import Step, build, script
 
 TOY = """
 import numpy as np
+from copy import copy
 from dataclasses import replace
 from mlx_provider import Kernels, ModelFamily, ToolParser, hookimpl
 from mlx_provider.families.checkpoint import read_json
@@ -68,7 +69,8 @@ def load(folder, options):
     if fault == "disk":
         raise OSError("disk is gone")
     loaded = FAMILY.load(folder, options)
-    made = Toy(loaded.tokenizer, replace(loaded.info, tool_parser="toy"), loaded._calls)
+    made = copy(loaded)
+    made.__class__, made.info = Toy, replace(loaded.info, tool_parser="toy")
     made.fault = fault
     return made
 

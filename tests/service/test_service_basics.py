@@ -237,14 +237,14 @@ def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparati
     model = own(tiny_class, make_service(), qwen.model)
     held = model.start(max_tokens=30_000, sampling=warm(1))
     held.get(300)
-    prepare = model.service._prepare
+    use = model.service.models.use
 
-    def prepared(*given: Any) -> Any:
-        found = prepare(*given)
+    def used(*given: Any, **more: Any) -> Any:
+        found = use(*given, **more)
         kill_engine_thread(model, held)
         return found
 
-    model.service._prepare = prepared
+    model.service.models.use = used
     with pytest.raises(EngineUnavailable) as refused:
         model.start()
     assert refused.value.code == "engine_died"

@@ -224,20 +224,20 @@ def test_a_stream_goes_on_beside_vectors_and_a_cancelled_request_ends(
 def test_a_cancelled_request_ends_during_the_preparation_of_texts(
     shared_service: ChatService, embedder: Path, monkeypatch: Any
 ) -> None:
+    from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
     from mlx_provider.protocol.event_queue import EventQueue
-    from mlx_provider.serving import prepared as preparation
 
-    prepared = preparation._tokens_of
+    encode = HFTokenizer.encode_plain
     count = 0
 
-    def leaving(*args: Any) -> Any:
+    def leaving(*args: Any, **more: Any) -> Any:
         nonlocal count
         count += 1
         if count == 3:
             shared_service.cancel("leaves")
-        return prepared(*args)
+        return encode(*args, **more)
 
-    monkeypatch.setattr(preparation, "_tokens_of", leaving)
+    monkeypatch.setattr(HFTokenizer, "encode_plain", leaving)
     request = EmbedRequest(id="leaves", model=str(embedder), input=["fox"] * 100)
     with pytest.raises(RequestFailed, match="cancelled"):
         shared_service.submit(request, EventQueue())

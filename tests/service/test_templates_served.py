@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_provider import BadRequest, ContextTooLong, ToolParser, UnsupportedModel
+from mlx_provider.bounded_process import BoundedProcesses
 from mlx_provider.chat.constraints import compiler
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.chat.messages.tools_as_text import described_tools, written_call
@@ -159,8 +160,7 @@ def test_text_after_a_result_keeps_the_templates_form(tiny: Any, role: str) -> N
 
 
 def test_a_fold_of_one_request_is_logged_once(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
-    model = tiny("qwen3", PICKY)
-    prompts._log_once.cache_clear()
+    model = tiny("qwen3", PICKY + "{# nothing of it was logged before #}")
     for _ in range(2):
         model.ask(messages=ASKED, tools=TOOLS, max_tokens=2)
     told = [r.getMessage() for r in caplog.records if DESCRIBED in r.getMessage()]
@@ -225,14 +225,14 @@ def test_nested_loops_are_tried_once_and_other_requests_continue(
     neighbour = tiny("qwen3", NO_TOOLS)
     served = neighbour.start(max_tokens=100_000)
     assert served.get(PATIENCE)
-    ask, tried = template_renderer._processes().ask, []
+    ask, tried = BoundedProcesses.ask, []
 
-    def note(message: bytes, setups: Any) -> bytes:
+    def note(processes: BoundedProcesses, message: bytes, setups: Any) -> bytes:
         if NESTED.partition("%}")[0].encode() in b"".join(setups.values()):
             tried.append(threading.current_thread().name)
-        return ask(message, setups)
+        return ask(processes, message, setups)
 
-    monkeypatch.setattr(template_renderer._processes(), "ask", note)
+    monkeypatch.setattr(BoundedProcesses, "ask", note)
     monkeypatch.setattr(template_renderer, "SECONDS", 0.5)
     try:
         with pytest.raises(UnsupportedModel, match="takes too much processor time"):

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -274,7 +274,6 @@ def prompt_of(name: str, messages: list[Any], tools: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=15, deadline=None)
 @given(drawn=CONVERSATIONS)
 def test_every_conversation_arrives(name: str, drawn: Any) -> None:
     system, rounds, with_tools = drawn
