@@ -2,18 +2,12 @@
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import openai
 import pytest
 
 from mlx_provider.config import runtime
-from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.proxy import start_proxy
 
-# uvicorn ends a worker whose imports take longer than its health check waits.
-OPTIONS = ("--num_workers", "2", "--timeout_worker_healthcheck", "100")
 LONG = {"max_tokens": 30_000, "min_tokens": 20_000}
 """Text that no test awaits, whatever the model would like to say."""
 
@@ -79,35 +73,3 @@ def test_a_killed_engine(client, own_engine):
     assert own_engine.health().pid != before
 
 
-def started():
-    """Lines of the engine's log, one for each time that it has started."""
-    return [line for line in runtime().log.read_text().splitlines() if "engine on unix" in line]
-
-
-@pytest.mark.soak
-def test_two_workers_share_one_engine(tmp_path, client, own_engine, wait_until):
-    client.chat.completions.create(**say("Hello!"))  # the test before may have killed it
-    before = started()
-    config = write_config(proxy_config("demo", "demo"), tmp_path)
-    # the workers' lines are counted below: they must not wait in a buffer
-    proxy = start_proxy(config, {**os.environ, "PYTHONUNBUFFERED": "1"}, options=OPTIONS)
-    try:
-        proxy.wait_ready()
-        wait_until(lambda: proxy.log.read_text().count("Proxy initialized with Config") == 2)
-
-        def ask(_):
-            """Over a connection of its own, so that both workers get some."""
-            return httpx.post(
-                f"{proxy.url}/v1/chat/completions",
-                json={**say("Hello!"), "max_tokens": 2},
-                headers={"authorization": f"Bearer {proxy.key}"},
-                trust_env=False,
-                timeout=300,
-            ).status_code
-
-        with ThreadPoolExecutor(8) as pool:
-            assert set(pool.map(ask, range(24))) == {200}
-    finally:
-        proxy.stop()
-    assert started() == before
-    assert f"process {own_engine.health().pid} " in before[-1]
