@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from mlx_provider_eval.needle import Needles
 from mlx_provider_eval.scenario import read
 from mlx_provider_eval.subjects import Client, Result, Staged, Subject, staging, subjects
 from mlx_provider_eval.tools import ToolCalls, knows_tools
-from waiting import PATIENCE
+from waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -266,23 +265,18 @@ def test_a_signal_leaves_no_process(
     assert done.exit_code == 128 + signal.SIGTERM, done.output
     assert proxy.process.poll() is not None
     assert not proxy.log.parent.exists()
-    assert has_ended(engine)
+    wait_until(lambda: has_ended(engine))  # who started it hears of that in a thread
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it is gone; who started it hears of that in a thread."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
+    """Whether it is gone."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
     return False
 
 
 def end_when_it_runs(scripted: Staged) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and not scripted.apart.engine.health().running:
-        time.sleep(0.05)
+    wait_until(lambda: scripted.apart.engine.health().running)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -45,18 +45,6 @@ def test_only_own_checkpoints_with_vision_match(name: str, folders) -> None:
         assert family_of(plugin).matches(named) == 0
 
 
-def test_listing_the_plugins_imports_nothing_heavy() -> None:
-    code = (
-        "import sys\n"
-        f"for name in {sorted(set(PLUGINS.values()) | {'mlx_provider_vision'})!r}:\n"
-        "    list(__import__(name).mlx_model_families())\n"
-        "heavy = {'mlx', 'mlx_lm', 'mlx_vlm', 'transformers', 'litellm'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_known_of_a_model(name: str, load, folders) -> None:
     info = load(name).info

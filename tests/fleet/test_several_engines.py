@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from waiting import wait_until
+
 PATIENCE = 90.0
 
 
@@ -46,7 +48,7 @@ def test_an_engine_that_is_killed_under_streams_costs_what_it_held(
         engine = fleet.engines[victim]
         long = {"max_tokens": 200, "min_tokens": 200}
         streams = [pool.submit(each.turn, fleet, **long) for each in sessions]
-        _until(lambda: engine.ask("/health")["running"] > 3)
+        wait_until(lambda: engine.ask("/health")["running"] > 3)
         engine.end(signal.SIGKILL)
         told = [each.result() for each in streams]
         lost = [each for each in told if not each.whole]
@@ -76,7 +78,7 @@ def test_a_rolling_restart_of_the_engines_loses_no_request(fleet: Any, session: 
         workers = [pool.submit(work, each) for each in sessions]
         try:
             for name, engine in fleet.engines.items():
-                _until(lambda: all(each.turns for each in sessions))
+                wait_until(lambda: all(each.turns for each in sessions))
                 engine.end()
                 engine.start()
                 engine.wait()
@@ -96,13 +98,6 @@ def test_a_proxy_that_ends_takes_no_session_with_it(fleet: Any, session: Any) ->
     ended.end()
     fleet.proxies = [left]
     assert [each.turn(fleet).engine for each in sessions] == places
-
-
-def _until(found: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not found():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def _asked_until(fleet: Any, session: Any, name: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from waiting import wait_until
+
 PATIENCE = 60.0
 
 
@@ -26,7 +28,7 @@ def test_a_new_session_goes_to_the_engine_that_has_nothing_to_do(fleet: Any, ses
     busy, new = session(10), session(11)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(busy.turn, fleet, max_tokens=400, min_tokens=400)
-        _until(lambda: any(_runs(each) for each in fleet.engines.values()))
+        wait_until(lambda: any(_runs(each) for each in fleet.engines.values()))
         (name,) = (name for name, each in fleet.engines.items() if not _runs(each))
         assert new.turn(fleet).engine == name
         assert stream.result().whole
@@ -45,7 +47,7 @@ def test_a_session_that_moves_finds_its_prefix_on_the_shared_disk(
     _settled(shared)
     (name,) = fleet.engines.keys() - {first.engine}
     other = fleet.engines[name]
-    _until(lambda: _files_known(other) >= len(list(shared.rglob("*.safetensors"))))
+    wait_until(lambda: _files_known(other) >= len(list(shared.rglob("*.safetensors"))))
     fleet.engines[first.engine].end(signal.SIGKILL)
     assert fleet.ask([{"role": "user", "content": "Who is left?"}]).engine == name
     began = time.monotonic()
@@ -82,10 +84,3 @@ def _settled(folder: Path) -> None:
         assert time.monotonic() < deadline, now
         before = now
         time.sleep(1)
-
-
-def _until(found: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not found():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import FOREIGN
 from mlx_provider.registry import PluginRegistry
 from ports import free_port
+from waiting import wait_for_proxy
 
 FAKE = Path(__file__).with_name("fake_client.py")
 IMPOSTOR = Path(__file__).with_name("impostor.py")
@@ -87,25 +87,12 @@ def written(runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with process:
         try:
             url = f"http://127.0.0.1:{port}"
-            _await(url, process, folder / "log")
+            wait_for_proxy(url, process, folder / "log")
             yield Written(folder, done.output, url, (folder / "key").read_text())
         finally:
             os.killpg(process.pid, signal.SIGTERM)
     end_engine(connections.client(None, None))
     connections.close()
-
-
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        try:
-            if httpx.get(f"{url}/health/readiness", trust_env=False).is_success:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -43,12 +43,6 @@ def test_sync_stream(engine):
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-async def test_async_completion_and_stream_agree(engine):
-    reply = await litellm.acompletion(model="mlx/m", messages=HI)
-    stream = await litellm.acompletion(model="mlx/m", messages=HI, stream=True)
-    assert text([c async for c in stream]) == reply.choices[0].message.content
-
-
 @pytest.fixture
 def leaping_clock(monkeypatch):
     """Every reading is a second after the one before."""

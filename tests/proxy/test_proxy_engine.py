@@ -71,5 +71,3 @@ def test_a_killed_engine(client, own_engine):
     reply = client.chat.completions.create(**say("What is the capital of France?"))
     assert "Paris" in reply.choices[0].message.content
     assert own_engine.health().pid != before
-
-

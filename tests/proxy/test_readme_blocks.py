@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -18,6 +17,7 @@ import yaml
 
 from mlx_provider.litellm.model_info import operator_options
 from ports import free_port
+from waiting import wait_for_proxy
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -104,16 +104,7 @@ def test_the_config_the_command_and_the_script(folder, own_engine):
 
 def asked(url, folder, process):
     """The answer of the README's model, once its proxy is up."""
-    deadline = time.monotonic() + 120
-    while True:
-        assert process.poll() is None, (folder / "log").read_text()
-        assert time.monotonic() < deadline, (folder / "log").read_text()
-        try:
-            if httpx.get(f"{url}/health/readiness", trust_env=False).is_success:
-                break
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
+    wait_for_proxy(url, process, folder / "log")
     name = yaml.safe_load(block(CONFIG))["model_list"][0]["model_name"]
     body = {
         "model": name,

@@ -1,7 +1,6 @@
 """The memory of a request is free at its end, without a run of the garbage collector."""
 
 import gc
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from mlx_provider.errors import BadRequest, ContextTooLong
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import MediaItem
 from mlx_provider.serving.service import ChatService
+from waiting import wait_until
 
 from .conftest import PATIENCE, Tiny
 from .test_next_prompt import await_heads
@@ -114,7 +114,5 @@ def test_nothing_of_a_request_waits_for_the_collector(
     for _ in range(3):
         ending(model)
         await_heads(model)
-    deadline = time.monotonic() + PATIENCE
-    while max((more := alive() - before).values(), default=0) > 1:  # the last step knows one
-        assert time.monotonic() < deadline, more
-        time.sleep(0.01)
+    # the last step knows one
+    wait_until(lambda: max((alive() - before).values(), default=0) <= 1)

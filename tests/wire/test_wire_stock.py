@@ -6,9 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +22,7 @@ from mlx_provider.gateway.config import START
 from mlx_provider.gateway.proxy import FOREIGN
 from mlx_provider.testing.scripted import Call, Step, script
 from ports import free_port
+from waiting import wait_for_proxy, wait_until
 
 pytestmark = pytest.mark.stock
 
@@ -119,7 +118,7 @@ def proxy(
     headers = {"authorization": "Bearer the-key"}
     with process, httpx.Client(base_url=fake, headers=headers, trust_env=False) as http:
         try:
-            until_ready(f"http://127.0.0.1:{port}", process, folder / "log")
+            wait_for_proxy(f"http://127.0.0.1:{port}", process, folder / "log")
             yield Proxy(f"http://127.0.0.1:{port}", KEY, http)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
@@ -129,17 +128,6 @@ def entry(provider: str, model: str, name: str, url: str) -> dict[str, Any]:
     base = url if provider == "anthropic" else url + "/v1"
     place = {"model": f"{provider}/{model}", "api_base": base, "api_key": "the-key"}
     return {"model_name": f"{name}-{provider}", "litellm_params": place}
-
-
-def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while True:
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health/readiness", trust_env=False).is_success:
-                return
-        time.sleep(0.1)
 
 
 def test_the_written_entries_answer(proxy: Proxy) -> None:
@@ -256,7 +244,4 @@ def test_a_client_that_leaves_cancels(proxy: Proxy, provider: str) -> None:
     with proxy.http as http, http.stream("POST", CHAT, json=body) as answer:
         assert next(answer.iter_lines())
     (name,) = set(proxy.fake.get("/cache").json()["submitted"]) - before
-    deadline = time.monotonic() + 60
-    while name not in proxy.fake.get("/cache").json()["cancelled"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: name in proxy.fake.get("/cache").json()["cancelled"])
