@@ -1,8 +1,6 @@
 """`mlx-provider doctor`: what it prints, its JSON and exit code, and one token end to end."""
 
 import json
-import os
-import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,6 @@ from typer.testing import CliRunner
 
 from mlx_provider import __version__
 from mlx_provider.cli.app import build
-from mlx_provider.client.connection import Connections
 from mlx_provider.doctor import STATES, Subject, examine, model
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.registry import PluginRegistry
@@ -75,27 +72,6 @@ def test_without_a_model() -> None:
     assert code == 0
     assert "name a model" in text
     assert "model.found" not in text
-
-
-@pytest.mark.sweep
-def test_one_token_through_a_real_proxy(tmp_path: Path) -> None:
-    """And what was measured meanwhile tells what a head would gain; no process is left."""
-    run_dir = Path(os.environ["MLX_PROVIDER_RUNTIME_DIR"]) / "examined"
-    environ = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": str(run_dir)}
-    here = Subject("demo-hybrid", environ=environ, home=tmp_path)
-    found = {each.name: each for each in examine(here)}
-    assert found["proxy.token"].state == "ok", found["proxy.token"]
-    assert "if 70% are accepted" in found["speculation.gain"].what
-    connections = Connections(environ)
-    try:
-        pid = connections.client(None, None).health().pid
-    except EngineUnavailable:
-        pid = 0
-    finally:
-        connections.close()
-    if pid:
-        os.kill(pid, signal.SIGTERM)
-    assert pid == 0, "the engine that was started for one token still runs"
 
 
 def test_a_proxy_that_does_not_answer(
