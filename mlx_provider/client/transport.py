@@ -226,7 +226,7 @@ class Transport:
         threads = dict(self._threads)
         for stream in threads:
             stream.close(EngineUnavailable("this client was closed"))
-        for thread in threads.values():
+        for thread in filter(threading.Thread.is_alive, threads.values()):  # one may not run yet
             thread.join(CLOSE_SECONDS)
 
     def _start(self, stream: Stream, method: str, path: str, body: bytes) -> None:

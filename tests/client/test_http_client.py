@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,22 @@ def test_a_waiting_submit_ends_when_the_client_closes(
             waiting.result(PATIENCE)
     client.cache_clear()  # opens the gate
     wait_until(lambda: "held" in client.cache_report()["cancelled"])
+
+
+def test_a_client_closes_while_the_thread_of_a_request_starts(
+    client: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(request_of("count 1 0"))
+    start = threading.Thread.start
+
+    def close_first(thread: threading.Thread) -> None:
+        if thread.name == "mlx-provider client":
+            client.close()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", close_first)
+    with pytest.raises(EngineUnavailable, match="closed"):
+        client.submit(request_of("wait"))
 
 
 def test_a_closed_client_opens_again(client: Any, request_of: Any, read: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
@@ -20,7 +20,7 @@ from mlx_provider.engine.scheduling.chunking import (
     Chunk,
     StepPlan,
 )
-from mlx_provider.engine.scheduling.costs import Costs, Curve
+from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
 from mlx_provider.engine.scheduling.record import StepRecord
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
 from mlx_provider.errors import BadRequest, Overloaded
@@ -468,6 +468,31 @@ def test_if_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> Non
     chunk = plan.schedule(0.0).plan.chunk
     assert chunk is not None
     assert chunk.size >= 1000
+
+
+@settings(max_examples=30)
+@given(rows=st.floats(0.2, 5.0), chunk=st.floats(0.2, 5.0))
+def test_costs_adapt_to_the_device(rows: float, chunk: float) -> None:
+    """The cost of a chunk is not attributed to the rows, nor the other way."""
+    true = Costs(Curve([(1, 0.01), (256, 0.2)], [(1, 1e-7), (256, 8e-6)]))
+    costs, true.pace = Costs(true.curve), {"rows": rows, "chunk": chunk}
+    for depth in range(0, 60_000, 512):
+        for load in (Load(20_000), Load(0, 256, depth)):
+            count = 1 if load.keys else 0
+            expected, took = (
+                each.pass_of(count, load.keys, load.chunk, load.depth) for each in (costs, true)
+            )
+            costs.update(expected, took, [load])
+    for found in ((1, 20_000), (0, 0, 256, 8000), (0, 0, 256, 50_000)):
+        assert costs.pass_of(*found) == pytest.approx(true.pass_of(*found), rel=0.1)
+
+
+def test_one_disturbed_pass_changes_little() -> None:
+    costs = Costs(Curve(((1, 0.01), (256, 0.2))))
+    for _ in range(20):
+        costs.update(0.01, 0.01)
+    costs.update(0.01, 9.0)
+    assert costs.pass_of(1, 0) < 0.013
 
 
 def test_a_curve_runs_through_the_measurements_and_never_falls() -> None:

@@ -121,6 +121,33 @@ async def test_logprobs(engine, scripted):
     assert inside.choices[0].logprobs.model_dump() == wanted
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_of_a_prompt_that_is_echoed(engine, scripted, stream):
+    first = TokenLogprob(token="on", id=3, logprob=None, bytes=[])
+    engine.script = lambda request: [
+        [Delta(logprobs=[first, TOKENS[0]])],
+        [Delta(content=" ab", logprobs=TOKENS)],
+        [Finish(reason="stop"), scripted["done"]()],
+    ]
+    reply = await litellm.atext_completion(
+        model="mlx/m", prompt="on a", echo=True, logprobs=1, stream=stream
+    )
+    if stream:
+        choices = [c for chunk in [chunk async for chunk in reply] for c in chunk.choices]
+    else:
+        choices = reply.choices
+    found = [choice.logprobs.model_dump() for choice in choices if choice.logprobs is not None]
+    joined = {name: [v for each in found for v in each[name]] for name in found[0]}
+    assert joined == {
+        "tokens": ["on", " a", " a", "b"],
+        "token_logprobs": [None, -0.5, -0.5, -0.5],
+        "top_logprobs": [None, {" a": -0.5}, {" a": -0.5}, {"c": -0.2}],
+        "text_offset": [0, 2, 4, 6],
+    }
+    assert "".join(choice.text or "" for choice in choices) == "on a ab"
+    assert (engine.request.echo, engine.request.logprobs) == (True, True)
+
+
 @pytest.mark.parametrize("script", [False, True])
 async def test_logprobs_streamed(engine, scripted, script):
     engine.script = lambda request: [

@@ -7,7 +7,8 @@ from struct import pack, unpack
 import litellm
 import pytest
 
-from mlx_provider.protocol.events import Embedded
+from mlx_provider.errors import BadRequest, ContextTooLong, EngineDied, Overloaded
+from mlx_provider.protocol.events import Embedded, ErrorBody, Failed
 from mlx_provider.wire.openai.routes import numbers
 
 VECTORS = [[0.5, -0.25], [1.0, 0.0], [0.1, 3e38]]
@@ -92,6 +93,25 @@ def test_other_providers_are_left_alone():
     given = {"model": "m", "custom_llm_provider": "huggingface", "dimensions": 2}
     with pytest.raises(litellm.UnsupportedParamsError, match="dimensions"):
         litellm.main.get_optional_params_embeddings(**given)
+
+
+@pytest.mark.parametrize(
+    ("error", "theirs"),
+    [
+        (BadRequest("cannot embed"), litellm.BadRequestError),
+        (ContextTooLong("input[0] is too long"), litellm.ContextWindowExceededError),
+        (Overloaded("full"), litellm.RateLimitError),
+        (EngineDied("gone"), litellm.ServiceUnavailableError),
+    ],
+)
+async def test_errors_are_litellm_s(engine, error, theirs):
+    engine.refuse = lambda request: error
+    with pytest.raises(theirs, match=error.message.partition("[")[0]):
+        await litellm.aembedding(model="mlx/m", input="a", max_retries=0)
+    engine.refuse = lambda request: None
+    engine.script = lambda request: [[Failed(error=ErrorBody.of(error))]]
+    with pytest.raises(theirs):
+        litellm.embedding(model="mlx/m", input="a", max_retries=0)
 
 
 async def test_who_leaves_frees_the_request(engine, until):

@@ -226,6 +226,13 @@ def test_half_a_stop_string_is_shown_before_a_call() -> None:
     assert (found.content, len(found.calls)) == ("so ST", 1)
 
 
+def test_nothing_follows_a_stop_string() -> None:
+    reply = Reply(stops=["X"])
+    reply.push_text("aX")
+    assert reply.push_text("more") == []
+    assert reply.finish("stop") == ([], "stop")
+
+
 # ---- thoughts
 
 

@@ -12,7 +12,7 @@ import pytest
 from mlx_provider.client.connection import InProcessClient
 from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, RequestFailed
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
-from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelOptions
+from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
 from tiny import build
 from tiny_embedding import ENDS, as_embedding, without_head
@@ -195,6 +195,30 @@ def test_a_reproducible_model(ask: Ask, embedder: Path) -> None:
     (plain,), _ = ask(embedder, "Hello there")
     (fixed,), _ = ask(embedder, "Hello there", options=ModelOptions(reproducible=True))
     np.testing.assert_allclose(fixed, plain, atol=1e-5)
+
+
+def test_a_stream_goes_on_beside_vectors_and_a_cancelled_request_ends(
+    client: InProcessClient, embedder: Path, ask: Ask
+) -> None:
+    greedy = Sampling(temperature=0)
+    chat = GenerateRequest(model=str(embedder), prompt="fox", max_tokens=200, sampling=greedy)
+    stream = client.submit(chat)
+    many = client.submit(
+        EmbedRequest(model=str(embedder), input=["The quick brown fox " * 40] * 500)
+    )
+    assert many.accepted.prompt_tokens > 50_000
+    assert isinstance(many.get(LIMIT)[0], Embedded)
+    many.close()
+    events = many.get(LIMIT)
+    while events and not isinstance(events[-1], Done | Failed):
+        events = many.get(LIMIT)
+    told: list[Event] = []
+    while found := stream.get(LIMIT):
+        told += found
+    assert isinstance(told[-1], Done)
+    assert told[-1].usage.completion_tokens == 200
+    assert client.health().running == 0
+    assert len(ask(embedder, "fox")[0]) == 1
 
 
 def test_a_cancelled_request_ends_during_the_preparation_of_texts(
