@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from byte_model import MARKERS, byte_model, byte_tokenizer
 from mlx_provider.chat.constraints import compiler as compiling
@@ -95,11 +96,39 @@ def test_an_added_token_of_white_space_is_text() -> None:
     assert model.accepts(start, text)
 
 
+def sentencepiece() -> Tokenizer:
+    """Pieces and bytes as Gemma has them, with runs of spaces among the added tokens."""
+    pieces = ["<eos>", "<pad>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "é", "▁a"]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.add_special_tokens(["<eos>", "<pad>"])
+    added = ["▁▁", "\n\n", "<unused0>", "[multi]", "<b"]
+    made.add_tokens([AddedToken(each, normalized=False) for each in added])
+    return made
+
+
 def cut_short() -> Tokenizer:
     made = byte_tokenizer()
     made.enable_truncation(4)
     made.enable_padding()
     return made
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, sentencepiece])
+def test_tokens_are_what_llguidance_reads_from_json(make: Any) -> None:
+    fast = make()
+    ours = grammar_tokenizer(fast, [0], 700)
+    theirs = LLTokenizer(fast.to_str(), n_vocab=700, eos_token=[0])
+    assert (ours.vocab_size, ours.eos_token) == (theirs.vocab_size, theirs.eos_token)
+    for token in range(fast.get_vocab_size(with_added_tokens=True)):
+        assert ours.decode_bytes([token]) == theirs.decode_bytes([token])
+        assert ours.is_special_token(token) == (theirs.is_special_token(token) or token == 0)
+    for text in (" a", "a  a", "é\n\n", "日", "[multi]"):
+        assert ours.tokenize_str(text) == theirs.tokenize_str(text)
 
 
 def test_truncation_has_no_place_in_a_grammar() -> None:
@@ -109,12 +138,14 @@ def test_truncation_has_no_place_in_a_grammar() -> None:
     assert fast.truncation["max_length"] == 4
 
 
-def test_an_end_of_the_reply_is_no_text() -> None:
+@pytest.mark.parametrize("end", ["[END]", "a"])
+def test_an_end_of_the_reply_is_no_text(end: str) -> None:
+    """Also one that is no added token."""
     fast = byte_tokenizer()
     fast.add_tokens([AddedToken("[END]", special=False)])
-    found = grammar_tokenizer(fast, [fast.token_to_id("[END]")], 0)
-    assert found.is_special_token(fast.token_to_id("[END]"))
-    assert not grammar_tokenizer(fast, [], 0).is_special_token(fast.token_to_id("[END]"))
+    found = grammar_tokenizer(fast, [fast.token_to_id(end)], 0)
+    assert found.is_special_token(fast.token_to_id(end))
+    assert not grammar_tokenizer(fast, [], 0).is_special_token(fast.token_to_id(end))
 
 
 def compiler_of(model: ByteModel) -> GrammarCompiler:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 
 from byte_model import read
 from mlx_provider import LoadOptions
@@ -253,3 +254,14 @@ def test_messages_come_before_what_a_grammar_holds(
     for text in (answer, thought):
         assert model.accepts(structure.constraint.fork(), text)
         assert not model.accepts(structure.constraint.fork(), text.replace("7", "700"))
+
+
+def test_tokens_are_what_llguidance_reads_from_json(tokenizer: HFTokenizer) -> None:
+    fast, eos = tokenizer.fast, tokenizer.backend.eos_token_id
+    ours = grammar_tokenizer(fast, [eos], 0)
+    theirs = LLTokenizer(fast.to_str(), n_vocab=ours.vocab_size, eos_token=[eos])
+    for token in range(ours.vocab_size):
+        assert ours.decode_bytes([token]) == theirs.decode_bytes([token])
+        assert ours.is_special_token(token) == theirs.is_special_token(token)
+    for text in ("Hello  wörld 日本 <think> {}\n\n", " x", "a▁b"):
+        assert ours.tokenize_str(text) == theirs.tokenize_str(text)
