@@ -7,6 +7,7 @@ import json
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -172,11 +173,88 @@ def test_truncated(form: str) -> None:
     assert "truncated" in refuse(ref(data[: len(data) // 2]))
 
 
+def chunk(kind: bytes, body: bytes, crc: int = 0) -> bytes:
+    check = zlib.crc32(kind + body) ^ crc
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", check)
+
+
+def png_with(*chunks: bytes, late: bytes = b"", end: int = 0, alpha: bool = False) -> bytes:
+    image = PHOTO.quantize(16) if alpha else PHOTO
+    data = encoded(image, **({"transparency": 0} if alpha else {}))
+    if alpha and not chunks:  # a wrong checksum of the colour's transparency
+        at = data.index(b"tRNS") + 4 + int.from_bytes(data[data.index(b"tRNS") - 4 :][:4])
+        return data[:at] + b"????" + data[at + 4 :]
+    body = data[:33] + b"".join(chunks) + data[33:-12] + late + data[-12:]
+    return body[:-end] if end else body
+
+
+def jpeg_with(*segments: tuple[int, bytes], **options: Any) -> bytes:
+    data = encoded(PHOTO, "JPEG", **options)
+    made = [b"\xff" + bytes([k]) + struct.pack(">H", len(b) + 2) + b for k, b in segments]
+    return data[:2] + b"".join(made) + data[2:]
+
+
+def webp_with(kind: bytes, body: bytes) -> bytes:
+    data = encoded(PHOTO, "WEBP", exif=orientation(6), lossless=True)
+    at = data.index(b"EXIF")
+    body = data[12:at] + kind + struct.pack("<I", len(body)) + body
+    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
+
+
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 40, 3), np.uint8))
+LONG = zlib.compress(b"a" * 3 * 2**20)
 TURNED = orientation(6).tobytes()[6:]
+METADATA: dict[str, Callable[[], bytes]] = {
+    "PNG, EXIF of junk": lambda: png_with(chunk(b"eXIf", b"junk junk")),
+    "PNG, EXIF of zeros": lambda: png_with(chunk(b"eXIf", bytes(99))),
+    "PNG, no EXIF": lambda: png_with(chunk(b"eXIf", b"")),
+    "PNG, EXIF cut": lambda: png_with(chunk(b"eXIf", TURNED[:12])),
+    "PNG, a long zTXt": lambda: png_with(chunk(b"zTXt", b"k\0\0" + LONG)),
+    "PNG, a late zTXt": lambda: png_with(late=chunk(b"zTXt", b"k\0\0" + LONG)),
+    "PNG, a long iTXt": lambda: png_with(chunk(b"iTXt", b"k\0\1\0\0\0" + LONG)),
+    "PNG, a long tEXt": lambda: png_with(chunk(b"tEXt", b"k\0" + b"a" * 3 * 2**20)),
+    "PNG, a bad iCCP": lambda: png_with(chunk(b"iCCP", b"k\0\0" + LONG)),
+    "PNG, a wrong tEXt": lambda: png_with(chunk(b"tEXt", b"k\0v", crc=1)),
+    "PNG, a wrong late tEXt": lambda: png_with(late=chunk(b"tEXt", b"k\0v", crc=1)),
+    "PNG, a short pHYs": lambda: png_with(chunk(b"pHYs", b"1")),
+    "PNG, no end": lambda: png_with(end=12),
+    "PNG, half an end": lambda: png_with(end=5),
+    "PNG, a cut late chunk": lambda: png_with(late=b"\0\1\0\0tEXtk"),
+    "JPEG, no end": lambda: jpeg_with()[:-2],
+    "JPEG, half an end": lambda: jpeg_with()[:-1],
+    "JPEG, no end, a thumbnail": lambda: jpeg_with((0xED, b"\xff\xd8\xff\xd9"))[:-2],
+    "JPEG, progressive, no end": lambda: jpeg_with(progressive=True)[:-2],
+    "JPEG, EXIF of junk": lambda: jpeg_with((0xE1, b"Exif\0\0junk junk junk")),
+    "JPEG, an odd MPF": lambda: jpeg_with((0xE2, b"MPF\0junk junk junk junk")),
+    "JPEG, an odd profile": lambda: jpeg_with((0xE2, b"ICC_PROFILE\0")),
+    "JPEG, odd resources": lambda: jpeg_with((0xED, b"Photoshop 3.0\x008BIM\x03\xed")),
+    "WEBP, EXIF of junk": lambda: webp_with(b"EXIF", b"junk junk "),
+    "WEBP, EXIF of zeros": lambda: webp_with(b"EXIF", bytes(40)),
+    "WEBP, odd XMP": lambda: webp_with(b"XMP ", b"\0\xff" * 8),
+}
 
 
-def test_pixels_may_not_be_missing() -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata_refuse_no_picture(name: str) -> None:
+    data = METADATA[name]()
+    options: Any = {"progressive": True} if "progressive" in name else {}
+    same = load(encoded(PHOTO, name.partition(",")[0], **options, **LOSSLESS.get(name[:4], {})))
+    item = load(data)
+    assert np.array_equal(item.pixels, same.pixels)
+    assert item.scaled(24, 20).shape == (24, 20, 3)
+
+
+LOSSLESS: dict[str, Any] = {"WEBP": {"lossless": True}}
+
+
+def test_metadata_that_can_be_read_count_beside_others() -> None:
+    bad = chunk(b"tEXt", b"k\0v", crc=1)
+    assert load(png_with(bad, chunk(b"eXIf", TURNED))).pixels.shape == (40, 48, 3)
+    assert (load(png_with(alpha=True)).pixels == 255).all(axis=-1).any()
+
+
+def test_missing_pixels_are_no_metadata() -> None:
     for options in ({}, {"progressive": True}, {"quality": 5}):
         data = encoded(PHOTO, "JPEG", **options)
         for cut in (5, 40, len(data) // 9):

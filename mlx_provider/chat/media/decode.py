@@ -6,10 +6,13 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import MediaError
+from .metadata import JPEG, separated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +39,8 @@ def webp_size(data: bytes) -> tuple[int, int] | None:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """Pillow's other formats include interpreters of untrusted programs (EPS)."""
+SOS, EOI = b"\xff\xda", b"\xff\xd9"
+FILLING = b"\x55\xaa\x33\xc7" * 2**12
 GAP = 2
 """A picture is first averaged over squares while it stays this many times as wide and high as the
 target; the result then looks the same."""
@@ -51,6 +56,9 @@ _BROKEN = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
     OverflowError, ZeroDivisionError, MemoryError, RuntimeError, struct.error, zlib.error,
 )  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,8 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
         if (size := webp_size(data)) is not None:
             _check_size(size, path, max_pixels)
             return Picture.of(data, path, size, _turn({"exif": _webp_exif(data)}), "WEBP")
-        if (picture := _open(data, path, max_pixels)) is not None:
+        picture = _without_metadata_if_broken(data, partial(_open, data, path, max_pixels))
+        if picture is not None:
             return picture
     except (*_BROKEN, Image.DecompressionBombError) as broken:
         raise _unreadable(path, broken) from None
@@ -114,7 +123,8 @@ def rgb_pixels(
     from PIL import Image
 
     try:
-        image = _turned(_reduce(picture.data, picture.shrink(size)), picture.turn)
+        reduced = partial(_reduce, picture.shrink(size))
+        image = _turned(_without_metadata_if_broken(picture.data, reduced), picture.turn)
         if size is not None and image.size != size[::-1]:
             image = image.resize(size[::-1], resample)
         return np.asarray(image, dtype=np.uint8)
@@ -163,13 +173,26 @@ def _check_tile(image: Any, path: str) -> None:
         )
 
 
-def _open(data: bytes, path: str, max_pixels: int) -> Picture | None:
-    image = _identify(data)
+def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) -> T:
+    try:
+        return read(data, b"")
+    except _BROKEN as broken:
+        bare = separated(data)
+        if bare is None:
+            raise
+        try:
+            return read(*bare)
+        except _BROKEN:
+            raise broken from None
+
+
+def _open(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> Picture | None:
+    image = _identify(pixels)
     if image is None:
         return None
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
-    exif = image.info.get("exif")
+    exif = exif or image.info.get("exif")
     if not exif and image.format == "PNG" and (at := data.rfind(b"eXIf")) >= 4:
         exif = data[at + 4 : at + 4 + int.from_bytes(data[at - 4 : at])]
     # Pillow rotates TIFF images itself
@@ -216,12 +239,24 @@ def _draft(n: int) -> int:
     return next(part for part in (8, 4, 2, 1) if part <= n)
 
 
-def _reduce(data: bytes, n: int) -> Any:
-    """`n` is the side of the squares; the codec may do a part of it."""
-    image, n = _drafted(data, n)
+def _reduce(n: int, pixels: bytes, exif: bytes) -> Any:
+    image, n = _decode(pixels, n)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
     return _in_strips(image, n)
+
+
+def _decode(data: bytes, n: int) -> tuple[Any, int]:
+    """The image, and the part of `n` that is still to be applied. A JPEG without its end marker is
+    accepted if no pixel is missing: libjpeg paints missing pixels grey."""
+    if not data.startswith(JPEG) or data.rfind(EOI) > data.rfind(SOS):
+        return _drafted(data, n)
+    data = data.rstrip(b"\xff")
+    other = _checksum(_drafted(data + FILLING + EOI, n)[0])
+    image, n = _drafted(data + EOI, n)
+    if _checksum(image) != other:
+        raise OSError("the end of the image is missing")
+    return image, n
 
 
 def _drafted(data: bytes, n: int) -> tuple[Any, int]:
@@ -232,6 +267,15 @@ def _drafted(data: bytes, n: int) -> tuple[Any, int]:
         n = n if drafted is None else n // part
     image.load()
     return image, n
+
+
+def _checksum(image: Any) -> int:
+    width, height = image.size
+    rows, found = max(1, STRIP // width), 0
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(top + rows, height)))
+        found = zlib.crc32(strip.tobytes(), found)
+    return found
 
 
 def _whole(size: tuple[int, int], n: int) -> tuple[int, int]:
