@@ -307,7 +307,6 @@ def test_plain_text_needs_no_grammar(model: Any) -> None:
 UNSUPPORTED: list[tuple[Any, list[str]]] = [
     ({"type": "array", "uniqueItems": True}, ["'uniqueItems'", "#"]),
     ({"propertyNames": {"maxLength": 3}}, ["'propertyNames'", "#"]),
-    ({"properties": {}, "unevaluatedProperties": False}, ["'unevaluatedProperties'", "#"]),
     ({"properties": {"a": {"not": {"type": "string"}}}}, ["'not'", "#/properties/a"]),
     ({"$defs": {"B": {"if": {}, "then": False}}, "$ref": "#/$defs/B"}, ["'if'", "#/$defs/B"]),
     ({"anyOf": [{"contains": {}}]}, ["'contains'", "#/anyOf/0"]),
@@ -375,6 +374,7 @@ ONE_NAME = {
     "patternProperties": {"^score$": {"type": "integer"}},
     "additionalProperties": False,
 }
+"""Its pattern matches no name but that of the listed property."""
 REWRITTEN: list[tuple[Any, str, bool]] = [
     ({"type": "object", "propertyNames": {"type": "string"}}, '{"b":1}', True),
     ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
@@ -382,6 +382,10 @@ REWRITTEN: list[tuple[Any, str, bool]] = [
     ({"propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
      '{"A":1}', False),
     ({"type": "object", "propertyNames": {"type": "string", "enum": ["a"]}}, '{"b":1}', False),
+    ({"properties": {"a": {}}, "unevaluatedProperties": False, "type": "object"}, '{"b":1}', False),
+    ({"type": "array", "uniqueItems": True, "maxItems": 1}, "[7]", True),
+    ({"type": "array", "uniqueItems": True, "maxItems": 1}, "[7,8]", False),
+    ({"type": "integer", "if": {"minimum": 3}}, "1", True),
     ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "3", False),
     ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, "3", True),
     ({"type": "array", "uniqueItems": False, "items": {"type": "null"}}, "[null,null]", True),
@@ -393,6 +397,12 @@ REWRITTEN: list[tuple[Any, str, bool]] = [
     ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://e.com/a",
       "definitions": {"a/b": {"type": "null"}}, "items": {"$ref": "#/definitions/a~1b"},
       "type": "array"}, "[null]", True),
+    (ONE_NAME, '{"score": 5}', True),
+    (ONE_NAME, '{"score": 6}', False),
+    ({"type": "object", "propertyNames": {"pattern": "^a$"}, "required": ["a"]}, '{"a":1}', True),
+    ({"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"patternProperties": {"^[a]$": {"minimum": 3}}, "additionalProperties": False}]},
+     '{"a":2}', False),
     ({"type": "object", "required": ["a"], "minProperties": 2}, '{"a":1,"b":1}', True),
     ({"type": "object", "minProperties": 1}, "{}", False),
 ]  # fmt: skip
@@ -421,9 +431,12 @@ def test_the_same_name_twice_does_not_count_as_two(model: Any, schema: Any) -> N
 
 
 def test_a_dead_end_is_refused_with_its_reason(model: Any) -> None:
-    """The pattern matches no name but that of the listed property."""
+    """Beside the property that it lists, the schema that it refers to leaves no name."""
+    only = {"patternProperties": {"^score$": {"maximum": 9}}, "additionalProperties": False}
+    schema = {**ONE_NAME, "allOf": [{"$ref": "#/$defs/only"}], "$defs": {"only": only}}
+    del schema["additionalProperties"]
     with pytest.raises(BadRequest, match="nothing can follow"):
-        model.started(response_format=json_schema(ONE_NAME))
+        model.started(response_format=json_schema(schema))
 
 
 def thinking(model: Any, opened: bool, **given: Any) -> AfterThoughts:

@@ -51,6 +51,16 @@ class Function:
     """Regular expression of its only parameter's text, if that has a grammar."""
 
 
+_NAMES = re.compile(r"\^(?:\((?:\?:)?((?:[\w|-]|\[\w\])+)\)|((?:[\w-]|\[\w\])+))\$")
+
+
+def names_of_pattern(pattern: str) -> set[str] | None:
+    """All texts that a pattern of plain alternatives matches, such as `^(a|b)$`. `None`: it is
+    another."""
+    found = _NAMES.fullmatch(pattern)
+    return set(re.sub(r"[][]", "", found[1] or found[2]).split("|")) if found else None
+
+
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _OF_LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _OF_ONE = frozenset({"items", "additionalItems", "additionalProperties"})
@@ -58,14 +68,10 @@ _PLAIN = frozenset(
     "const enum type required minItems maxItems minProperties maxProperties minLength maxLength "
     "pattern minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
 )
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("not", "if", "contains", "$dynamicRef", "$recursiveRef"), ()),
-    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
-    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), (True, {})),
-    "uniqueItems": (False,),
-    "propertyNames": (True, {}, {"type": "string"}),
-}
-"""Keywords that llguidance does not have, and their values without effect."""
+_REFUSED = frozenset(
+    "not if contains uniqueItems propertyNames dependentRequired dependentSchemas dependencies "
+    "unevaluatedProperties unevaluatedItems $dynamicRef $recursiveRef".split()
+)
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 _REFUSED_FORMATS = frozenset(
     "regex iri iri-reference uri-reference uri-template idn-email idn-hostname json-pointer "
@@ -96,7 +102,8 @@ class SchemaReader:
         if not isinstance(schema, Mapping):
             raise self._error(f"{at} must be a schema: an object or a boolean")
         out: dict[str, Any] = {}
-        for key, value in _with_named(schema).items():
+        # Refused keywords come last, because their replacement changes the result of the others.
+        for key, value in sorted(schema.items(), key=lambda entry: entry[0] in _REFUSED):
             if key in _OF_NAMES:
                 out[key] = self._read_named(value, f"{at}/{key}")
             elif key in _OF_LIST or (key == "items" and isinstance(value, list)):
@@ -109,12 +116,19 @@ class SchemaReader:
                 self._add_reference(out, value, at)
             elif key == "format":
                 self._add_format(out, value, at)
-            elif key in _REFUSED and value not in _REFUSED[key]:
-                self._refuse(f"'{key}'", at, "leave it out or say it with other keywords")
+            elif key in _REFUSED and not _has_no_effect(key, value, schema):
+                self._rewrite(out, key, value, schema, at)
+        self._adapt_names(out, at)
+        return out
+
+    def _adapt_names(self, out: dict[str, Any], at: str) -> None:
+        parts = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
+        listed = set[str]().union(*map(_listed_names, parts))
+        for part in parts:
+            _drop_listed_patterns(part, listed)
         if _counts_repeated_names(out):
             least = out.pop("minProperties")
             self._refuse(f"'minProperties': {least} for names that may stand twice", at, _COUNTED)
-        return out
 
     def _read_named(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -141,6 +155,20 @@ class SchemaReader:
         elif value in _REFUSED_FORMATS:
             self._refuse(f"'format': {value!r}", at, "leave it out or use 'pattern'")
 
+    def _rewrite(self, out: dict[str, Any], key: str, value: Any, schema: Any, at: str) -> None:
+        composed = {"anyOf", "oneOf", "allOf", "$ref"} & set(schema)
+        if key == "propertyNames" and not {"properties", "patternProperties"} & set(schema):
+            rest = self._read(schema.get("additionalProperties", True), f"{at}/{key}")
+            names = _allowed_names(value)
+            if names is not None:
+                out.pop("additionalProperties", None)
+                out.update(_allow_only(names, rest))
+                return
+        if key == "unevaluatedProperties" and value is False and not composed:
+            out.setdefault("additionalProperties", False)
+            return
+        self._refuse(f"'{key}'", at, "leave it out or say it with other keywords")
+
     def _refuse(self, what: str, at: str, remedy: str) -> None:
         message = f"{what} at {at} is not supported"
         if not self.lenient:
@@ -152,21 +180,54 @@ class SchemaReader:
         return BadRequest(f"{self.where}: {message}", param=self.where)
 
 
-def _with_named(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rule for names of a map, as tools of Claude Code have it, in keywords of llguidance."""
-    values = schema.get("additionalProperties", True)
-    match schema:
-        case {"properties": _} | {"patternProperties": _}:
-            return schema
-        case {"propertyNames": {"pattern": str(pattern), **more}, **rest}:
-            only: dict[str, Any] = {"patternProperties": {pattern: values}}
-        case {"propertyNames": {"enum": [*names], **more}, **rest}:
-            only = {"properties": {str(name): values for name in names}}
-        case _:
-            return schema
-    if more not in ({}, {"type": "string"}):
-        return schema
-    return {**rest, **only, "additionalProperties": False}
+def _has_no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    if key == "uniqueItems":
+        return value is False or schema.get("maxItems") in (0, 1)
+    if key == "propertyNames":
+        return value is True or value in ({}, {"type": "string"})
+    if key == "if":
+        return not {"then", "else"} & set(schema)
+    if key in ("unevaluatedProperties", "unevaluatedItems"):
+        return value is True or value == {}
+    return key.startswith("depend") and value == {}
+
+
+def _allowed_names(value: Any) -> dict[str, Any] | None:
+    if not isinstance(value, Mapping):
+        return None
+    rules = {k: v for k, v in value.items() if (k, v) != ("type", "string")}
+    one = len(rules) == 1 and set(rules) <= {"pattern", "enum", "const"}
+    fits = isinstance(rules.get("pattern", ""), str) and isinstance(rules.get("enum", []), list)
+    return rules if one and fits else None
+
+
+def _allow_only(names: dict[str, Any], rest: Any) -> dict[str, Any]:
+    if "pattern" in names:
+        return {"patternProperties": {names["pattern"]: rest}, "additionalProperties": False}
+    listed = names["enum"] if "enum" in names else [names["const"]]
+    return {"properties": {str(name): rest for name in listed}, "additionalProperties": False}
+
+
+def _listed_names(schema: Mapping[str, Any]) -> set[str]:
+    needed = schema.get("required")
+    names = needed if isinstance(needed, list) else ()
+    return {*schema.get("properties", ()), *(name for name in names if isinstance(name, str))}
+
+
+def _drop_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
+    """Move patterns that only the listed `names` match to these names. llguidance would have no
+    name left for such a pattern: after a comma, no text could follow."""
+    left = {}
+    for pattern, rule in schema.pop("patternProperties", {}).items():
+        matched = names_of_pattern(pattern)
+        if matched is None or not matched <= names:
+            left[pattern] = rule
+            continue
+        known = schema.setdefault("properties", {})
+        for name in sorted(matched):
+            known[name] = {"allOf": [known[name], rule]} if name in known else rule
+    if left:
+        schema["patternProperties"] = left
 
 
 def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:
