@@ -152,34 +152,28 @@ def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
 
 class Connections:
     """One client per address and key; the runtime folder of the variables is this user's address.
-    Safe from any thread and across `fork`."""
+    Safe from any thread and across `fork`: without a lock, which a child could inherit locked."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._clients: dict[tuple[str, str | None], HttpClient] = {}
-        self._reset_after_fork()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def client(self, api_base: str | None, api_key: str | None) -> HttpClient:
         # over the unix socket, access depends on the owner alone
         key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
-        with self._lock:
-            if key not in self._clients:
-                self._clients[key] = (
-                    HttpClient(parse_address(api_base), api_key)
-                    if api_base
-                    else local_client(self._environ)
-                )
-            return self._clients[key]
+        if (found := self._clients.get(key)) is not None:
+            return found
+        made = (
+            HttpClient(parse_address(api_base), api_key)
+            if api_base
+            else local_client(self._environ)
+        )
+        return self._clients.setdefault(key, made)
 
     def close(self) -> None:
-        with self._lock:
-            clients, self._clients = self._clients, {}
+        clients, self._clients = self._clients, {}
         for client in clients.values():
             client.close()
-
-    def _reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
 
 
 _connections = Connections()

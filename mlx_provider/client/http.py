@@ -7,13 +7,13 @@ from typing import Any, Literal, TypeVar
 
 from .. import __version__
 from ..config import PREFIX
-from ..errors import EngineDied, EngineUnavailable, OtherProtocol
+from ..errors import EngineUnavailable, OtherProtocol
 from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_health, parse_stats, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_left_behind
-from .transport import LineStream, Transport, not_taken, patiently
+from .transport import Stream, Transport, not_taken, patiently
 
 T = TypeVar("T")
 
@@ -73,18 +73,10 @@ class HttpClient(Transport):
     def cache_clear(self) -> None:
         self.ask("DELETE", "/cache")
 
-    def stop(self, reason: str, when: When) -> bool:
-        """Returns whether it ends at once. Starts no engine. Raises `EngineUnavailable` if none
-        runs."""
-        self.health()
-        return self._ends(reason, when)
-
-    def open_listener(self, request: Mapping[str, Any]) -> tuple[str, LineStream]:
+    def open_listener(self, request: Mapping[str, Any]) -> tuple[str, Stream]:
         """The URL of a port of the owner's engine, and the connection that keeps it open; `request`
         as `server.agent_listener.ListenerRequest`. Starts no engine. Raises typed errors."""
-        stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
-        if not (url := stream.first()):
-            raise EngineDied("the engine ended before it opened a port")
+        url, stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
         return url.decode(), stream
 
     def _send_attached(self, send: Callable[[], T]) -> T:
@@ -99,15 +91,16 @@ class HttpClient(Transport):
 
         return patiently(send_once)
 
-    def _attach(self) -> LineStream:
+    def _attach(self) -> Stream:
         with self.attaching:
-            if self.attachment is not None and not self.attachment.ended.is_set():
-                return self.attachment
+            former = self.attachment
+            if former is not None and former in self._threads and not former.ending:
+                return former
             managed = self._start_engine is not None
             try:
                 attachment = self.attach()
             except OtherProtocol as error:
-                if not managed or is_left_behind() or not self._ends(error.message, "idle"):
+                if not managed or is_left_behind() or not self.stop(error.message, "idle"):
                     raise
             except EngineUnavailable as error:
                 error.taken = error.taken or not managed  # else it would be tried again
@@ -117,10 +110,10 @@ class HttpClient(Transport):
                 return self._up_to_date(attachment) if managed else attachment
             return self._start_and_attach()
 
-    def _start_and_attach(self, ending: int | None = None) -> LineStream:
+    def _start_and_attach(self, ending: int | None = None) -> Stream:
         """`ending`: the process that it replaces, which listens a little longer."""
 
-        def start() -> LineStream:
+        def start() -> Stream:
             if self._start_engine is not None:
                 self._start_engine()
             try:
@@ -137,7 +130,7 @@ class HttpClient(Transport):
             raise _other_version(attachment, LEFT_BEHIND)
         return attachment
 
-    def _up_to_date(self, attachment: LineStream) -> LineStream:
+    def _up_to_date(self, attachment: Stream) -> Stream:
         """The engine, or a new one if it is out of date and serves no other client. Raises
         `EngineUnavailable` if one of another version continues."""
         health = attachment.health
@@ -150,7 +143,7 @@ class HttpClient(Transport):
             raise _other_version(attachment, LEFT_BEHIND)
         # other clients may need another Python or other settings as much as this one
         newer, summary = OWN in changed and PYTHON not in changed, "; ".join(changed.values())
-        if self._ends(summary, "idle" if newer else "alone"):
+        if self.stop(summary, "idle" if newer else "alone"):
             attachment.close()
             return self._start_and_attach(health.pid)
         if OWN in changed:
@@ -162,7 +155,8 @@ class HttpClient(Transport):
         )  # fmt: skip
         return attachment
 
-    def _ends(self, reason: str, when: When) -> bool:
+    def stop(self, reason: str, when: When) -> bool:
+        """Returns whether it ends at once. False if none runs; starts none."""
         body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
         try:
             return bool(json.loads(self.ask("POST", "/v1/stop", body=body))["ends"])
@@ -170,7 +164,7 @@ class HttpClient(Transport):
             return False
 
 
-def _other_version(attachment: LineStream, remedy: str) -> EngineUnavailable:
+def _other_version(attachment: Stream, remedy: str) -> EngineUnavailable:
     attachment.close()
     health = attachment.health
     return EngineUnavailable(

@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError
 
 from .. import __version__
 from ..errors import BadRequest, EngineUnavailable, MLXProviderError, OtherProtocol, Unauthorized
-from ..protocol.events import EVENT_BATCH, PROTOCOL_VERSION, ErrorBody, Event
+from ..protocol.events import PROTOCOL_VERSION, ErrorBody
 from ..protocol.health import Health, Stats
 from ..protocol.requests import ModelRequest
 
@@ -66,9 +66,6 @@ class LineBuffer:
             self._begun = []
         self._begun.append(rest)
         return ends
-
-    def events(self, piece: bytes) -> list[Event]:
-        return [event for line in self.feed(piece) for event in EVENT_BATCH.validate_json(line)]
 
 
 def error_of(status: int, path: str, body: bytes) -> MLXProviderError:

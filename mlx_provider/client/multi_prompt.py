@@ -8,7 +8,7 @@ from functools import partial
 
 from ..errors import BadRequest
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import Delta, Done, Event, Failed, Finish, Timings, Usage
+from ..protocol.events import Delta, Done, Event, Failed, Finish, Usage
 from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 
@@ -83,14 +83,8 @@ async def _merge(counts: Sequence[int], parts: Sequence[Generation], queue: Even
 
 def _all_done(ends: Sequence[Done]) -> Done:
     usages = [end.usage.model_dump() for end in ends]
-    timings = [end.timings for end in ends]
+    rate = sum(end.timings.tokens_per_second for end in ends)
     return Done(
         usage=Usage(**{name: sum(usage[name] for usage in usages) for name in usages[0]}),
-        timings=Timings(
-            queued=min(each.queued for each in timings),
-            prefill=sum(each.prefill for each in timings),
-            first_token=min(each.first_token for each in timings),
-            total=max(each.total for each in timings),
-            tokens_per_second=sum(each.tokens_per_second for each in timings),
-        ),
+        timings=ends[-1].timings.model_copy(update={"tokens_per_second": rate}),
     )

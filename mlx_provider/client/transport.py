@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import Accepted, Failed
+from ..protocol.events import EVENT_BATCH, Accepted, Failed
 from ..protocol.health import Health
 from .generation import Generation
 from .messages import Address, LineBuffer, error_of, parse_health
@@ -61,7 +61,6 @@ class Call:
     HTTP/1.1."""
 
     def __init__(self) -> None:
-        self.buffer = LineBuffer()
         self.ending: MLXProviderError | None = None
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
@@ -88,64 +87,45 @@ class Call:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-class EventStream(Call):
+class Stream(Call):
+    """A reply that a thread reads, line by line."""
+
+    health: Health
+    """Of the engine that a client is attached to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Future[Any] = Future()
+
+    def take(self, line: bytes) -> None:
+        if not self.first.done():
+            self.first.set_result(line)
+
+    def end(self, error: MLXProviderError) -> None:
+        if not self.first.done():
+            self.first.set_exception(error)
+
+
+class EventStream(Stream):
+    """`first`: `Accepted`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.events = EventQueue()
-        self.accepted: Future[Accepted] = Future()
 
-    def take(self, piece: bytes) -> None:
-        found = self.buffer.events(piece)
-        if found and not self.accepted.done():
-            first = found.pop(0)
-            if not isinstance(first, Accepted):
+    def take(self, line: bytes) -> None:
+        found = EVENT_BATCH.validate_json(line)
+        if found and not self.first.done():
+            if not isinstance(first := found.pop(0), Accepted):
                 raise EngineUnavailable("the engine's first event is not 'accepted'")
-            self.accepted.set_result(first)
+            self.first.set_result(first)
         self.events.put(found)
         while self.events.unread > READ_AHEAD and not self.ending:
             time.sleep(READ_AGAIN_SECONDS)
 
-    def end(self, error: MLXProviderError | None) -> None:
-        error = error or EngineDied("the engine's reply ended before its last event")
-        if self.accepted.done():
-            self.events.put([Failed.of(error)])  # ignored after the last event
-        else:
-            self.accepted.set_exception(error)
-
-
-class LineStream(Call):
-    """A connection that lasts until one side ends it, and the first line of its reply."""
-
-    health: Health
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ended = threading.Event()
-        self._first: Future[bytes] = Future()
-
-    def take(self, piece: bytes) -> None:
-        for line in filter(None, self.buffer.feed(piece)):
-            if not self._first.done():
-                self._first.set_result(line)
-
-    def end(self, error: MLXProviderError | None) -> None:
-        self.ended.set()
-        if error is not None and not self._first.done():
-            self._first.set_exception(error)
-        elif not self._first.done():
-            self._first.set_result(b"")
-
-    def first(self) -> bytes:
-        """Empty if there is none. Raises typed errors."""
-        try:
-            return self._first.result(FIRST_LINE_SECONDS)
-        except TimeoutError:
-            self.close()
-            limit = f"the engine did not answer within {FIRST_LINE_SECONDS:g} s"
-            raise EngineUnavailable(limit) from None
-
-
-Stream = EventStream | LineStream
+    def end(self, error: MLXProviderError) -> None:
+        super().end(error)
+        self.events.put([Failed.of(error)])  # ignored after the last event
 
 
 class Transport:
@@ -160,7 +140,7 @@ class Transport:
 
     def _reset(self) -> None:
         self.attaching = threading.Lock()
-        self.attachment: LineStream | None = None
+        self.attachment: Stream | None = None
         """The connection by which engine and client each detect the other's end. The engine counts
         its client until it ends."""
         self._threads: dict[Stream, threading.Thread] = {}
@@ -182,36 +162,36 @@ class Transport:
             ),
         )
 
-    def attach(self) -> LineStream:
-        self.attachment = stream = self.hold("GET", "/v1/attach")
+    def attach(self) -> Stream:
+        line, stream = self.hold("GET", "/v1/attach")
         try:
-            stream.health = parse_health(stream.first())
-        except MLXProviderError as error:
+            stream.health = parse_health(line)
+        except EngineUnavailable:
             stream.close()
-            self.attachment = None
-            if isinstance(error, EngineDied):
-                error.taken = False  # it has no request
             raise
+        self.attachment = stream
         return stream
 
     def send(self, path: str, body: bytes) -> Generation:
         """Wait until the request is accepted. Raises typed errors."""
         stream = EventStream()
-        self._start(stream, "POST", path, body)
-        try:
-            return Generation(stream.accepted.result(), stream.events, stream.close)
-        except BaseException:
-            stream.close()
-            raise
+        return Generation(self._start(stream, "POST", path, body), stream.events, stream.close)
 
     def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
         with self._response(Call(), method, path, body, ok) as response:
             return response.read()
 
-    def hold(self, method: str, path: str, body: bytes = b"") -> LineStream:
-        stream = LineStream()
-        self._start(stream, method, path, body)
-        return stream
+    def hold(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, Stream]:
+        """The first line of a reply, and its connection, which lasts until one side ends it. Raises
+        typed errors."""
+        stream = Stream()
+        try:
+            return self._start(stream, method, path, body, FIRST_LINE_SECONDS), stream
+        except TimeoutError:
+            limit = f"the engine did not answer within {FIRST_LINE_SECONDS:g} s"
+            raise EngineUnavailable(limit) from None
+        except EngineDied as error:
+            raise not_taken(error) from None  # it has no request
 
     def close(self) -> None:
         """Cancels running requests. A later one opens a new connection."""
@@ -221,14 +201,20 @@ class Transport:
         for thread in filter(threading.Thread.is_alive, threads.values()):  # one may not run yet
             thread.join(CLOSE_SECONDS)
 
-    def _start(self, stream: Stream, method: str, path: str, body: bytes) -> None:
+    def _start(
+        self, stream: Stream, method: str, path: str, body: bytes, seconds: float | None = None
+    ) -> Any:
+        """Read the reply in a thread. Returns what comes first, within `seconds`."""
+
         def run() -> None:
-            error: MLXProviderError | None = RequestFailed.cancelled()
+            error: MLXProviderError = RequestFailed.cancelled()
             try:
                 with self._response(stream, method, path, body) as response:
+                    lines = LineBuffer()
                     for piece in response.iter_raw():
-                        stream.take(piece)
-                error = None
+                        for line in filter(None, lines.feed(piece)):
+                            stream.take(line)
+                error = EngineDied("the engine's reply ended before its last event")
             except MLXProviderError as failure:
                 error = failure
             finally:
@@ -238,6 +224,11 @@ class Transport:
         thread = threading.Thread(target=run, name="mlx-provider client", daemon=True)
         self._threads[stream] = thread
         thread.start()
+        try:
+            return stream.first.result(seconds)
+        except BaseException:
+            stream.close()
+            raise
 
     @contextmanager
     def _response(

@@ -117,9 +117,8 @@ def _chat_part(part: Any, where: str, warnings: Warnings | None) -> Any:
 def fit_responses(kwargs: dict[str, Any]) -> Warnings:
     responses.check_parameters(kwargs, responses.ABSENT)
     responses.messages_of(kwargs.get("input"))
-    # The bridge has no place for log-probabilities.
-    logprobs = ["top_logprobs"] if kwargs.pop("top_logprobs", None) else []
-    logprobs += ["include"] if LOGPROBS in (kwargs.get("include") or ()) else []
+    if LOGPROBS in (kwargs.get("include") or ()) or kwargs.get("top_logprobs"):
+        kwargs["logprobs"] = True  # under chat's name, which the bridge passes on
     items, warnings = kwargs.get("input"), Warnings()
     if isinstance(items, list):
         kwargs["input"] = [_item(i, f"input[{at}]", warnings) for at, i in enumerate(items)]
@@ -128,7 +127,7 @@ def fit_responses(kwargs: dict[str, Any]) -> Warnings:
     given = [tool for tool in kwargs.get("tools") or [] if not _runs_in_gateway(tool)]
     tools = responses.ChatTools(given, lenient=True)
     as_functions(tools.tools)
-    kwargs[IGNORED] = [*logprobs, *tools.ignored]
+    kwargs[IGNORED] = tools.ignored
     return warnings
 
 

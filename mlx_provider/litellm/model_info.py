@@ -114,6 +114,10 @@ CACHE_PRICES = ("cache_read_input_token_cost", "cache_creation_input_token_cost"
 DEMOS = dict.fromkeys(("demo", "demo-hybrid"), ModelFacts(65_536, vision=True, reasoning=False))
 
 
+class EngineLimit(int):
+    """A limit from an engine. All others in `model_info` are from the operator."""
+
+
 def known(model: str) -> Mapping[str, Any]:
     return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
 
@@ -132,6 +136,18 @@ def enter(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> None:
             fields[f"supports_{name}"] = value
     if fields:
         litellm.register_model({f"{PROVIDER}/{model}": {"litellm_provider": PROVIDER, **fields}})
+
+
+def show(litellm_params: Mapping[str, Any], context_length: int | None) -> None:
+    """Write an engine's context into the proxy's own config entry of a call: entries of one model
+    can have different engines. A wildcard has no limits."""
+    router = getattr(proxy_server(), "llm_router", None)
+    chosen = (litellm_params.get("model_info") or {}).get("id")
+    found = router.get_model_info(chosen) if router and isinstance(chosen, str) else None
+    if found and context_length and "*" not in found["model_name"]:
+        for name in LIMITS[1:]:
+            if isinstance(found["model_info"].get(name), EngineLimit | None):
+                found["model_info"][name] = EngineLimit(context_length)
 
 
 def describe(entry: Any) -> None:
@@ -155,7 +171,7 @@ def describe(entry: Any) -> None:
     with suppress(BadRequest):  # each request reports invalid options
         length = operator_options({"model_info": info.model_dump()}).context_length or length
     if length is not None:
-        _fill(info, missing, length)
+        _fill(info, missing, EngineLimit(length))
 
 
 def _fill(info: Any, names: Sequence[str], value: Any) -> None:

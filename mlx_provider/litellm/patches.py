@@ -13,6 +13,9 @@ import litellm
 from litellm import CustomLLM, CustomStreamWrapper, main
 from litellm.constants import LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS
 from litellm.main import TextCompletionStreamWrapper
+from litellm.responses.litellm_completion_transformation.streaming_iterator import (
+    LiteLLMCompletionStreamingIterator,
+)
 from litellm.responses.litellm_completion_transformation.transformation import (
     LiteLLMCompletionResponsesConfig,
 )
@@ -28,7 +31,7 @@ from . import model_info
 from .errors import PROVIDER
 from .fit import fit_chat, fit_messages
 from .hook import DeploymentHook
-from .streams import TEXT_LISTS
+from .streams import TEXT_LISTS, OurLogprobs
 
 try:
     from litellm.llms.anthropic.messages.adapters.transformation import AnthropicAdapter
@@ -55,6 +58,10 @@ def install() -> None:
     wrap(Deployment, "__init__", _describe)
     wrap(CustomStreamWrapper, "__init__", _share_created)
     wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _complete_text)
+    bridge, stream = LiteLLMCompletionResponsesConfig, LiteLLMCompletionStreamingIterator
+    wrap(bridge, "_extract_message_output_items", _show_logprobs)
+    wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
+    wrap(stream, "create_litellm_model_response", _collect_logprobs)
     proxy = model_info.proxy_server()
     if proxy is not None:
         wrap(proxy.app.router, "middleware_stack", end_replies)
@@ -117,6 +124,43 @@ def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
         if found is not None:
             choice.logprobs = Logprobs(**found)
     return converted
+
+
+def _show_logprobs(
+    original: Original, response: Any, choices: Any, *args: Any, **given: Any
+) -> Any:
+    items = original(response, choices, *args, **given)
+    said = [choice for choice in choices if choice.message.content is not None]
+    for item, choice in zip(items, said, strict=False):
+        found = _logprobs(choice)
+        # By name, as `WRAPPED`.
+        if found and item.type == "message" and getattr(choice.logprobs, "ours", False):
+            item.content[0].logprobs = found
+    return items
+
+
+def _stream_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
+    event = original(stream, chunk)
+    ours = stream.custom_llm_provider == PROVIDER
+    found = _logprobs(chunk.choices[0]) if ours and chunk.choices else []
+    if found and getattr(event, "type", None) == "response.output_text.delta":
+        event.logprobs = found
+    return event
+
+
+def _collect_logprobs(original: Original, stream: Any) -> Any:
+    response = original(stream)
+    chunks = stream.collected_chat_completion_chunks
+    choices = [choice for chunk in chunks for choice in chunk["choices"][:1]]
+    found = [t for each in choices for t in (each.get("logprobs") or {}).get("content") or []]
+    if stream.custom_llm_provider == PROVIDER and response is not None and found:
+        response.choices[0].logprobs = OurLogprobs(content=found)
+    return response
+
+
+def _logprobs(choice: Any) -> list[Any]:
+    content = getattr(getattr(choice, "logprobs", None), "content", None) or []
+    return [token.model_dump() for token in content]
 
 
 async def count_request_tokens(

@@ -22,7 +22,7 @@ from .call import (
     reads_errors_in_streams,
 )
 from .errors import LiteLLMErrors, unserved
-from .model_info import enter
+from .model_info import enter, show
 from .streams import SILENCE, Reply, ReplyStream, refuse
 
 T = TypeVar("T")
@@ -98,6 +98,7 @@ class Provider(CustomLLM):
                 generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
             keep_warnings(call.logging, [*map(names.text, generation.accepted.warnings)])
             enter(call.model, generation.accepted)
+            show(call.litellm_params, generation.accepted.context_length)
             clipped = generation.accepted.max_tokens < (requests[0].max_tokens or 0)
             keep = ending_keeper(call.logging, clipped=clipped)
             return Reply(generation, call.deadline, call.model, names, keep, text=call.text)
@@ -109,6 +110,7 @@ class Provider(CustomLLM):
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             enter(call.model, generation.accepted, mode="embedding")
+            show(call.litellm_params, generation.accepted.context_length)
             return Reply(generation, call.deadline, call.model, encoding=form)
 
 

@@ -4,7 +4,7 @@ event loop. Streams are classes, because a generator that was never started woul
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from litellm.types import utils as types
 
@@ -28,6 +28,12 @@ class TextLogprobs(types.ChoiceLogprobs):
     """Of a text completion; `patches` copies them past LiteLLM's conversion from chat."""
 
     text_lists: dict[str, Any]
+
+
+class OurLogprobs(types.ChoiceLogprobs):
+    """Marks log-probabilities made here, so that `patches` copies only these."""
+
+    ours: ClassVar[bool] = True
 
 
 class TextFinish(types.ModelResponseStream):
@@ -95,7 +101,7 @@ def _streaming(choice: Mapping[str, Any]) -> types.StreamingChoices:
     logprobs: Any = choice["logprobs"]
     if "delta" in choice:
         delta = choice["delta"]
-        logprobs = logprobs and types.ChoiceLogprobs(**logprobs)
+        logprobs = logprobs and OurLogprobs(**logprobs)
     else:
         delta = {"content": choice["text"] if choice["finish_reason"] is None else None}
         logprobs = logprobs and TextLogprobs(text_lists=logprobs)
@@ -121,6 +127,8 @@ def fill(
         for choice in body["choices"]:
             for name in ALWAYS_EMPTY:
                 del choice["message"][name]
+            if choice["logprobs"]:
+                choice["logprobs"] = OurLogprobs(**choice["logprobs"])
         response.choices = [types.Choices(**choice) for choice in body["choices"]]
         response.model, response.usage = model, usage
         return response

@@ -21,7 +21,10 @@ from mlx_provider.protocol.events import EVENT_BATCH, Delta
 def test_events_do_not_depend_on_how_the_bytes_are_cut(texts: list[str], size: int) -> None:
     whole = b"".join(EVENT_BATCH.dump_json([Delta(content=text)]) + b"\n" for text in texts)
     lines = LineBuffer()
-    events = [e for at in range(0, len(whole), size) for e in lines.events(whole[at : at + size])]
+    found = [
+        line for at in range(0, len(whole), size) for line in lines.feed(whole[at : at + size])
+    ]
+    events = [event for line in found for event in EVENT_BATCH.validate_json(line)]
     assert events == [Delta(content=text) for text in texts]
 
 

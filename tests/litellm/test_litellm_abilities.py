@@ -1,6 +1,8 @@
 """LiteLLM knows what our models can, before and after one was loaded; they cost nothing."""
 
+import sys
 from copy import deepcopy
+from types import SimpleNamespace
 
 import litellm
 import pytest
@@ -84,6 +86,15 @@ def test_entries_of_one_model_have_contexts_of_their_own(own_map):
         ("mlx/demo", {"max_input_tokens": 50}),
     )
     assert [listed(made, index) for index in range(3)] == [65_536, 900, 50]
+
+
+def test_engines_of_one_model_have_contexts_of_their_own(engine, own_map, monkeypatch):
+    made = router(*(("mlx/org/two", info) for info in ({}, {}, {"max_input_tokens": 50})))
+    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(llm_router=made))
+    for contexts in ((4096, 131_072, 7000), (2048, 8192, 7000)):
+        for index, engine.context_length in enumerate(contexts):
+            made.completion(f"m{index}", messages=HI)
+        assert [listed(made, index) for index in range(3)] == [*contexts[:2], 50]
 
 
 def test_what_the_operator_says_is_kept(own_map):

@@ -9,6 +9,9 @@ import pytest
 
 from histories import EACH, NAMES, PARALLEL, histories, said
 from mlx_provider.chat.messages.normalise import normalise
+from mlx_provider.protocol.events import Delta, Finish, TokenLogprob
+
+from .conftest import done
 
 U = {"role": "user", "content": "x"}
 PNG = "data:image/png;base64,aGk="
@@ -176,6 +179,31 @@ async def test_results_of_parallel_calls(engine, path):
     text, warnings = await ask(engine, path, [*said("both?"), *PARALLEL[path]])
     assert text.index("sun in Ulm") < text.index("sun in Bonn")
     assert warnings == ()
+
+
+WORDS = [
+    TokenLogprob(id=1, token=word, logprob=-0.5, bytes=list(word.encode())) for word in ("a", "b")
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_a_response(engine, stream):
+    steps = [[Delta(content=word.token, logprobs=[word])] for word in WORDS]
+    engine.script = lambda request: [*steps, [Finish(reason="stop"), done()]]
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "stream": stream}
+    made = await litellm.aresponses(model="mlx/m", input="x", **asked)
+    if stream:
+        events = [event async for event in made]
+        deltas = [e for e in events if e.type == "response.output_text.delta"]
+        found = [token for event in deltas for token in getattr(event, "logprobs", None) or []]
+        assert [token["token"] for token in found] == ["a", "b"]
+        made = events[-1].response
+    assert (engine.request.logprobs, engine.request.top_logprobs) == (True, 2)
+    (text,) = made.output[0].content
+    assert [(each["token"], each["logprob"]) for each in text.logprobs] == [
+        ("a", -0.5),
+        ("b", -0.5),
+    ]
 
 
 async def test_a_format_that_would_be_dropped(engine):

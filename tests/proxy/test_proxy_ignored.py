@@ -57,15 +57,6 @@ def test_unknown_members_of_a_tool(engine, raw, path):
     assert not {"title", "defer_loading", "x"} & function.keys()
 
 
-def test_log_probabilities_of_a_response(engine, raw):
-    """LiteLLM's bridge has no place for them."""
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    reply = raw.post("/v1/responses", json={"model": "scripted", "input": "x", **asked})
-    assert reply.status_code == 200, reply.text
-    assert "top_logprobs has no effect; include has no effect" in reply.headers[HEADER]
-    assert not engine.request["logprobs"]
-
-
 def test_a_request_that_is_honoured_whole_names_none(engine, raw):
     reply = raw.post("/v1/chat/completions", json={"model": "scripted", **CHAT})
     assert HEADER not in reply.headers
