@@ -93,7 +93,8 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
     elif prefilled.logits is not None and job.request.ahead:
         engine.abandon(job.request)
     elif prefilled.logits is not None:
-        _end_prefill(engine, job, prefilled.logits)
+        with engine.isolated(job.request, "its prefill"):
+            _end_prefill(engine, job, prefilled.logits)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
@@ -110,7 +111,8 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
         log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.summary)
         engine.batch.mixed.blame()
     elif logits is not None and job in engine.scheduler.waiting:
-        _end_prefill(engine, job, logits)
+        with engine.isolated(job.request, "its prefill"):
+            _end_prefill(engine, job, logits)
 
 
 def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
