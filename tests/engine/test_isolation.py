@@ -155,6 +155,18 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
     assert_as_alone(qwen3, *requests)
 
 
+def fail_once(patch: pytest.MonkeyPatch, name: str, at: int) -> None:
+    """Let one call of a function of MLX raise, after `at` others."""
+    work, calls = getattr(mx, name), itertools.count()
+
+    def call(*args: Any, **more: Any) -> Any:
+        if next(calls) == at:
+            raise RuntimeError("[malloc] out of memory")
+        return work(*args, **more)
+
+    patch.setattr(mx, name, call)
+
+
 @pytest.mark.parametrize("name", ["zeros", "eval"])
 def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str
@@ -167,16 +179,7 @@ def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
         requests = decoding(engine)
         budget[0] = 1
         with monkeypatch.context() as patch:
-            work, calls = getattr(mx, name), itertools.count()
-
-            def fail(
-                *args: Any, work: Any = work, calls: Any = calls, at: int = at, **more: Any
-            ) -> Any:
-                if next(calls) == at:
-                    raise RuntimeError("[malloc] out of memory")
-                return work(*args, **more)
-
-            patch.setattr(mx, name, fail)
+            fail_once(patch, name, at)
             engine.cancel(requests[1])
             for _ in range(3):
                 engine.step()
@@ -184,6 +187,28 @@ def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
         assert_as_alone(qwen3, requests[0], requests[2])
         assert engine.idle
         assert (prefix_cache.in_use, engine.batch.layout.groups) == (0, [])
+
+
+@pytest.mark.parametrize("name", ["contiguous", "eval"])
+def test_a_prefix_that_cannot_be_copied_for_other_rows_changes_no_result(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for at in range(10):
+        prefix_cache = PrefixCache(budget=lambda: 2**24)
+        engine = new_engine(qwen3, prefix_cache=prefix_cache, least=16)
+        first, second = ([*range(30, 94), end, 9] for end in (7, 8))
+        requests = start(engine, [first])
+        while not engine.scheduler.running:
+            engine.step()
+        with monkeypatch.context() as patch:
+            fail_once(patch, name, at)
+            requests += start(engine, [second])
+            engine.step()
+        run(engine)
+        failed = requests[1].rows[0].finish == "cancelled"  # in its own pass
+        assert_as_alone(qwen3, *requests[: 1 if failed else 2])
+        assert prefix_cache.in_use == 0
+        prefix_cache.check_integrity()
 
 
 def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:

@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from ...isolation import Fault, Isolation
 from ...upstream.cache_classes import leaves
-from ...upstream.shared_kv import SHAREABLE, Prefix, divide
+from ...upstream.shared_kv import SHAREABLE, Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, own_arrays, set_arrays
 from ..scheduling.ledger import STEP_TOKENS, whole_steps
@@ -366,9 +366,12 @@ class Leases:
         """Copy the buffers once. `path`: the nodes in them."""
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             prefix = row.divided(at)
+        if tried.fault is not None:
+            for layer in row.layers.values():  # the layers of a row have the same prefix
+                undivide(layer)
+            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
+        else:
             for node in [n for n in path if n.start < at]:
                 upper = split(node, at - node.start) if node.stop > at else node
                 upper.hold(replace(segment_of(upper), held=prefix), upper.snapshot)
-        if tried.fault is not None:
-            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None
