@@ -117,7 +117,7 @@ class StepPlan:
     """The prompt that is scored, or whose media run through the vision tower, behind the rows'
     pass, before its next chunk."""
     preparing_seconds: float = 0.0
-    """Time limit for that in this step. At least one piece, or slice of the tower, runs."""
+    """Time limit for that in this step. At least one piece, or image, runs."""
 
 
 class Chunking:
