@@ -45,7 +45,7 @@ class Decoded:
     """Tokens of the last pass, unless they were read before this one was decided."""
     read_at: float = 0.0
     unreadable: Fault | None = None
-    """Why those tokens cannot be read."""
+    """Why those tokens cannot be read, or no pass was launched."""
 
 
 def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -> Decoded | None:
@@ -57,7 +57,9 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -
     count, began = sum(map(len, drafts.values())), engine.clock()
     expected = _estimate_seconds(engine, plan)(count) if count else plan.pass_seconds
     mixed_chunk = engine.batch.mixed.take_along(chunk)
-    forward = engine.batch.forward(mixed_chunk, drafts)
+    forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
+    if isinstance(forward, Fault):  # the rows' caches could not be copied for it
+        return Decoded(Forward([], None, []), chunk, unreadable=forward)
     load = engine.scheduler.chunking.load(plan.rows, chunk)
     engine.timer.launch(expected, began if read_at is None else engine.clock(), load)
     if drafts and read_at is not None:
@@ -265,7 +267,7 @@ def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
 
 
 def retry_all(engine: Engine, fault: Fault) -> None:
-    """The tokens of the last pass cannot be read, so the caches of all rows are corrupted."""
+    """No row's cache can be used any more."""
     running = list(engine.scheduler.running)
     for row in running:
         row.corrupted = True
@@ -280,7 +282,8 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     engine.drop_rows(rows)
     for job in engine.scheduler.retry_rows(rows):
         engine.look_up(job)
-    engine.batch.failed()
+    if engine.batch.failed():
+        retry(engine, list(engine.scheduler.running), fault)
 
 
 def select_places(

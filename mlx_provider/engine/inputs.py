@@ -1,9 +1,9 @@
-"""What a prompt computes beside its tokens: its media, through the vision tower a slice of layers
-at a time, with a cache of their features, and the vectors of texts to embed."""
+"""What a prompt computes beside its tokens: a cache of the features of its media, and the vectors
+of texts to embed."""
 
 from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -12,51 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import RequestFailed
 from ..protocol.events import Embedded
-from ..records import (
-    EmbedsInSlices,
-    Features,
-    LoadedModel,
-    MediaSpan,
-    Pooling,
-    PrefillChunk,
-    Prompt,
-    ShowsHidden,
-)
-
-
-class Tower:
-    """Engine thread only. Without references, the memory of its results is free."""
-
-    def __init__(
-        self, model: LoadedModel, spans: Sequence[MediaSpan], clock: Callable[[], float]
-    ) -> None:
-        self.waiting = list(spans)
-        """Media without features, in the order of the prompt."""
-        self._slices = _slices(model, spans)
-        self._clock = clock
-
-    def run(self, seconds: float) -> list[Features]:
-        """Run at least one slice, and more while another of their average time ends within
-        `seconds`. Returns the complete features."""
-        began, ran = self._clock(), 1
-        found = list(next(self._slices))
-        while len(found) < len(self.waiting) and (self._clock() - began) * (1 + 1 / ran) <= seconds:
-            found += next(self._slices)
-            ran += 1
-        return found
-
-
-def _slices(model: LoadedModel, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
-    """A model without slices has one for each media item."""
-    if isinstance(model, EmbedsInSlices):
-        return model.embed_in_slices(spans)
-    return (_whole(model, span) for span in spans)
-
-
-def _whole(model: LoadedModel, span: MediaSpan) -> list[Features]:
-    features = model.embed(span)
-    features_bytes(features)
-    return [features]
+from ..records import Features, LoadedModel, Pooling, PrefillChunk, Prompt, ShowsHidden
 
 
 class Inputs:
@@ -153,7 +109,7 @@ class FeatureCache:
         return found[0]
 
     def put(self, key: Key, features: Features) -> None:
-        """Features larger than the budget are not stored."""
+        """Evaluates them. Features larger than the budget are not stored."""
         size = features_bytes(features)
         if size > self._budget or key in self._kept:
             return

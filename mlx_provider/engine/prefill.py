@@ -18,7 +18,7 @@ from . import decode
 from .execution.batching import mixed_chunk
 from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
 from .execution.sampler import draw, scored
-from .inputs import Inputs, Tower
+from .inputs import Inputs
 from .prefix_cache.policy import isolated_cache
 from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
@@ -93,7 +93,8 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
     elif prefilled.logits is not None and job.request.ahead:
         engine.abandon(job.request)
     elif prefilled.logits is not None:
-        _end_prefill(engine, job, prefilled.logits)
+        with engine.isolated(job.request, "its prefill"):
+            _end_prefill(engine, job, prefilled.logits)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
@@ -110,7 +111,8 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
         log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.summary)
         engine.batch.mixed.blame()
     elif logits is not None and job in engine.scheduler.waiting:
-        _end_prefill(engine, job, logits)
+        with engine.isolated(job.request, "its prefill"):
+            _end_prefill(engine, job, logits)
 
 
 def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
@@ -129,22 +131,18 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | Non
 
 
 def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
-    """Take cached features, and run slices of the tower for the others."""
-    features = job.request.features
-    if job.tower is None:
-        for span in job.unembedded:
-            cached = engine.features.get((job.request.salt, span.content_hash))
-            features |= {} if cached is None else {span.content_hash: cached}
-        job.tower = Tower(engine.model, job.unembedded, engine.clock)
-    waiting = job.tower.waiting
-    if waiting:
-        made = job.tower.run(seconds)
-        for span, each in zip(waiting[: len(made)], made, strict=True):
-            engine.features.put((job.request.salt, span.content_hash), each)
-            features[span.content_hash] = each
-        del waiting[: len(made)]
-    if not waiting:
-        job.tower = None
+    """Take cached features. Of the other media, run one through the tower, and more while another
+    of their average time ends within `seconds`."""
+    began, ran = engine.clock(), 0
+    for span in job.unembedded:
+        key = (job.request.salt, span.content_hash)
+        features = engine.features.get(key)
+        if features is None:
+            if ran and (engine.clock() - began) * (1 + 1 / ran) > seconds:
+                return
+            features, ran = engine.model.embed(span), ran + 1
+            engine.features.put(key, features)
+        job.request.features[span.content_hash] = features
 
 
 def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .inputs import Inputs, Tower
+    from .inputs import Inputs
     from .prefix_cache.buffers import Lease
     from .prefix_cache.disk import Restore
 
@@ -282,8 +282,6 @@ class PrefillJob:
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None
     """Nothing is prefilled before it ends."""
-    tower: Tower | None = None
-    """The run of the vision tower over its media, while it lasts."""
     pieces: int = 0
     """Of the scoring, so far."""
 
@@ -349,7 +347,7 @@ class PrefillJob:
         if self.restore is not None:
             self.restore.abandon()
             self.restore = None
-        self.scoring, self.pieces, self.tower = None, 0, None
+        self.scoring, self.pieces = None, 0
         if self.request.inputs is not None:
             self.request.inputs.found = None
 

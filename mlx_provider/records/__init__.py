@@ -17,7 +17,6 @@ __all__ = [
     "Drafter",
     "Drafting",
     "Embedding",
-    "EmbedsInSlices",
     "Emit",
     "Features",
     "Function",

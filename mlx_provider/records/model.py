@@ -6,7 +6,7 @@ thread and keep no state on the model object."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -366,16 +366,6 @@ class ShowsLogits(Protocol):
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
         """As `prefill`: logits (length, vocab) after every token of a chunk of text."""
-
-
-@runtime_checkable
-class EmbedsInSlices(Protocol):
-    """A `LoadedModel` whose vision tower can run a few layers at a time, so that rows decode in
-    between."""
-
-    def embed_in_slices(self, spans: Sequence[MediaSpan]) -> Iterator[Sequence[Features]]:
-        """Each step of the iterator evaluates about a layer, and yields the features that are
-        complete with it, in the order of `spans`. The engine may drop it after any step."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ import mlx.core as mx
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.execution.calibration import calibrate, compile_kernels
+from ..engine.execution.calibration import Measured, calibrate, compile_kernels
 from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
-from ..engine.execution.trial_passes import PassMemory
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.row_cache import arrays
-from ..engine.scheduling.chunking import GRID, LONGEST_GAP
+from ..engine.scheduling.chunking import GRID, LONGEST_GAP, PassMemory
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.scheduler import Limits, Scheduler
 from ..engine.step_output import Recorder
@@ -30,7 +29,6 @@ from ..upstream import mlx_lm
 from .drafting import Drafts, drafts_of, sparse_prefill_of
 from .loader import LoadProgress, load_error
 from .measurements import (
-    Measured,
     Measurements,
     batching,
     circumstances,
@@ -205,13 +203,7 @@ class EngineBuilder:
         with stage("measuring how rows decode together", lambda: 1):
             found = probe_layouts(model, make_cache, options.kv_bits, kv.layouts, reserve)
         with stage("measuring the time and memory of passes", lambda: 2):
-            times = calibrate(model, make_cache, found, reserve)
-        measured = Measured(
-            replace(found, padded=times.padded),
-            times.curve,
-            times.passes,
-            times.least_shared,
-        )
+            measured = calibrate(model, make_cache, found, reserve)
         self._measurements.keep(kv.key, measured)
         return measured
 

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,10 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
-from ..engine.execution.calibration import SHARED_UNMEASURED
-from ..engine.execution.probe import Probe
-from ..engine.execution.trial_passes import PassBytes
-from ..engine.scheduling.costs import UNMEASURED, Curve
+from ..engine.execution.calibration import Measured
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
 from ..upstream.runtime import active_blas
@@ -59,19 +55,6 @@ ENTRIES = 64
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
 FORMAT = 12
 """Version of the measurements and their method. Entries of other versions are not used."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    probe: Probe
-    curve: Curve
-    passes: PassBytes = field(default_factory=PassBytes)
-    least_shared: int = SHARED_UNMEASURED
-
-    @property
-    def lasts(self) -> bool:
-        """Whether no part has failed in a way that a later attempt can mend."""
-        return self.probe.conclusive and self.curve != UNMEASURED
 
 
 _FILE = TypeAdapter(dict[str, Measured])

@@ -123,13 +123,22 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
     are copies: views would keep the unused capacity allocated as long as the prefix."""
     end, both = layer.offset, (layer.keys, layer.values)
     prefix = Prefix(*[_each(mx.contiguous, _cut(each, 0, tokens)) for each in both])
-    layer.keys, layer.values = [
-        _each(partial(_copy, room=room), _cut(each, tokens, end)) for each in both
-    ]
+    tail = [_each(partial(_copy, room=room), _cut(each, tokens, end)) for each in both]
+    # in each layer, so that only one is in memory twice, and before a change, because it may fail
+    mx.eval(prefix.keys, prefix.values, *tail)
+    layer.keys, layer.values = tail
     _become_shared(layer, prefix)
-    # after each layer, so that only one layer is in memory twice
-    mx.eval(prefix.keys, prefix.values, layer.keys, layer.values)
     return prefix
+
+
+def undivide(layer: Any) -> None:
+    """Undo `divide`, if it was done. The next pass makes the copy."""
+    prefix = prefix_of(layer)
+    if prefix is not None:
+        layer.keys = _each(_concatenate, prefix.keys, layer.keys)
+        layer.values = _each(_concatenate, prefix.values, layer.values)
+        layer.__class__ = KVCache if type(layer) is SharedKV else QuantizedKVCache
+        del layer.skipped, layer.prefix
 
 
 def start(layer: Any, prefix: Prefix) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import gc
+import itertools
 import json
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,11 +12,12 @@ from typing import Any
 from xml.etree.ElementTree import ParseError
 
 import jinja2
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from failing import Failing, First
+from failing import Failing, First, decoding
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
@@ -151,6 +153,62 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
     run(engine)
     assert_as_alone(qwen3, *requests)
+
+
+def fail_once(patch: pytest.MonkeyPatch, name: str, at: int) -> None:
+    """Let one call of a function of MLX raise, after `at` others."""
+    work, calls = getattr(mx, name), itertools.count()
+
+    def call(*args: Any, **more: Any) -> Any:
+        if next(calls) == at:
+            raise RuntimeError("[malloc] out of memory")
+        return work(*args, **more)
+
+    patch.setattr(mx, name, call)
+
+
+@pytest.mark.parametrize("name", ["zeros", "eval"])
+def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The other rows share its cache, and its own stays in a prefix cache without room."""
+    for at in range(12):
+        budget = [2**24]
+        prefix_cache = PrefixCache(budget=lambda budget=budget: budget[0])
+        engine = new_engine(qwen3, prefix_cache=prefix_cache)
+        requests = decoding(engine)
+        budget[0] = 1
+        with monkeypatch.context() as patch:
+            fail_once(patch, name, at)
+            engine.cancel(requests[1])
+            for _ in range(3):
+                engine.step()
+        run(engine)
+        assert_as_alone(qwen3, requests[0], requests[2])
+        assert engine.idle
+        assert (prefix_cache.in_use, engine.batch.layout.groups) == (0, [])
+
+
+@pytest.mark.parametrize("name", ["contiguous", "eval"])
+def test_a_prefix_that_cannot_be_copied_for_other_rows_changes_no_result(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for at in range(10):
+        prefix_cache = PrefixCache(budget=lambda: 2**24)
+        engine = new_engine(qwen3, prefix_cache=prefix_cache, least=16)
+        first, second = ([*range(30, 94), end, 9] for end in (7, 8))
+        requests = start(engine, [first])
+        while not engine.scheduler.running:
+            engine.step()
+        with monkeypatch.context() as patch:
+            fail_once(patch, name, at)
+            requests += start(engine, [second])
+            engine.step()
+        run(engine)
+        failed = requests[1].rows[0].finish == "cancelled"  # in its own pass
+        assert_as_alone(qwen3, *requests[: 1 if failed else 2])
+        assert prefix_cache.in_use == 0
+        prefix_cache.check_integrity()
 
 
 def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:

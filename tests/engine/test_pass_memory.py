@@ -12,14 +12,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine.execution.calibration import calibrate
+from mlx_provider.engine.execution.calibration import calibrate, deep_cache
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.execution.trial_passes import (
-    PassBytes,
-    PassMemory,
-    deep_cache,
-)
 from mlx_provider.engine.row_cache import arrays
+from mlx_provider.engine.scheduling.chunking import PassBytes, PassMemory
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel, load_text
@@ -48,8 +44,8 @@ import mlx.core as mx
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.trial_passes import PassMemory
 from mlx_provider.engine.execution.probe import probe
+from mlx_provider.engine.scheduling.chunking import PassMemory
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.families.text import load_text
 from mlx_provider.testing.driver import new_engine, new_request, run

@@ -9,9 +9,9 @@ from mlx_provider.engine.execution.calibration import (
     NOT_FASTER,
     SHARED_GAIN,
     SHARED_UNMEASURED,
+    OnDevice,
     least_shared,
 )
-from mlx_provider.engine.execution.trial_passes import OnDevice
 
 PREFIX = 1024
 
@@ -23,7 +23,7 @@ def test_a_prefix_is_shared_where_a_step_is_clearly_faster(
     """Elsewhere only one so long that memory counts more."""
     seconds = [gain * SHARED_GAIN] * 3 + [1.0] * 3
     clock = iter(at + end for at in range(7) for end in (0.0, [0.0, *seconds][at]))
-    monkeypatch.setattr("mlx_provider.engine.execution.trial_passes.perf_counter", clock.__next__)
+    monkeypatch.setattr("mlx_provider.engine.execution.calibration.perf_counter", clock.__next__)
     monkeypatch.setattr("mlx_provider.engine.execution.solo_rows.perf_counter", lambda: 0.0)
     before = mx.get_active_memory()
     passes = OnDevice(qwen3, qwen3.make_cache, lambda nbytes: True)

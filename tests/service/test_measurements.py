@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from mlx_provider.config import EngineSettings
-from mlx_provider.engine.execution.calibration import NOT_FASTER, Calibration
+from mlx_provider.engine.execution.calibration import NOT_FASTER, Measured
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.costs import Load as CacheLoad
@@ -19,7 +19,7 @@ from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving import engine_builder, measurements
-from mlx_provider.serving.measurements import Measured, Measurements, decoding
+from mlx_provider.serving.measurements import Measurements, decoding
 from mlx_provider.serving.weights import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
@@ -178,8 +178,13 @@ def test_the_status_says_how_rows_decode(load: Any, folder: Path) -> None:
 def test_the_status_names_the_padded_layout(
     load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Calibration(MEASURED.curve, padded=True)
-    monkeypatch.setattr(engine_builder, "calibrate", lambda *_: found)
+    monkeypatch.setattr(
+        engine_builder,
+        "calibrate",
+        lambda model, make_cache, found, reserve: replace(
+            MEASURED, probe=replace(found, padded=True)
+        ),
+    )
     served = load(folder)
     assert served.status.kv_layout == "padded"
     assert decoding(served.status).startswith("rows decode together (padded)")
@@ -191,8 +196,13 @@ def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
     load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a device where that is not faster."""
-    found = Calibration(MEASURED.curve, least_shared=NOT_FASTER)
-    monkeypatch.setattr(engine_builder, "calibrate", lambda *_: found)
+    monkeypatch.setattr(
+        engine_builder,
+        "calibrate",
+        lambda model, make_cache, found, reserve: replace(
+            MEASURED, probe=found, least_shared=NOT_FASTER
+        ),
+    )
     policy, shared = engine_builder.PrefixCachePolicy, []
 
     def made(*given: Any, memory: MemoryProfile, least: int, **more: Any) -> Any:

@@ -20,11 +20,11 @@ from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.execution.calibration import (
     DEPTHS,
     LONGEST_ROW,
+    REPEATS,
     Times,
     choose,
 )
 from mlx_provider.engine.execution.probe import Probe
-from mlx_provider.engine.execution.trial_passes import REPEATS
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.chunking import Chunk
 from mlx_provider.engine.scheduling.costs import Costs
@@ -47,7 +47,7 @@ H100 = (
 
 @dataclass
 class Device:
-    """Seconds of passes, some of which are longer the first time; see `trial_passes.OnDevice`."""
+    """Seconds of passes, some of which are longer the first time; see `calibration.OnDevice`."""
 
     products: Callable[[int], float]
     key: float
@@ -154,7 +154,7 @@ class Engine:
             for name, value in OF_THE_PRODUCT.items():
                 patch.setattr(calibration, name, value)
             found = choose(Times(device, 40_960, DEPTHS, LONGEST_ROW), PROBE)
-        self.layout = "padded" if found.padded else "grouped"
+        self.layout = "padded" if found.probe.padded else "grouped"
         ledger = TokenLedger(Limits(64, queue, DIAL, 2048, reserve))
         ledger.give(available=lambda: memory)
         self.scheduler = Scheduler(ledger, Costs(found.curve))

@@ -16,10 +16,11 @@ has rows of similar length, up to a limit in bytes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from ...isolation import Isolation
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
 from ...upstream.cache_classes import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
@@ -66,24 +67,32 @@ class Group:
     memory: MemoryProfile
     alike: list[list[Any]]
     """Layers that shared one array of offsets when the group was made, in lists."""
+    members: list[Row]
+    """The rows of the cache, with those that have left since it was made."""
     apart: int = 0
     """Passes until its only row, which had drafts or a failed step, may share a group again."""
 
     @classmethod
     def of(cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
         together = merged(caches) if len(caches) > 1 else caches[0]
-        return cls(rows, together, memory, counting_alike(leaves(together)))
+        return cls(rows, together, memory, counting_alike(leaves(together)), rows)
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows. The cache of the group does not change."""
-        if len(self.rows) == 1:
+        if len(self.members) == 1:
             return [self.cache for _ in rows]
-        return rows_of(self.cache, [self.rows.index(row) for row in rows])
+        return rows_of(self.cache, [self.members.index(row) for row in rows])
 
     def part(self, rows: list[Row]) -> Group:
-        if len(rows) == len(self.rows):
+        """Some of its rows, in its cache until `compact`."""
+        return self if rows == self.rows else replace(self, rows=rows)
+
+    def compact(self) -> Group:
+        """The group in a cache without rows that have left."""
+        if len(self.rows) == len(self.members):
             return self
-        return Group.of(rows, self.caches(rows), self.memory)
+        fresh = Group.of(self.rows, self.caches(self.rows), self.memory)
+        return replace(fresh, apart=self.apart)
 
     def own_tokens(self, *more: Row) -> list[int]:
         prefix = shared_prefix(self.cache)
@@ -154,13 +163,17 @@ class Layout:
         self._unverified: dict[Row, WideRow] = {}
         """Rows that had several tokens in the last pass."""
 
+    @property
+    def rows(self) -> list[Row]:
+        return [row for group in self.groups for row in group.rows]
+
     def add(self, row: Row, cache: RowCache) -> None:
         """The layout owns the cache from now on."""
         self._split()
         self._add(row, cache)
 
     def drop(self, rows: Collection[Row]) -> None:
-        """Remove rows and free their caches."""
+        """Remove rows, without an error. The next passes free their part of a merged cache."""
         self._split()
         self._remove(rows)
         for row in rows:
@@ -169,7 +182,7 @@ class Layout:
     def cache_of(self, row: Row) -> RowCache | None:
         """The row's own cache. `None`: it is merged with those of others, or fixed."""
         group = self._group(row)
-        return None if self._size or len(group.rows) > 1 else group.cache
+        return None if self._size or len(group.members) > 1 else group.cache
 
     def extract(self, row: Row) -> RowCache:
         """A cache of that row alone, made of views. Reading some tokens copies only those. The
@@ -197,6 +210,7 @@ class Layout:
         self._settle()
         self._reunite(widths)
         self._separate(widths)
+        self._compact()
         if not self.groups:
             return []
         plain = [group for group in self.groups if group.rows[0] not in widths]
@@ -234,7 +248,7 @@ class Layout:
             self._unverified.pop(row).settle()
 
     def _add(self, row: Row, cache: RowCache) -> None:
-        """To the group that fits best, or to a new one."""
+        """To the group that fits best, or to a new one, also if they cannot be merged."""
         fits: list[Group] = []
         if self._merges and not row.retry_alone and mergeable(cache):
             prefix = shared_prefix(cache)
@@ -245,13 +259,15 @@ class Layout:
                 and shared_prefix(group.cache) is prefix
                 and group.admits(row, self._short, self.bound)
             ]
-        if not fits:
-            self.groups.append(Group.of([row], [cache], profile(cache)))
-            self.groups[-1].apart = int(row.retry_alone)
-            return
-        best = min(fits, key=lambda group: abs(group.rows[0].held - row.held))
-        caches = [*best.caches(best.rows), cache]
-        self.groups[self.groups.index(best)] = Group.of([*best.rows, row], caches, best.memory)
+        for best in sorted(fits, key=lambda group: abs(group.rows[0].held - row.held))[:1]:
+            with Isolation() as merging:  # a pass of the group may have failed
+                caches = [*best.caches(best.rows), cache]
+                together = Group.of([*best.rows, row], caches, best.memory)
+                self.groups[self.groups.index(best)] = together
+            if merging.fault is None:
+                return
+        self.groups.append(Group.of([row], [cache], profile(cache)))
+        self.groups[-1].apart = int(row.retry_alone)
 
     def _remove(self, rows: Collection[Row]) -> None:
         stay = [(group, [row for row in group.rows if row not in rows]) for group in self.groups]
@@ -274,6 +290,11 @@ class Layout:
             for group in due:
                 self._remove(group.rows)
                 self._add(group.rows[0], group.cache)
+
+    def _compact(self) -> None:
+        if any(len(group.rows) < len(group.members) for group in self.groups):
+            self._split()
+            self.groups = [group.compact() for group in self.groups]
 
     def _separate(self, widths: Widths) -> None:
         """Rows with drafts have groups of their own. Groups above the bound are halved, shorter

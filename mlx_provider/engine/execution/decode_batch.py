@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...isolation import Fault, attempt
+from ...isolation import Fault, Isolation, attempt
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
@@ -128,27 +128,34 @@ class DecodeBatch:
         self.mixed.passed()
         if not self._together.passed(used=rows > 1):
             return
-        fault = attempt(lambda: self._switch_layout(self._best))
+        fault = self._switch_layout(self._best)
         if fault is None:
             log.info("rows decode together again, with layout %s", self._best)
         elif self._together.failed():
             log.warning("rows cannot decode together yet: %s", fault.summary)
 
-    def failed(self) -> None:
-        """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
+    def failed(self) -> bool:
+        """A pass failed. Prompts in it start again; without any, rows may have to decode alone.
+        Returns whether the other rows must start again for that."""
         if self.mixed.blame() or self._best == "solo" or self._fixed:
-            return
-        if self._together.failed():
-            count = self._together.failures
-            log.error("batched decoding failed %d times: rows decode alone now", count)
-            self._switch_layout("solo")
+            return False
+        if not self._together.failed():
+            return False
+        count = self._together.failures
+        log.error("batched decoding failed %d times: rows decode alone now", count)
+        if self._switch_layout("solo") is None:
+            return False
+        self.layout = self._new_layout("solo")
+        return True
 
-    def _switch_layout(self, name: str) -> None:
+    def _switch_layout(self, name: str) -> Fault | None:
+        """Move all rows to another layout, or none."""
         layout = self._new_layout(name)
-        for group in self.layout.passes():
-            for row in group.rows:
+        with Isolation() as tried:
+            for row in self.layout.rows:
                 layout.add(row, self.extract(row))
-        self.layout = layout
+            self.layout = layout
+        return tried.fault
 
     @property
     def passes(self) -> int:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, Isolation
 from ...upstream.cache_classes import leaves
-from ...upstream.shared_kv import SHAREABLE, Prefix, divide
+from ...upstream.shared_kv import SHAREABLE, Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, own_arrays, set_arrays
 from ..scheduling.ledger import STEP_TOKENS, whole_steps
@@ -112,13 +112,14 @@ class RowBuffers:
         return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
 
     def trim(self, length: int) -> None:
-        """Free what is beyond so many tokens, layer by layer."""
-        for layer in self.layers.values():
-            cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
-            mx.eval(cut)
-            set_arrays(layer, cut)
-            if not isinstance(layer, Prefix):
-                layer.offset = min(layer.offset, length)
+        """Free what is beyond so many tokens, layer by layer, as far as the device can."""
+        with Isolation(_keep_capacity):
+            for layer in self.layers.values():
+                cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
+                mx.eval(cut)
+                set_arrays(layer, cut)
+                if not isinstance(layer, Prefix):
+                    layer.offset = min(layer.offset, length)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         every = leaves(cache)
@@ -211,20 +212,19 @@ class Lease:
 
     def trim(self, tokens: int) -> None:
         """Free capacity of the row beyond so many tokens."""
-        own = self.own
-        if own is None:
-            return
-        with Isolation() as tried:  # a pass of the row may have failed
-            own.trim(max(tokens, *(each.offset for each in own.layers.values())))
-            self.capacity = own.capacity
-        if tried.fault is not None:
-            log.warning("a row keeps its capacity: %s", tried.fault.summary)
+        if self.own is not None:
+            self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
+            self.capacity = self.own.capacity
 
     def beyond(self, tokens: int) -> int:
         """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
         own buffers have whole steps too."""
         whole = self.shared + whole_steps(tokens - self.shared)
         return (whole - whole_steps(tokens)) * self.token_bytes
+
+
+def _keep_capacity(fault: Fault) -> None:
+    log.warning("a row keeps its capacity: %s", fault.summary)
 
 
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
@@ -366,9 +366,12 @@ class Leases:
         """Copy the buffers once. `path`: the nodes in them."""
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             prefix = row.divided(at)
+        if tried.fault is not None:
+            for layer in row.layers.values():  # the layers of a row have the same prefix
+                undivide(layer)
+            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
+        else:
             for node in [n for n in path if n.start < at]:
                 upper = split(node, at - node.start) if node.stop > at else node
                 upper.hold(replace(segment_of(upper), held=prefix), upper.snapshot)
-        if tried.fault is not None:
-            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
         return tried.fault is None

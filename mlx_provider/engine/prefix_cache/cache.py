@@ -315,7 +315,7 @@ class PrefixCache:
         stop = row.path[-1].stop
         self.totals.set_spare(row, row.spare(stop))  # counts until it is free
         row.trim(stop)
-        self.totals.set_spare(row, 0)
+        self.totals.set_spare(row, row.spare(stop))
 
     def _drop_lost(self) -> None:
         for row in [row for row in self.totals.rows if row.lost]:

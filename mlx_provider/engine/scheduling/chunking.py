@@ -1,13 +1,14 @@
-"""Chooses the size of the next chunk, and estimates the time of passes. Imports no mlx."""
+"""Chooses the size of the next chunk, and estimates the time and memory of passes. Without mlx."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
+from math import inf
 from typing import Self
 
 from ..request import PrefillJob, Row
-from .costs import Costs, Load
+from .costs import Costs, Curve, Load
 from .ledger import Limits
 
 LONGEST_GAP = 0.75
@@ -117,7 +118,7 @@ class StepPlan:
     """The prompt that is scored, or whose media run through the vision tower, behind the rows'
     pass, before its next chunk."""
     preparing_seconds: float = 0.0
-    """Time limit for that in this step. At least one piece, or slice of the tower, runs."""
+    """Time limit for that in this step. At least one piece, or image, runs."""
 
 
 class Chunking:
@@ -277,3 +278,50 @@ def _nearly_best(sizes: Sequence[int], seconds: Callable[[int], float]) -> list[
     rates = {n: n / seconds(n) for n in sizes}
     enough = NEARLY * max(rates.values())
     return [n for n, rate in rates.items() if rate >= enough]
+
+
+@dataclass(frozen=True)
+class PassBytes:
+    row: float = 0.0
+    """Per row that decodes."""
+    token: float = 0.0
+    """Per further token."""
+    pair: float = 0.0
+    """Per pair of a new token and a cached one. 0 if attention never stores its scores."""
+    key: float = 0.0
+    """Per cached token, however many are new. 0 if attention copies no keys and values."""
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes of passes over rows or a chunk, from the measurements and the chunk limits."""
+
+    each: PassBytes
+    widest: int
+    """Most tokens of a chunk."""
+    deepest: Sequence[tuple[int, float]] = field(default=(), repr=False)
+    """(tokens of a chunk, largest number of cached tokens before it). A deep chunk is narrow,
+    because its time is limited."""
+    least: int = 0
+    """Tokens that a chunk may always have, however long it takes."""
+
+    @classmethod
+    def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> Self:
+        sizes = fixed_sizes(most)
+        least = worthwhile(sizes, curve.seconds)
+        if curve.depths:  # deep in a prompt, attention is most of a pass
+            least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
+        longest = max(seconds, curve.seconds(least))
+        widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
+        left = [(n, longest - curve.seconds(n), curve.per_key(n)) for n in (*sizes, widest)]
+        deepest = [(n, s / slope if slope > 0 else inf) for n, s, slope in left if n <= widest]
+        return cls(each, widest, deepest, least)
+
+    def __call__(self, tokens: int, rows: int) -> int:
+        """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""
+        chunk = min(self.widest, tokens)
+        pairs = max((min(n, chunk) * min(d, tokens) for n, d in self.deepest), default=0.0)
+        pairs = max(pairs, min(self.least, chunk) * tokens)
+        each = self.each
+        cached = each.pair * pairs + each.key * tokens
+        return int(each.row * rows + each.token * max(chunk, rows) + cached)

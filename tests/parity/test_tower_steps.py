@@ -1,8 +1,6 @@
-"""A family's vision tower that runs a slice of layers per step while streams decode."""
+"""The images of a prompt run through the vision tower in several steps while streams decode."""
 
-import gc
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +15,8 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from tiny import build
 
-LAYERS = 8
-LAYER_SECONDS = 0.04
+IMAGES = 8
+IMAGE_SECONDS = 0.04
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +42,29 @@ def asked(model: LoadedModel, images: Sequence[MediaItem], max_tokens: int = 6) 
 
 @dataclass
 class Timed:
-    """A model whose tower has 8 slices for each image. Each advances a clock that does not move
-    otherwise."""
+    """A model whose tower advances a clock, for each image, that does not move otherwise."""
 
     inner: Any
-    seconds: float = LAYER_SECONDS
+    seconds: float = IMAGE_SECONDS
     now: float = 0.0
     fails_at: int = 0
-    """The slice that raises; 0: none."""
-    ran: list[int] = field(default_factory=list)
-    """The slices that ran, counted from 1 for each image request."""
+    """The image that raises, counted from 1; 0: none."""
+    ran: list[Any] = field(default_factory=list)
+    """The images that ran."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def embed_in_slices(self, spans: Any) -> Iterator[Any]:
-        for at in range(1, LAYERS * len(spans) + 1):
-            if at == self.fails_at:
-                raise ArithmeticError("a slice failed")
-            self.now += self.seconds
-            self.ran.append(at)
-            yield () if at % LAYERS else [self.inner.embed(spans[at // LAYERS - 1])]
+    def embed(self, span: Any) -> Any:
+        if len(self.ran) + 1 == self.fails_at:
+            raise ArithmeticError("a tower failed")
+        self.now += self.seconds
+        self.ran.append(span)
+        return self.inner.embed(span)
+
+
+def several(model: LoadedModel, first: int = 1) -> Request:
+    return asked(model, [picture(first + at) for at in range(IMAGES)])
 
 
 def beside_a_stream(model: Timed) -> tuple[Engine, Request]:
@@ -86,73 +86,65 @@ def solo(model: LoadedModel, request: Request) -> Request:
     return twin
 
 
-def test_a_stream_continues_between_slices(qwen: LoadedModel) -> None:
+def test_a_stream_continues_between_images(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
     engine, stream = beside_a_stream(timed)
-    image = asked(qwen, [picture(1)])
-    engine.submit(image)
+    request = several(qwen)
+    engine.submit(request)
     gaps, tokens = [], len(output_of(stream).tokens)
-    while not image.features:
+    while len(request.features) < IMAGES:
         began = timed.now
         engine.step()
-        gaps.append(round((timed.now - began) / LAYER_SECONDS))
+        gaps.append(round((timed.now - began) / IMAGE_SECONDS))
         tokens += 1
         assert len(output_of(stream).tokens) == tokens, "one in each step"
-    assert sum(gaps) == len(timed.ran) >= LAYERS
-    assert max(gaps) == 2, "as many layers as fit the stall target of 0.1 s"
+    assert sum(gaps) == len(timed.ran) == IMAGES
+    assert max(gaps) == 2, "as many images as fit the stall target of 0.1 s"
     assert gaps.count(2) >= len(gaps) - 2, "but for the first and the last step"
     run(engine)
-    for request in (stream, image):
-        assert output_of(request).tokens == output_of(solo(qwen, request)).tokens
+    for each in (stream, request):
+        assert output_of(each).tokens == output_of(solo(qwen, each)).tokens
 
 
-def test_steps_without_a_slice_follow_a_slice_beyond_the_stall_target(
-    qwen: LoadedModel,
-) -> None:
+def test_steps_without_an_image_follow_one_beyond_the_stall_target(qwen: LoadedModel) -> None:
     timed = Timed(qwen, seconds=0.3)
     engine, _ = beside_a_stream(timed)
-    image = asked(qwen, [picture(1)])
-    engine.submit(image)
+    request = several(qwen)
+    engine.submit(request)
     steps = 0
-    while not image.features:
+    while len(request.features) < IMAGES:
         engine.step()
         steps += 1
-    assert steps >= 3 * len(timed.ran), "0.1 s is a token's on average"
+    assert steps >= 3 * (IMAGES - 1), "0.1 s is a token's on average"
 
 
-def test_without_decoding_rows_the_tower_runs_at_once(qwen: LoadedModel) -> None:
+def test_without_decoding_rows_all_images_run_at_once(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
     engine = new_engine(timed, clock=lambda: timed.now)  # type: ignore[arg-type]
-    engine.submit(asked(qwen, [picture(1)]))
-    steps = 0
-    while not timed.ran or timed.ran[-1] < LAYERS:
+    engine.submit(several(qwen))
+    while not timed.ran:
         engine.step()
-        steps += 1
-    assert steps == 1
+    assert len(timed.ran) == IMAGES
 
 
 @pytest.mark.parametrize("ending", ["cancel", "failure"])
 def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, ending: str) -> None:
     timed = Timed(qwen, fails_at=5 if ending == "failure" else 0)
     engine, stream = beside_a_stream(timed)
-    image = asked(qwen, [picture(2)])
-    engine.submit(image)
+    request = several(qwen)
+    engine.submit(request)
     while len(timed.ran) < 4:
         engine.step()
-    (job,) = engine.scheduler.waiting
-    run_of = weakref.ref(job.tower)  # type: ignore[arg-type]
-    assert run_of() is not None
     if ending == "cancel":
-        engine.cancel(image)
+        engine.cancel(request)
     else:
         engine.step()
-    gc.collect()
-    assert image.phase is Phase.DONE
-    assert run_of() is None, "what it had computed is free"
+    assert request.phase is Phase.DONE
+    assert not request.features, "what it had computed is free"
     run(engine)
     assert output_of(stream).tokens == output_of(solo(qwen, stream)).tokens
     timed.fails_at = 0
-    again = asked(qwen, [picture(2)])
+    again = several(qwen)
     engine.submit(again)
     run(engine)
     assert output_of(again).tokens == output_of(solo(qwen, again)).tokens
@@ -161,12 +153,12 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
 def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
     engine, _ = beside_a_stream(timed)
-    image = asked(qwen, [picture(3)])
-    engine.submit(image)
+    request = several(qwen)
+    engine.submit(request)
     engine.step()
     text = new_request([40] * 4, max_tokens=2)
     engine.submit(text)
     while not output_of(text).tokens:
         engine.step()
-    assert not image.features
+    assert len(request.features) < IMAGES
     run(engine)
