@@ -328,8 +328,8 @@ class StepBuilder:
     ) -> tuple[int, bool] | None:
         """Bytes of a prompt and the live rows, except those in `without`, and whether it claims.
         `None`: it does not fit. `claims`: the prompt may use stored buffers in place, which stay
-        and are not part of its need. Images are temporary, and may be the prompt's own, so they do not block a prompt
-        that would run alone."""
+        and are not part of its need. Images are temporary, and may be the prompt's own, so they do
+        not block a prompt that would run alone."""
         rows = [row for row in self.live if row not in without]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return None
