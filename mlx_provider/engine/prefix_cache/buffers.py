@@ -210,12 +210,6 @@ class Lease:
         """Bytes of the prefix cache that can be evicted until it is acquired."""
         return sum(each.stored for each in self.claimed if not each.in_use)
 
-    def trim(self, tokens: int) -> None:
-        """Free capacity of the row beyond so many tokens."""
-        if self.own is not None:
-            self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
-            self.capacity = self.own.capacity
-
     def beyond(self, tokens: int) -> int:
         """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
         own buffers have whole steps too."""
