@@ -271,7 +271,8 @@ class PrefixCache:
             for node in path:
                 if own is not None and node.start >= own.first:
                     node.hold(new.row.within(own, node.start, node.stop), node.snapshot)
-            leaf = tree.grow(path[-1] if path else root, new, stop, states, own)
+            continued, above = 2 * found.shared > len(new.ids), path[-1] if path else root
+            leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
         finally:
             if not root.children:
                 self._drop_empty()
