@@ -254,6 +254,9 @@ class Policy:
             own = [row[pick] for row, pick in zip(chances, picks, strict=True)]
             if len({pick for pick, drafts in zip(picks, own, strict=True) if drafts}) < len(kind):
                 continue  # fewer drafters are enough
+            free = sum(log1p(row[pick]) for row, pick in zip(held, picks, strict=True))
+            if free <= best.gain:  # even if drafts took no time
+                continue
             found = fastest(own, self._rows, self.costs[frozenset(kind)], seconds)
             if found[1] > best.gain:
                 best = Choice(picks, *found)
