@@ -416,6 +416,17 @@ def test_the_least_recently_used_entry_is_evicted_first() -> None:
     assert alive == [99, 0, 99]
 
 
+def test_a_continued_conversation_outlives_a_newer_single_request() -> None:
+    model = SyntheticModel("kv")
+    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
+    keep(prefix_cache, model, one_size(1))
+    keep(prefix_cache, model, list(range(1, 151)))
+    keep(prefix_cache, model, list(range(1000, 1050)))
+    prefix_cache.evict(prefix_cache.nbytes - 1)
+    assert prefix_cache.match(KEY, list(range(1, 151)), 149).length == 149
+    assert prefix_cache.match(KEY, list(range(1000, 1050)), 49).length == 0
+
+
 def test_a_pinned_path_outlives_newer_ones() -> None:
     model = SyntheticModel("kv")
     prefix_cache = PrefixCache(budget=lambda: UNLIMITED)

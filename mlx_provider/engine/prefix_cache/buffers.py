@@ -22,7 +22,7 @@ from ...isolation import Fault, Isolation
 from ...upstream.cache_classes import leaves
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
-from ..row_cache import Kind, kind, own_arrays, set_arrays
+from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..scheduling.ledger import STEP_TOKENS, whole_steps
 from .tree import Match, Node, segment_of, split
 
@@ -89,8 +89,11 @@ class RowBuffers:
 
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
-        layer, own = self.layers.get(leaf), slice(start - self.first, stop - self.first)
-        return [] if layer is None else [each[..., own, :] for each in own_arrays(layer)]
+        if (layer := self.layers.get(leaf)) is None:
+            return []
+        # with its prefix, also if only some of its layers could be divided
+        found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
+        return [each[..., start:stop, :] for each in found]
 
     def head(self, length: int) -> Mapping[int, Prefix]:
         """The same objects as long as a row has them: they tell which rows attend together."""

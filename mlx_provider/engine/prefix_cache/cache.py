@@ -155,7 +155,8 @@ class PrefixCache:
     def fits(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
-        room = self.sessions.share(session, self.budget()) - memory.state_bytes - windows
+        share, _ = self.sessions.share(session, self.budget())
+        room = share - memory.state_bytes - windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
@@ -252,14 +253,17 @@ class PrefixCache:
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.shared_path(found, new), self._budget_after(new)
-        stop, kept = fit(stored, new, self.sessions.share(session, budget))
+        share, heads = self.sessions.share(session, budget)
+        stop, kept = fit(stored, new, share)
         own = new.own if stop == len(new.ids) and tree.refers(new, stored) else None
         path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
         grows = max(0, stop - found.shared) * new.token_bytes
         grows += sum(state.nbytes for state in states.values())
-        self.evict(budget - grows, keep=path)
+        if self.nbytes > budget - grows:
+            self.evict(budget - grows, keep={*path, *heads()})
+            self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
         if stop == 0:
             return None
         self._roots[key], self._layouts[key] = root, new.row.layout
@@ -267,7 +271,8 @@ class PrefixCache:
             for node in path:
                 if own is not None and node.start >= own.first:
                     node.hold(new.row.within(own, node.start, node.stop), node.snapshot)
-            leaf = tree.grow(path[-1] if path else root, new, stop, states, own)
+            continued, above = 2 * found.shared > len(new.ids), path[-1] if path else root
+            leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
         finally:
             if not root.children:
                 self._drop_empty()

@@ -5,12 +5,12 @@ The least time to recompute per byte goes first; the newest path of a session st
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from .tree import NewPath, Node, Totals, remove
+from .tree import NewPath, Node, Totals, remove, split
 
 RECENT = 3
 """Message ends kept per path besides the end of the system prompt."""
@@ -66,21 +66,37 @@ class Sessions(dict[str, Pin]):
         if len(self) > MAX_SESSIONS:
             del self[next(iter(self))]
 
-    def share(self, session: str | None, budget: int) -> int:
-        """The part of `budget` bytes that a path of the session may use. Sessions that take turns
-        leave each other an equal share: more would be evicted before their next turn. A session
-        that has never returned gets none."""
+    def share(self, session: str | None, budget: int) -> tuple[int, Callable[[], list[Node]]]:
+        """The part of `budget` bytes that a path of the session may use, and the nodes that others
+        keep. Sessions that take turns each keep the head of their path: more than an equal share
+        would be evicted before their next turn. A session that has never returned keeps none."""
         if session is None:
-            return budget
+            return budget, list
         gone = self.turn - LIVE_TURNS
         others = [pin for name, pin in self.items() if pin.returned > gone and name != session]
         equal = budget // (1 + len(others))
-        return budget - sum(min(equal, pin.nbytes) for pin in others)
+        left = budget - sum(min(equal, pin.nbytes) for pin in others)
+        return left, lambda: [node for pin in others for node in head(pin.leaf, equal)]
 
     def weights(self) -> dict[Node, int]:
         """How much more each node of these paths is worth."""
         every = sorted(self.values(), key=lambda pin: pin.awaited)
         return {n: AWAITED if pin.awaited else PINNED for pin in every for n in pin.leaf.path()}
+
+
+def head(leaf: Node, nbytes: int) -> list[Node]:
+    """The nodes of the longest head of a path within `nbytes` from which a row can resume."""
+    found: list[Node] = []
+    for node in [each for each in leaf.path() if each.segment is not None]:
+        left = nbytes - sum(each.nbytes for each in found)
+        tokens = left * len(node.tokens) // node.token_bytes
+        if node.nbytes > left:
+            found += [split(node, tokens)] if node.complete and tokens else []
+            break
+        found.append(node)
+    while found and not found[-1].complete and found[-1].snapshot is None:
+        found.pop()
+    return found
 
 
 def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]:

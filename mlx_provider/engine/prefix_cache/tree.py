@@ -103,7 +103,7 @@ class Node:
     used: int = 0
     """The prefix cache's clock: bytes stored so far, plus one per use."""
     hits: int = 0
-    """Number of rows restored through it."""
+    """Number of rows restored through it. Starts at 1 if it continued a stored path."""
     generated: bool = False
     """Its tokens are from a reply: a prompt that leaves it has tokenized the reply differently."""
 
@@ -328,7 +328,13 @@ def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> li
 
 
 def grow(
-    parent: Node, new: NewPath, stop: int, states: Mapping[int, Snapshot], own: RowBuffers | None
+    parent: Node,
+    new: NewPath,
+    stop: int,
+    states: Mapping[int, Snapshot],
+    *,
+    own: RowBuffers | None,
+    continued: bool,
 ) -> Node:
     """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. Returns the last
     node."""
@@ -337,7 +343,8 @@ def grow(
     inner = {at for at in {new.prompted, *states, *edges} if first < at < stop}
     for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
         child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
-        child.generated = start >= new.prompted
+        # a conversation that continues may continue again
+        child.hits, child.generated = int(continued), start >= new.prompted
         row = new.row
         child.hold(row.within(own, start, end) if own else row.slice(start, end), None)
         parent.children[int(child.tokens[0])] = child

@@ -1,16 +1,16 @@
 """Decides how many drafts pay in a pass, and which drafter gives them. Imports no mlx.
 
 A draft costs the extra time of a wider pass, as measured (`DraftCosts`), and saves a whole pass if
-it is accepted. Each row has an acceptance rate for each drafter. A drafter that does not pay for a
-row is parked: it is tried again with one draft, after rests that double. Drafters are named by
-their index, the best first.
+it is accepted. Each row has an acceptance rate for each drafter. A drafter that misses often is
+parked for the row: it is tried again after rests that double, as far as an allowance lasts.
+Drafters are named by their index, the best first.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain, combinations
 from math import inf, log, log1p
 from operator import mul
 from typing import NamedTuple
@@ -42,8 +42,14 @@ HOPE, GOOD, SUREST = 0.7, 0.9, 0.99
 """Acceptance rates: assumed before any measurement; assumed in a trial; the highest estimate."""
 MISSED_PASSES = 3
 """Passes in sequence without an accepted draft, after which the drafter is parked for the row."""
-LONGEST_REST = 96
-"""Most steps between the trials of a parked drafter. The trials of all rows coincide."""
+AWAITED = 2
+"""Steps until the result of a trial is known: passes are planned before the last one is read."""
+REFUSED, LONGEST_REST = 8, 32
+"""A trial that does not pay is considered again in the next step whose number is a multiple of
+this, for all rows in one step; and most steps between trials that may pay."""
+ALLOWANCE, SAVED = 0.01, 6.0
+"""Share of the time that trials may take, and the most plain steps of it, at first, too. Accepted
+drafts add to it."""
 
 
 class Ask(NamedTuple):
@@ -100,17 +106,26 @@ def _follow(known: float, seconds: float) -> float:
     return DECAY * known + (1 - DECAY) * min(seconds, RISE * known)
 
 
+class Choice(NamedTuple):
+    picks: Sequence[int]
+    counts: Sequence[int]
+    gain: float
+    """Logarithm of the product of all rows' rates, over that without drafts."""
+    longer: float = 1.0
+    """Duration of the step, as a multiple of one without drafts."""
+
+
 def fastest(
     chances: Sequence[Chances],
     rows: int,
     costs: DraftCosts,
     seconds: Seconds,
     least: float = PACE_SHARE,
-) -> tuple[list[int], float]:
+) -> tuple[list[int], float, float]:
     """The number of drafts of each row with the greatest product of all rows' rates, if the gain is
-    sufficient; a sum would let rows with poor drafts pay for the others. With the duration as a
-    multiple of one without drafts. `rows`: of the pass, also those that cannot draft; `least`:
-    share of its pace that each keeps."""
+    sufficient; a sum would let rows with poor drafts pay for the others. With the gain, and the
+    duration as a multiple of one without drafts. `rows`: of the pass, also those that cannot
+    draft; `least`: share of its pace that each keeps."""
     best, tokens, counts = [0] * len(chances), [1.0] * len(chances), [0] * len(chances)
     most, times, gained, rounds = rows * MARGIN, 1.0, 0.0, 0
     alone = len(chances) < rows
@@ -128,7 +143,7 @@ def fastest(
         value = gained - rows * log(longer)
         if value > most and min(1.0 if alone else inf, *tokens) >= least * longer:
             best, most, times = counts.copy(), value, longer
-    return best, times
+    return best, most, times
 
 
 @dataclass
@@ -164,23 +179,19 @@ class SharedRate(AcceptanceRate):
 @dataclass
 class RowAcceptance(AcceptanceRate):
     missed: int = 0
-    parked: bool = False
-    rest: int = 1
     due: int = 0
-    """Step of the next trial, if parked; all are multiples of their rests."""
+    """Step from which on it may be tried."""
+
+    @property
+    def parked(self) -> bool:
+        return self.missed >= MISSED_PASSES
 
     def learn(self, held: int, tried: int) -> None:
-        if held and self.parked and self.missed >= MISSED_PASSES:
-            self.held = self.tried = 1.0  # its text has changed in kind
+        if held and self.parked:  # its text may have changed in kind: four drafts count
+            kept = min(1.0, 4.0 / max(self.tried, 4.0))
+            self.held, self.tried, self.due = kept * self.held, kept * self.tried, 0
         super().learn(held, tried)
-        if held and not self.parked:
-            self.rest = max(1, self.rest // 2)
         self.missed = 0 if held else self.missed + 1
-        self.parked = self.parked and not held
-
-    def park(self, step: int) -> None:
-        self.parked, self.due = True, -(-(step + self.rest) // self.rest) * self.rest
-        self.rest = min(LONGEST_REST, 2 * self.rest)
 
 
 Row = Sequence[RowAcceptance | None]
@@ -197,53 +208,125 @@ class Policy:
     predicted: SharedRate = field(default_factory=SharedRate)
     """Acceptance of predicted text, whether its tokens were drafts or not."""
     steps: int = 0
+    saved: float = SAVED
+    """Plain steps that trials may take."""
+    _rows: int = 1
+    """Of the last pass."""
+    _rests: bool = False
+    """No drafts, until a drafter of a row may be tried or the result of a draft is known."""
 
     def wanted(self, rows: Sequence[Row], others: int, seconds: Seconds) -> list[Asks]:
         """The drafters to ask for each row. `others`: rows without drafters."""
-        chances = [[self._chances(at, own) for at, own in enumerate(row)] for row in rows]
-        if not any(map(any, chances)):
+        due = [
+            {at: own.due for at, own in enumerate(row) if own and own.due <= self.steps}
+            for row in rows
+        ]
+        if self._rests and not any(due):
             return [()] * len(rows)
-        picks = [max(range(len(own)), key=[*map(sum, own)].__getitem__) for own in chances]
-        picked = [own[pick] for own, pick in zip(chances, picks, strict=True)]
-        kind = frozenset(pick for pick, own in zip(picks, picked, strict=True) if own)
-        counts, _ = fastest(picked, len(rows) + others, self.costs[kind], cache(seconds))
-        each = zip(rows, picks, counts, strict=True)
-        return [self._asks(row, pick, drafts) for row, pick, drafts in each]
+        self._rows, seconds = len(rows) + others, cache(seconds)
+        chances = [[self._chances(at, own) for at, own in enumerate(row)] for row in rows]
+        best = self._best_of(chances, seconds)
+        # drafts that are expected to pay need no allowance and leave no debt
+        self.saved = max(self.saved + 1 - best.longer, min(self.saved, 0.0))
+        asks = list(map(_asks, chances, best.picks, best.counts))
+        for own, pick, drafts in zip(due, best.picks, best.counts, strict=True):
+            if drafts:
+                own.pop(pick, None)
+        tries = {at: min(own, key=own.__getitem__) for at, own in enumerate(due) if own}
+        if tries:
+            asks = self._try(rows, tries, chances, best, asks, seconds)
+        self._rests = not any(asks)
+        return asks
 
     def _chances(self, source: int, row: RowAcceptance | None) -> Chances:
-        if row is None or (row.parked and row.due > self.steps):
+        if row is None or row.parked:
             return ()
-        share = GOOD if row.parked else self.sources[source].chance(row)
+        share = self.sources[source].chance(row)
         return [share**drafts for drafts in range(1, 1 + self.most)]
 
-    def _asks(self, row: Row, pick: int, drafts: int) -> Asks:
-        """The drafter `pick`, then the others that are not parked, each asked if those before it
-        have no guess; now and then `pick` is the last. Parks those that do not pay."""
-        others = [at for at, own in enumerate(row) if own and not own.parked and at != pick]
-        trial = bool((first := row[pick]) and first.parked)
-        for at, own in enumerate(row):
-            if own and own.due <= self.steps and (not drafts or (trial and at == pick)):
-                own.park(self.steps)
-        if not drafts:
-            return ()
-        asks = [Ask(at, drafts) for at in others]
-        last = bool(asks) and not trial and self.steps % LONGEST_REST == 0
-        asks.insert(len(asks) if last else 0, Ask(pick, 1 if trial and not asks else drafts))
-        return tuple(asks)
+    def _best_of(self, chances: Sequence[Sequence[Chances]], seconds: Seconds) -> Choice:
+        """A pass with drafts of several drafters has its own measurement."""
+        held = [[*map(sum, row)] for row in chances]
+        best = Choice([0] * len(held), [0] * len(held), self._rows * MARGIN)
+        able = sorted({at for row in held for at, most in enumerate(row) if most})
+        for kind in chain(*(combinations(able, 1 + size) for size in range(len(able)))):
+            picks = [max(kind, key=row.__getitem__) for row in held]
+            own = [row[pick] for row, pick in zip(chances, picks, strict=True)]
+            if len({pick for pick, drafts in zip(picks, own, strict=True) if drafts}) < len(kind):
+                continue  # fewer drafters are enough
+            free = sum(log1p(row[pick]) for row, pick in zip(held, picks, strict=True))
+            if free <= best.gain:  # even if drafts took no time
+                continue
+            found = fastest(own, self._rows, self.costs[frozenset(kind)], seconds)
+            if found[1] > best.gain:
+                best = Choice(picks, *found)
+        return best
+
+    def _try(
+        self,
+        rows: Sequence[Row],
+        tries: Mapping[int, int],
+        chances: Sequence[Sequence[Chances]],
+        best: Choice,
+        first: list[Asks],
+        seconds: Seconds,
+    ) -> list[Asks]:
+        """The asks with drafters of `tries` (by row) before them, where that may pay."""
+        picks, asks = [*best.picks], [*first]
+        hopes = [own[pick] for own, pick in zip(chances, picks, strict=True)]
+        for at, source in tries.items():
+            share = SUREST if best.counts[at] else GOOD
+            picks[at], hopes[at] = source, [share**n for n in range(1, 1 + self.most)]
+        kind = frozenset(pick for pick, own in zip(picks, hopes, strict=True) if own)
+        hopeful, gain, _ = fastest(hopes, self._rows, self.costs[kind], seconds)
+        for at, source in tries.items():
+            if hopeful[at] and gain > best.gain:
+                own = Ask(source, hopeful[at] if best.counts[at] else 1)
+                asks[at] = (own, *(ask for ask in first[at] if ask.source != source))
+        counts = [own[0].drafts if own else 0 for own in asks]
+        costs = self.costs[frozenset(own[0].source for own in asks if own)]
+        price = costs.took(seconds, sum(counts), max(counts)) / seconds(0) - best.longer
+        price += 0.0 if any(best.counts) else costs.aside / seconds(0)  # and before the next pass
+        affordable = asks != first and self.saved >= min(price, SAVED)
+        for at, source in tries.items():
+            if odds := rows[at][source]:
+                rest = LONGEST_REST if best.counts[at] else REFUSED
+                awaited = affordable and not best.counts[at]
+                odds.due = self.steps + (AWAITED if awaited else rest - self.steps % rest)
+        self.saved -= price if affordable else 0.0
+        return asks if affordable else first
 
     def known_drafts(self, chances: Sequence[float], rows: int, seconds: Seconds) -> int:
         """How many drafts of predicted text of one row gain more than all rows lose. `chances`:
         acceptance of each draft if those before it are accepted; `rows`: rows of the pass."""
         own = [*accumulate(chances[: self.most], mul)]
-        (best,), _ = fastest([own], rows, self.costs[KNOWN_TEXT], seconds, least=0.0)
+        (best,), *_ = fastest([own], rows, self.costs[KNOWN_TEXT], seconds, least=0.0)
         return best
 
     def rested(self) -> None:
         self.steps += 1
+        self.saved = min(SAVED, self.saved + ALLOWANCE)
         for costs in self.costs.values():
             costs.forget()
 
     def learn(self, source: int, row: RowAcceptance, drafts: int, held: int) -> None:
         self.sources[source].learn_both(row, held, min(max(1, drafts), held + 1))
-        if row.missed >= MISSED_PASSES and not row.parked:
-            row.park(self.steps)
+        if row.parked:
+            rest = min(LONGEST_REST, 1 << min(row.missed, 20) - MISSED_PASSES)
+            row.due = max(row.due, self.steps + rest)
+        self._rests = False
+        self.saved = min(SAVED, self.saved + held / self._rows)
+
+
+def _asks(chances: Sequence[Chances], pick: int, drafts: int) -> Asks:
+    """A row's drafter, then the earlier ones in case it has no guess, for as many drafts as gain at
+    least as much as the last one of the first."""
+    if not drafts:
+        return ()
+    gains = [
+        [chance / before for chance, before in zip(own, accumulate(own, initial=1.0), strict=False)]
+        for own in chances
+    ]
+    least = gains[pick][drafts - 1]
+    others = [Ask(at, sum(gain >= least for gain in gains[at])) for at in range(pick)]
+    return (Ask(pick, drafts), *(ask for ask in others if ask.drafts))
