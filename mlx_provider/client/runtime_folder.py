@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import site
 import stat
 import sys
 import time
@@ -60,9 +61,14 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    wanted = selection(environ)
+    """Not those that only this program finds, beside its script or by its own `sys.path`."""
+    wanted, searched = selection(environ), [*site.getsitepackages(), site.getusersitepackages()]
+    searched += filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    folders = {os.path.realpath(folder) for folder in searched}
     for plugin, point in installed():
-        if not plugin.ours and (wanted is None or plugin.name in wanted):
+        if plugin.ours or (wanted is not None and plugin.name not in wanted):
+            continue
+        if point.dist is not None and os.path.realpath(str(point.dist.locate_file(""))) in folders:
             sources = _digest(repr(sorted(times(point).items())))
             yield f"plugin {plugin.name}", f"{plugin.distribution} {plugin.version}, {sources}"
 

@@ -24,7 +24,7 @@ from .step_output import Post
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-DIED = "the engine thread has died: its process ends, and the next request starts another"
+DIED = "the engine thread has died: another engine process takes the place of this one"
 MOST_IDLE_CALLS = 8
 """Calls that wait for idle engines. The oldest one is left out."""
 CLEAR_EVERY = 512

@@ -15,7 +15,7 @@ from ..safe_open import read_bounded
 
 LARGEST_JSON = 2**25
 DEFAULT_CONTEXT = 131072
-"""Of models whose config names none, such as Gemma 3 and recurrent ones."""
+"""Of models whose config names none: it leaves out its default, or the model has no limit."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

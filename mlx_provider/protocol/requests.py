@@ -30,7 +30,8 @@ class Sampling(Asked):
 
 
 OWNERS_ALONE = frozenset(
-    "adapter allow_media draft_model dtype extra keep_alive modality trust_remote_code".split()
+    "adapter allow_media draft_model drafter dtype extra keep_alive kv_bits modality reproducible"
+    " sparse_prefill trust_remote_code".split()
 )
 """Options that run code, read files, reach hosts, need separate weights or displace others': never
 set by another machine."""

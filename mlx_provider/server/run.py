@@ -17,7 +17,7 @@ from .. import __version__
 from ..client.connection import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, identity, prepare
 from ..config import EngineSettings, engine_settings, home_state, runtime
-from ..errors import BadRequest, EngineUnavailable, MLXProviderError
+from ..errors import BadRequest, EngineDied, EngineUnavailable, MLXProviderError
 from ..isolation import log_to_stderr, printable
 from ..protocol.event_queue import Deliver
 from ..protocol.events import ErrorBody
@@ -59,6 +59,10 @@ class ServeOptions:
     ready_fd: int | None = None
     """Reports that the engine listens, or why not."""
 
+    @property
+    def on_tcp(self) -> bool:
+        return self.host is not None or self.port is not None
+
 
 def serve(
     options: ServeOptions,
@@ -66,7 +70,8 @@ def serve(
     fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """Returns the exit code. `fixed`: other values of `FixedSettings`. A failure to start is one
-    line on stderr and exit code 1, never a traceback."""
+    line on stderr and exit code 1, never a traceback. On TCP, the process starts itself anew after
+    the death of the engine thread."""
     try:
         settings = replace(engine_settings(), **fixed)
         log_to_stderr(settings.log_level)
@@ -74,11 +79,12 @@ def serve(
         raise_file_limit()
         quiet_transformers()
         sys.setswitchinterval(SWITCH)
-        on_tcp = options.host is not None or options.port is not None
-        (_serve_tcp if on_tcp else _serve_unix)(options, settings, build or chat_service)
+        (_serve_tcp if options.on_tcp else _serve_unix)(options, settings, build or chat_service)
     except MLXProviderError as error:
         _say(f"mlx-provider: {error.message}")
         _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
+        if options.on_tcp and isinstance(error, EngineDied):  # no client could start another
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
         return 1
     return 0
 

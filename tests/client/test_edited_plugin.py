@@ -67,24 +67,30 @@ def served(client: HttpClient, prompt: str = "count 1 0") -> int:
 
 
 def test_what_replaces_an_engine_that_nobody_else_uses(toys: Toys, toy: Path, local: Any) -> None:
-    def one_request() -> int:
-        client = gateway(local)
-        pid = served(client)
-        client.close()
-        return pid
-
-    pids = [one_request()]
+    pids = [one_request(local)]
     (toy / "notes.txt").write_text("no source")
-    assert one_request() == pids[0], "nothing was edited"
+    assert one_request(local) == pids[0], "nothing was edited"
     for change in (
         lambda: (toy / "part.py").write_text("STEP = 1\n"),
         lambda: toys.install("late", "", "2.0"),
         lambda: toys.remove("late"),
     ):
         change()
-        pids.append(one_request())
+        pids.append(one_request(local))
         assert pids[-1] not in pids[:-1]
-        assert one_request() == pids[-1]
+        assert one_request(local) == pids[-1]
+
+
+def test_a_plugin_beside_a_script_replaces_no_engine(
+    toys: Toys, local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine, which other programs use, cannot find it."""
+    pid = one_request(local)
+    beside = Toys(tmp_path / "script")
+    beside.folder.mkdir()
+    beside.install("own", "")
+    monkeypatch.syspath_prepend(beside.folder)
+    assert [one_request(local), one_request(local)] == [pid, pid]
 
 
 def test_an_engine_that_others_use_goes_on_and_it_is_told(
@@ -106,6 +112,13 @@ def test_two_gateways_with_other_settings_do_not_fight(
     assert {served(each) for _ in range(2) for each in (other, one)} == {pid}
     assert "MLX_PROVIDER_MAX_ROWS: 3, here 5" in caplog.text
     assert "MLX_PROVIDER_RUNTIME_DIR gives each its own engine" in caplog.text
+
+
+def one_request(local: Any) -> int:
+    client = gateway(local)
+    pid = served(client)
+    client.close()
+    return pid
 
 
 def gateway(local: Any, **environment: str) -> HttpClient:

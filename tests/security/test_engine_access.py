@@ -228,10 +228,12 @@ def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
     file.write_text('[demo]\nallow_media = ["private"]\n["a/b"]\nkv_bits = 4\n')
     permissions = Permissions((), read_permissions(file))
     request = GenerateRequest(
-        model="demo", messages=HELLO, origin="remote", options=ModelOptions(kv_bits=8)
+        model="a/b", messages=HELLO, origin="remote", options=ModelOptions(tool_parser="hermes")
     )
     options = permissions.apply(request).options
-    assert (options.allow_media, options.kv_bits) == (["private"], 8)
+    assert (options.tool_parser, options.kv_bits) == ("hermes", 4)
+    request = request.model_copy(update={"model": "demo"})
+    assert permissions.apply(request).options.allow_media == ["private"]
     files = request.model_copy(update={"options": ModelOptions(allow_media=["file"])})
     with pytest.raises(Forbidden, match="allow_media"):
         permissions.apply(files)

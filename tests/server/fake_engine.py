@@ -2,9 +2,9 @@
 
 The prompt is the script: `count N GAP`, `flood N [wait]`, `wait`, `until PATH N GAP`,
 `slow SECONDS`, `gate`, `fail CODE [RETRY_AFTER]`, `break CODE`, `bug`, `text WORDS`, `switch`,
-`slowexit`. `switch`
-says the switch interval of threads. `until` says one word and counts to N once the file PATH
-exists. `break` says one word and fails. FAKE_CLOCK names a file whose time of change is the clock
+`slowexit`, `die` (as after the death of the engine thread). `switch` says the switch interval of
+threads. `until` says one word and counts to N once the file PATH exists. `break` says one word and
+fails. FAKE_CLOCK names a file whose time of change is the clock
 by which the engine is idle. `/cache` tells what the service saw, DELETE opens the gate at which
 `gate` waits to be accepted; `FAKE_START` makes the start fail.
 """
@@ -97,6 +97,7 @@ class FakeService:
         player = threading.Thread(
             target=self._play, args=(request.id, word, values, queue), daemon=True
         )
+        self.alive = word != "die"
         player.start()
         self.players.append(player)
         return Accepted(id=request.id, model=request.model, prompt_tokens=3, max_tokens=9)

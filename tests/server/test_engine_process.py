@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import httpx
 import pytest
 
 from mlx_provider.server.run import SWITCH
-from waiting import PATIENCE
+from ports import free_port
+from waiting import PATIENCE, wait_until
 
 Spawn = Callable[..., Any]
 
@@ -184,6 +186,27 @@ def on_demand(
             "FAKE_CLOCK": "" if clock is None else str(clock),
         },
     )
+
+
+def test_an_engine_ends_whose_thread_has_died(spawn: Spawn) -> None:
+    engine = spawn()
+    engine.lines("die")
+    assert engine.process.wait(PATIENCE) == 1
+
+
+def test_an_engine_on_tcp_starts_anew_whose_thread_has_died(spawn: Spawn) -> None:
+    engine = spawn("--port", str(free_port()), MLX_PROVIDER_API_KEY="secret")
+    engine.http.headers["authorization"] = "Bearer secret"
+    engine.lines("die")
+
+    def is_new() -> bool:
+        with suppress(httpx.TransportError):
+            return engine.seen()["submitted"] == []
+        return False
+
+    wait_until(is_new)
+    assert engine.lines("count 1 0")
+    assert engine.end() == 0
 
 
 def test_an_engine_whose_socket_is_gone_ends(spawn: Spawn) -> None:
