@@ -123,7 +123,7 @@ def test_rows_that_cannot_be_merged_continue_alone(
 def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
     broken = [True]
     model = Failing(qwen3, lambda tokens, places: broken[0] and len(tokens) > 3)
-    engine = new_engine(model, mixes=True, max_chunk=32)  # type: ignore[arg-type]
+    engine = new_engine(model, mixes=True, max_chunk=32, clock=lambda: 0.0)  # type: ignore[arg-type]
     requests = streams(engine, max_tokens=120)
     while len(engine.scheduler.running) < 3:
         engine.step()
