@@ -8,7 +8,9 @@ import jsonschema
 import pytest
 
 from byte_model import GREP, MOVE, read
+from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.patterns import whole_text
+from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Spaces
 from mlx_provider.chat.messages.tools_as_text import check_readable, written_call, written_calls
 from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.errors import BadRequest
@@ -276,6 +278,25 @@ def test_a_schema_beside_tools_leaves_the_choice(model: Any, name: str) -> None:
     assert model.accepts(model.started(grammar(name), **given), '{"x":1,"on":true}')
     assert model.accepts(model.started(grammar(name), **given), call)
     assert not model.accepts(model.started(grammar(name), **given), "free text")
+
+
+@pytest.mark.parametrize(
+    ("name", "tight"),
+    [
+        ("llama3_json", '{"name":"ping","parameters":{}}'),
+        ("xlam", '[{"name":"ping","arguments":{}},{"name":"ping","arguments":{}}]'),
+    ],
+)
+@pytest.mark.parametrize("spaces", [ONE_LINE, INDENTED])
+def test_a_bare_call_beside_a_schema_has_spaces_of_json(
+    model: Any, name: str, tight: str, spaces: Spaces
+) -> None:
+    given: dict[str, Any] = {"tools": [PING], "response_format": json_schema(POINT)}
+    compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows, spaces=spaces)
+    structure = compiler.structure(model.request(**given), grammar(name))
+    assert structure is not None
+    for text in (tight, json.dumps(json.loads(tight))):
+        assert model.accepts(structure.constraint.fork(), text)
 
 
 def test_tokens_of_one_reply(model: Any) -> None:

@@ -263,11 +263,14 @@ def test_malformed_arguments_are_kept() -> None:
     assert done.messages[0]["content"] is None
 
 
-def test_a_custom_call_of_another_server_is_kept() -> None:
-    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
+@pytest.mark.parametrize("text", ["a\nb", '{"a": 1}', "[0,1]"])
+def test_a_custom_call_of_another_server_is_kept(text: str) -> None:
+    """As it was written: nobody has counted the values of a JSON text in it."""
+    custom = {"name": "patch", "input": text}
+    call = {"id": "c", "type": "custom", "custom": custom, "function": None}
     done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)
     function = done.messages[0]["tool_calls"][0]["function"]
-    assert function == {"name": "patch", "arguments": {"value": "a\nb"}}
+    assert function == {"name": "patch", "arguments": {"value": text}}
 
 
 def test_older_function_messages() -> None:

@@ -3,7 +3,6 @@ tags have a rule for each schema."""
 
 import json
 import keyword
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +24,6 @@ from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
 """Without a limit, a model could call for ever."""
-_LEXEMES = tuple(
-    re.compile(rf'"(?:\\.|[^"\\])*"|{between}.', re.DOTALL) for between in ("", "[,:] |")
-)
-"""Of JSON in a schema's grammar, by whether its spaces belong to separators."""
 _NUMBER = " /[0-9]{1,3}/ "
 _ID = f" /[A-Za-z0-9]{{{SHORT_ID}}}/ "
 
@@ -105,18 +100,35 @@ class CallRules:
             self.rules.append(f"call_{i}: {before} {self._arguments(i, function)} {after}")
         return "\n".join(self.rules)
 
+    def json_schema(self) -> dict[str, Any] | None:
+        """Of calls that are JSON without markers, such as Llama's. `None`: others."""
+        grammar, calls, parameters = self.grammar, [], {}
+        if grammar.before[:1] != "{" or grammar.open + grammar.close not in ("", "[]"):
+            return None
+        for i, function in enumerate(self.functions):
+            root, name = f"#/$defs/{i}", shown_name(grammar, function.name)
+            try:
+                call = json.loads(f"{grammar.before}0{grammar.after}".replace("{name}", name))
+            except ValueError:
+                return None
+            parameters[str(i)] = SchemaReader("tools", root=root).read(function.schema)
+            named = {k: {"$ref": root} if v == 0 else {"const": v} for k, v in call.items()}
+            closed = {"required": [*named], "additionalProperties": False}
+            calls.append({"type": "object", "properties": named, **closed})
+        schema: dict[str, Any] = {"anyOf": calls}
+        if grammar.open:
+            most = MAX_CALLS if self.parallel else 1
+            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": most}
+        return {**schema, "$defs": parameters}
+
     def _before(self, name: str) -> str:
-        grammar, shown = self.grammar, shown_name(self.grammar, name)
+        shown = shown_name(self.grammar, name)
 
         def numbered(text: str) -> str:
             pieces = text.split("{digits}")
             return _NUMBER.join(self._text(piece.replace("{name}", shown)) for piece in pieces)
 
-        if (grammar.open + grammar.before).startswith(("{", "[{")):
-            # An answer in JSON may begin with the same lexemes as these.
-            own = grammar.before.replace("{name}", shown)
-            return " ".join(map(self._text, _LEXEMES["item_separator" in self.spaces].findall(own)))
-        return self._with_ids(grammar.before, numbered)
+        return self._with_ids(self.grammar.before, numbered)
 
     def _with_ids(self, text: str, rule: Callable[[str], str]) -> str:
         return _ID.join(map(rule, text.split("{id}")))

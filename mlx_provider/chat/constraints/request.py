@@ -62,7 +62,9 @@ def request_form(
         lark = lark.replace("start: calls", f"start: {FREE}? calls?\n{FREE}: /(?s:.+)/", 1)
     elif optional and answer is not None:
         either = answer.lark.replace("start: answer", "start: answer | calls", 1)
-        lark = f"{either}\n{lark.removeprefix('start: calls')}"
+        schema = rules.json_schema()  # has the lexemes of an answer in JSON
+        written = lark.removeprefix("start: calls\n")
+        lark = f"{either}\n{f'calls: {json_rule(schema, spaces)}' if schema else written}"
     wrong = compiles(lark)
     if wrong:
         raise BadRequest(f"tools cannot be enforced: {wrong}", param="tools")

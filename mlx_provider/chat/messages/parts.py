@@ -200,14 +200,15 @@ def _argument_texts(message: Any) -> Iterator[str]:
 
 
 def _read_call(call: Any, path: str) -> dict[str, Any]:
-    function = call.get("function", call.get("custom")) if isinstance(call, Mapping) else None
+    function = (call.get("function") or call.get("custom")) if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         raise wrong_part(path, "must hold `function` with a `name`")
     out: dict[str, Any] = {} if call.get("id") is None else {"id": call["id"]}
     out["type"] = "function"
-    arguments = arguments_mapping(function.get("arguments", function.get("input")))
-    out["function"] = {"name": name, "arguments": arguments}
+    text = function.get("input")  # of a custom tool
+    arguments = function.get("arguments") if text is None else {"value": text}
+    out["function"] = {"name": name, "arguments": arguments_mapping(arguments)}
     return out
 
 
