@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from .. import __version__
 from ..config import PREFIX
-from ..errors import EngineUnavailable, OtherProtocol
+from ..errors import EngineDied, EngineUnavailable, OtherProtocol
 from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
@@ -77,6 +77,8 @@ class HttpClient(Transport):
         """The URL of a port of the owner's engine, and the connection that keeps it open; `request`
         as `server.agent_listener.ListenerRequest`. Starts no engine. Raises typed errors."""
         url, stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
+        if not url:
+            raise EngineDied("the engine ended before it opened a port")
         return url.decode(), stream
 
     def _send_attached(self, send: Callable[[], T]) -> T:

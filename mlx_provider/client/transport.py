@@ -101,8 +101,10 @@ class Stream(Call):
         if not self.first.done():
             self.first.set_result(line)
 
-    def end(self, error: MLXProviderError) -> None:
-        if not self.first.done():
+    def end(self, error: MLXProviderError | None) -> None:
+        if error is None:
+            self.take(b"")
+        elif not self.first.done():
             self.first.set_exception(error)
 
 
@@ -123,7 +125,8 @@ class EventStream(Stream):
         while self.events.unread > READ_AHEAD and not self.ending:
             time.sleep(READ_AGAIN_SECONDS)
 
-    def end(self, error: MLXProviderError) -> None:
+    def end(self, error: MLXProviderError | None) -> None:
+        error = error or EngineDied("the engine's reply ended before its last event")
         super().end(error)
         self.events.put([Failed.of(error)])  # ignored after the last event
 
@@ -182,8 +185,8 @@ class Transport:
             return response.read()
 
     def hold(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, Stream]:
-        """The first line of a reply, and its connection, which lasts until one side ends it. Raises
-        typed errors."""
+        """The first line of a reply (empty: none), and its connection, which lasts until one side
+        ends it. Raises typed errors."""
         stream = Stream()
         try:
             return self._start(stream, method, path, body, FIRST_LINE_SECONDS), stream
@@ -207,14 +210,14 @@ class Transport:
         """Read the reply in a thread. Returns what comes first, within `seconds`."""
 
         def run() -> None:
-            error: MLXProviderError = RequestFailed.cancelled()
+            error: MLXProviderError | None = RequestFailed.cancelled()
             try:
                 with self._response(stream, method, path, body) as response:
                     lines = LineBuffer()
                     for piece in response.iter_raw():
                         for line in filter(None, lines.feed(piece)):
                             stream.take(line)
-                error = EngineDied("the engine's reply ended before its last event")
+                error = None
             except MLXProviderError as failure:
                 error = failure
             finally:

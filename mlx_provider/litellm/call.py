@@ -130,15 +130,15 @@ class Deadline:
         self._limit = seconds
         self._ends: float | None = None if seconds is None else time.monotonic() + seconds
 
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         if self._ends is None:
             return None
         seconds = self._ends - time.monotonic()
         if seconds <= 0:
-            raise self.passed()
+            raise self.error()
         return seconds
 
-    def passed(self) -> RequestTimedOut:
+    def error(self) -> RequestTimedOut:
         return RequestTimedOut(f"the request's time limit of {self._limit:g} s has passed")
 
 
@@ -220,5 +220,5 @@ def _sender(call: Call) -> dict[str, Any]:
         "origin": chosen_by(call.litellm_params, call.model),
         **caller_fields(call.litellm_params, options.cache_salt),
         "options": engine_options(options),
-        "timeout": call.deadline.left(),
+        "timeout": call.deadline.remaining(),
     }

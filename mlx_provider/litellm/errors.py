@@ -101,7 +101,7 @@ def check_served(call_type: Any) -> None:
         raise _refusal(plain if plain in {each.value for each in CallTypes} else call_type.value)
 
 
-def unserved(name: str) -> Any:
+def refusal_of(name: str) -> Any:
     def refuse(self: object, *args: Any, **given: Any) -> NoReturn:
         with LiteLLMErrors(given["model"]):
             raise _refusal(name)

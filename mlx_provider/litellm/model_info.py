@@ -23,7 +23,7 @@ CONFIGURED = "configured_model"
 KEY = secrets.token_bytes(32)
 
 
-def configured(model: str) -> str:
+def sign(model: str) -> str:
     """The model of a config entry, kept in its `model_info`. A digest with a key of this process
     proves it: a text from a file or a database has none."""
     digest = hashlib.blake2b(model.encode("utf-8", "surrogatepass"), key=KEY, digest_size=16)
@@ -95,7 +95,7 @@ def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner",
     info = litellm_params.get("model_info") or {}
     if "id" not in info and not litellm_params.get("proxy_server_request"):  # no router's entry
         return "owner"
-    return "owner" if info.get(CONFIGURED) == configured(model) else "client"
+    return "owner" if info.get(CONFIGURED) == sign(model) else "client"
 
 
 ENFORCED = [
@@ -118,14 +118,14 @@ class EngineLimit(int):
     """A limit from an engine. All others in `model_info` are from the operator."""
 
 
-def known(model: str) -> Mapping[str, Any]:
+def map_entry(model: str) -> Mapping[str, Any]:
     return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
 
 
 def enter(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> None:
     """Add a model to LiteLLM's map, or new facts about it. The widest of several contexts
     counts."""
-    before = known(model)
+    before = map_entry(model)
     fields: dict[str, Any] = {}
     if not before:
         fields = {"mode": mode, **dict.fromkeys(ENFORCED, mode == "chat")}
@@ -156,18 +156,18 @@ def describe(entry: Any) -> None:
     info = entry.model_info
     model = entry.litellm_params.model.removeprefix(PROVIDER + "/")
     found = str(getattr(info, CONFIGURED, ""))
-    if found != configured(found.rpartition("#")[0]):
-        setattr(info, CONFIGURED, configured(model))
+    if found != sign(found.rpartition("#")[0]):
+        setattr(info, CONFIGURED, sign(model))
     if all(getattr(info, name, None) == 0 for name in PRICES):
         # As the price of all other tokens; LiteLLM warns of an entry without them.
         _fill(info, CACHE_PRICES, 0.0)
     missing = [name for name in LIMITS[1:] if getattr(info, name, None) is None]
     if "*" in model or not missing:  # LiteLLM makes a new deployment of the entry for each request
         return
-    if not known(model):
+    if not map_entry(model):
         local = not entry.litellm_params.api_base  # else its folder is on another machine
         enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
-    length = known(model).get(OWN_CONTEXT)
+    length = map_entry(model).get(OWN_CONTEXT)
     with suppress(BadRequest):  # each request reports invalid options
         length = operator_options({"model_info": info.model_dump()}).context_length or length
     if length is not None:

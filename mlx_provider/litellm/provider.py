@@ -21,7 +21,7 @@ from .call import (
     keep_warnings,
     reads_errors_in_streams,
 )
-from .errors import LiteLLMErrors, unserved
+from .errors import LiteLLMErrors, refusal_of
 from .model_info import enter, show
 from .streams import SILENCE, Reply, ReplyStream, refuse
 
@@ -86,8 +86,8 @@ class Provider(CustomLLM):
     def aembedding(self, *args: Any, **given: Any) -> Coroutine[Any, Any, EmbeddingResponse]:
         return LazyCoroutine(partial(self._embed(given).acollect, given["model_response"]))
 
-    image_generation = aimage_generation = unserved("image_generation")
-    image_edit = aimage_edit = unserved("image_edit")
+    image_generation = aimage_generation = refusal_of("image_generation")
+    image_edit = aimage_edit = refusal_of("image_edit")
 
     def _submit(self, given: dict[str, Any]) -> Reply:
         with LiteLLMErrors(given["model"]):

@@ -207,19 +207,19 @@ class Reply:
     def events(self) -> list[Event]:
         """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
         try:
-            return self._read(self.generation.get(self.deadline.left()))
+            return self._read(self.generation.get(self.deadline.remaining()))
         except RequestTimedOut:
-            raise self.deadline.passed() from None
+            raise self.deadline.error() from None
 
     async def aevents(self, silence: float | None = None) -> list[Event]:
         """As `events`; an empty list after `silence` seconds without an event."""
-        left = self.deadline.left()
+        left = self.deadline.remaining()
         within = min((each for each in (left, silence) if each is not None), default=None)
         try:
             return self._read(await self.generation.aget(within))
         except RequestTimedOut:
             if within == left:
-                raise self.deadline.passed() from None
+                raise self.deadline.error() from None
             return []
 
     def _read(self, events: list[Event]) -> list[Event]:

@@ -131,8 +131,8 @@ def engine_keys(
     if given := environ.get(PREFIX + "API_KEY", "").strip():
         return (Key(given),), PREFIX + "API_KEY"
     own = own_key_file(environ)
-    text = ensure_key(own, f"set {PREFIX}API_KEY, or name a file with --api-key-file")
-    return (Key(text),), str(own)
+    _ensure_key(own)
+    return (Key(read_key(own)),), str(own)
 
 
 def own_key_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -140,9 +140,8 @@ def own_key_file(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base).expanduser() / "mlx-provider" / "engine.key"
 
 
-def ensure_key(file: Path, remedy: str) -> str:
-    """Creates the file if missing. Raises `BadRequest` as `read_key`, `EngineUnavailable` with the
-    remedy if it cannot be created."""
+def _ensure_key(file: Path) -> None:
+    """Creates the file if missing."""
     try:
         if not file.exists():
             make_folder(file.parent)
@@ -153,22 +152,20 @@ def ensure_key(file: Path, remedy: str) -> str:
                 with suppress(FileExistsError):
                     os.link(draft.name, file)
     except OSError as error:
+        remedy = f"set {PREFIX}API_KEY, or name a file with --api-key-file"
         summary = f"no key can be kept in {file} ({error.strerror}): {remedy}"
         raise EngineUnavailable(summary) from None
-    return read_key(file)
 
 
 class Gate:
     """ASGI middleware that refuses requests by their headers. A web page can make its visitor's
     browser send requests to loopback, which then have its `Origin` or host, or no JSON."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[Key] | None, hosts: Iterable[str]) -> None:
-        """`keys`: every request must send one; `None`: need not. `hosts`: names by which clients
-        may address this server, besides IP addresses."""
-        self._app, self._keyless = app, keys is None
-        self._keys = {
-            _digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys or ()
-        }
+    def __init__(self, app: ASGIApp, keys: Iterable[Key], hosts: Iterable[str]) -> None:
+        """`keys`: every request must send one. `hosts`: names by which clients may address this
+        server, besides IP addresses."""
+        self._app = app
+        self._keys = {_digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys}
         self._hosts = frozenset(map(str.lower, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,14 +184,18 @@ class Gate:
         given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
         first, second = (self._keys.get(_digest(each.encode("latin-1"))) for each in given)
         key = first or second
-        self._check(scope["method"], headers, known=key is not None or self._keyless)
-        if key is not None:
-            scope[FOUND] = key
-            connection = scope.get("state", {}).get(CONNECTION, lambda: None)()
-            if connection is not None:
-                connection.admit(owner_of(scope))
+        self._check(headers)
+        if key is None:
+            raise Unauthorized("the engine's key is missing or wrong: set api_key")
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and media_type != JSON:
+            raise WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
+        scope[FOUND] = key
+        connection = scope.get("state", {}).get(CONNECTION, lambda: None)()
+        if connection is not None:
+            connection.admit(owner_of(scope))
 
-    def _check(self, method: str, headers: Headers, *, known: bool) -> None:
+    def _check(self, headers: Headers) -> None:
         host = host_of(headers.get("host", ""))
         # A page can rebind its host name to this machine, but not an IP address.
         if host not in self._hosts and ip_address(host) is None:
@@ -205,11 +206,6 @@ class Gate:
             )
         if "origin" in headers:
             raise Forbidden("requests of web pages are refused (header Origin)", param="origin")
-        if not known:
-            raise Unauthorized("the engine's key is missing or wrong: set api_key")
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if method == "POST" and media_type != JSON:
-            raise WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
 
 
 class OperatorsAlone:

@@ -172,6 +172,19 @@ def test_what_is_no_engine_is_named(answer: bytes) -> None:
         sent(url)
 
 
+@pytest.mark.parametrize("page", [b"", b"<html>", b"<html>\n"])
+def test_a_web_server_is_no_engine(page: bytes) -> None:
+    def serve(connection: socket.socket) -> None:
+        connection.recv(2**16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + page)
+
+    with (
+        engine(serve) as url,
+        pytest.raises(EngineUnavailable, match="no engine of mlx-provider: it sent"),
+    ):
+        Transport(Address(url), {}).attach()
+
+
 def test_a_body_that_is_not_read_still_has_its_answer() -> None:
     """Who refuses a request may not read it to its end."""
     refusal = b'{"error": {"message": "too large", "code": "bad_request", "status": 400}}'

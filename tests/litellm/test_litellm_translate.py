@@ -4,7 +4,7 @@ import pytest
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, generate_requests
-from mlx_provider.litellm.model_info import configured
+from mlx_provider.litellm.model_info import sign
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -328,8 +328,8 @@ def test_the_service_tier_of_a_key_or_its_team(key, team, share):
 @pytest.mark.parametrize(
     ("info", "origin"),
     [
-        ({"id": "1", "configured_model": configured("/models/a")}, "owner"),
-        ({"id": "1", "configured_model": configured("*")}, "client"),
+        ({"id": "1", "configured_model": sign("/models/a")}, "owner"),
+        ({"id": "1", "configured_model": sign("*")}, "client"),
         ({"id": "1", "configured_model": "/models/a"}, "client"),
         ({"id": "1"}, "client"),
         ({}, "client"),
