@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation, attempt
+from ...isolation import CircuitBreaker, Fault, Isolation, attempt
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from ..scheduling.chunking import FixedShapes
 from .batch_layout import Layout, Pass
-from .batching import CircuitBreaker, MixedBatches
-from .grouped_kv import MixedChunk, offsets
+from .grouped_kv import MixedBatches, MixedChunk, offsets
 from .sampler import Drawn
 
 log = logging.getLogger(__name__)
