@@ -156,10 +156,6 @@ class DecodeBatch:
             self.layout = layout
         return tried.fault
 
-    @property
-    def passes(self) -> int:
-        return 1 if self.layout.one_pass else max(1, len(self.layout.passes()))
-
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
         self.layout.add(row, cache)
         self._pending[row] = Pending(drawn, 0, committed)
