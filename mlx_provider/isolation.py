@@ -25,6 +25,12 @@ CORE = __name__.partition(".")[0]
 MACHINE = (OSError, MemoryError)
 DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
 """Parts of MLX's messages about the device."""
+TOLERATED = 1
+"""Failures after which the feature is still used."""
+FIRST_WAIT = 256
+"""Steps without failure after which the feature is tried again, or its failures are forgotten."""
+LONGEST_WAIT = 2**16
+"""About twenty minutes at fifty steps per second."""
 LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 
@@ -246,3 +252,39 @@ def plugin_call(work: Callable[[], T], error: Callable[[Fault], MLXProviderError
 def background(part: str) -> Isolation:
     """For work that nobody waits for. Its fault is only logged."""
     return Isolation(lambda fault: log.error("%s failed\n%s", part, fault.trace))
+
+
+class CircuitBreaker:
+    """Disables a feature that keeps failing, and tries it again after growing waits."""
+
+    def __init__(self) -> None:
+        self.closed = True
+        self.failures = 0
+        self._quiet = 0
+        self._wait = FIRST_WAIT
+
+    def failed(self) -> bool:
+        """Count a failure of the feature or of its fallback. Returns whether it disables it."""
+        self._quiet = 0
+        if not self.closed:
+            return False
+        self.failures += 1
+        self.closed = self.failures <= TOLERATED
+        return not self.closed
+
+    def passed(self, *, used: bool) -> bool:
+        """Count a step without failure. Returns whether the feature is enabled again. `used`: the
+        step used the feature. The first failure of a trial ends it and doubles the next wait,
+        unless as many steps succeeded before."""
+        if self.closed and not used:
+            return False
+        self._quiet += 1
+        if self._quiet < self._wait:
+            return False
+        self._quiet = 0
+        if self.closed:
+            self.failures, self._wait = 0, FIRST_WAIT
+            return False
+        self.closed, self.failures = True, TOLERATED
+        self._wait = min(2 * self._wait, LONGEST_WAIT)
+        return True

@@ -197,7 +197,7 @@ class Engine:
             now,
             mixes=self.batch.mixes and not alone,
             stalled=self.timer.stalled(now),
-            passes=self.batch.passes,
+            passes=self.batch.layout.pass_count,
         )
 
     def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:

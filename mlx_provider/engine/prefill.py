@@ -15,8 +15,8 @@ from ..protocol.events import Delta, TokenLogprob
 from ..records import LoadedModel, PrefillChunk, ShowsLogits
 from ..upstream.cache_classes import sparse, whole_windows
 from . import decode
-from .execution.batching import mixed_chunk
 from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
+from .execution.grouped_kv import MixedChunk
 from .execution.sampler import draw, scored
 from .inputs import Inputs
 from .prefix_cache.policy import isolated_cache
@@ -173,7 +173,7 @@ def _logits(engine: Engine, chunk: Chunk, prefill_chunk: PrefillChunk) -> mx.arr
     """Logits (vocab,) after a chunk."""
     job = chunk.job
     if job.places is not None:
-        return run_alone(engine.model, mixed_chunk(chunk))
+        return run_alone(engine.model, MixedChunk.of(chunk))
     if not job.wants_prompt_logprobs:
         return engine.drafting.prefilled(engine.model, job, prefill_chunk)
     found, logits = prompt_logprobs(engine.model, prefill_chunk, job.request, engine.token_names)

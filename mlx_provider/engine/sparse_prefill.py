@@ -15,10 +15,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..isolation import Fault, Isolation, attempt
+from ..isolation import CircuitBreaker, Fault, Isolation, attempt
 from ..records import LoadedModel, ScoresPrompts
 from ..upstream.cache_classes import leaves, sparse, unsupported, widest_window
-from .execution.batching import CircuitBreaker
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .execution.solo_rows import decoding, some_tokens
 from .request import PrefillJob

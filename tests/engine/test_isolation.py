@@ -167,15 +167,17 @@ def fail_once(patch: pytest.MonkeyPatch, name: str, at: int) -> None:
     patch.setattr(mx, name, call)
 
 
-@pytest.mark.parametrize("name", ["zeros", "eval"])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("zeros", "grouped"), ("eval", "grouped"), ("zeros", "merged")]
+)
 def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
-    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str, layout: str
 ) -> None:
     """The other rows share its cache, and its own stays in a prefix cache without room."""
     for at in range(12):
         budget = [2**24]
         prefix_cache = PrefixCache(budget=lambda budget=budget: budget[0])
-        engine = new_engine(qwen3, prefix_cache=prefix_cache)
+        engine = new_engine(qwen3, prefix_cache=prefix_cache, layout=layout)
         requests = decoding(engine)
         budget[0] = 1
         with monkeypatch.context() as patch:

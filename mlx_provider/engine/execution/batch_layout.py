@@ -167,6 +167,14 @@ class Layout:
     def rows(self) -> list[Row]:
         return [row for group in self.groups for row in group.rows]
 
+    @property
+    def pass_count(self) -> int:
+        """Passes of a step, without drafts and a chunk."""
+        if self.one_pass:
+            return 1
+        alone = sum(group.rows[0].retry_alone for group in self.groups)
+        return max(1, alone + -(-(len(self.groups) - alone) // max(1, self._size)))
+
     def add(self, row: Row, cache: RowCache) -> None:
         """The layout owns the cache from now on."""
         self._split()

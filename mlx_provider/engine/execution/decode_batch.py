@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation, attempt
+from ...isolation import CircuitBreaker, Fault, Isolation, attempt
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from ..scheduling.chunking import FixedShapes
 from .batch_layout import Layout, Pass
-from .batching import CircuitBreaker, MixedBatches
-from .grouped_kv import MixedChunk, offsets
+from .grouped_kv import MixedBatches, MixedChunk, offsets
 from .sampler import Drawn
 
 log = logging.getLogger(__name__)
@@ -156,10 +155,6 @@ class DecodeBatch:
                 layout.add(row, self.extract(row))
             self.layout = layout
         return tried.fault
-
-    @property
-    def passes(self) -> int:
-        return 1 if self.layout.one_pass else max(1, len(self.layout.passes()))
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
         self.layout.add(row, cache)

@@ -7,6 +7,7 @@ at once, and separately over the tokens of a chunk (needs `upstream.recurrent.ro
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,10 +15,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...isolation import CircuitBreaker
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
 from ...upstream.cache_classes import ArraysCache, by_leaf, leaves, take_back
 from ...upstream.recurrent import StateParts, StateRun
+from ..request import PrefillJob
+from ..scheduling.chunking import Chunk
+
+log = logging.getLogger(__name__)
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
@@ -36,10 +42,70 @@ class MixedChunk:
     sparse: bool = False
     """Whether tokens between them were left out."""
 
+    @classmethod
+    def of(cls, chunk: Chunk) -> MixedChunk:
+        job, start, stop = chunk.job, chunk.start, chunk.stop
+        positions: Sequence[int] = range(start, stop)
+        if job.places is not None:
+            positions = job.places[start:stop]
+        elif job.prompt.positions is not None:
+            positions = job.prompt.positions[0, start:stop].tolist()
+        return cls(
+            job.tokens[start:stop],
+            positions,
+            job.held(),
+            ends_prompt=stop == len(job.tokens),
+            sparse=job.places is not None,
+        )
+
     @property
     def wide(self) -> WideRow:
         places = self.positions if self.sparse else None
         return WideRow(self.cache, len(self.tokens), positions=places)
+
+
+class MixedBatches:
+    """Chunks in the passes of rows that decode."""
+
+    def __init__(self, possible: bool) -> None:
+        """`possible`: result of the probe."""
+        self._possible = possible
+        self._breaker = CircuitBreaker()
+        self._passes = 0
+        self._jobs: list[tuple[int, PrefillJob, bool]] = []
+        """Jobs with chunks in the last pass and in this one (`True`), and in passes of their own
+        behind them without waiting, with the number of the pass. An error of any may show now."""
+
+    @property
+    def allowed(self) -> bool:
+        return self._possible and self._breaker.closed
+
+    def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
+        self._passes += 1
+        self._jobs = [each for each in self._jobs if each[0] >= self._passes - 1]
+        if chunk is None:
+            return None
+        self._jobs.append((self._passes, chunk.job, True))
+        return MixedChunk.of(chunk)
+
+    def ran_apart(self, job: PrefillJob) -> None:
+        self._jobs.append((self._passes + 1, job, False))
+
+    def blame(self) -> bool:
+        """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
+        for _, job, _ in self._jobs:
+            job.restart()
+        mixed = any(mixed for _, _, mixed in self._jobs)
+        self._jobs = []
+        if mixed and self._breaker.failed():
+            times = self._breaker.failures
+            log.error("mixed passes failed %d times: chunks run in passes of their own now", times)
+        return mixed
+
+    def passed(self) -> None:
+        used = any(at == self._passes and mixed for at, _, mixed in self._jobs)
+        if self._breaker.passed(used=used):
+            log.info("chunks share the passes of rows that decode again")
 
 
 @dataclass
