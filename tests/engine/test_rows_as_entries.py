@@ -238,6 +238,25 @@ def test_an_entry_stays_correct_if_memory_for_sharing_it_runs_out_between_two_la
     check(qwen3, first, second, third)
 
 
+def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel) -> None:
+    """Its rows share it, but no entry has their prefix."""
+    room = 0
+    stored = PrefixCache(budget=lambda: room)
+    engine = new_engine(qwen3, layout="solo", prefix_cache=stored, max_chunk=512, least=48)
+    engine.submit(first := new_request(COMMON, max_tokens=12, n=2))
+    while not output_of(first).tokens:
+        engine.step()
+    assert stored.nbytes == 0
+    room = 2**26
+    run(engine)
+    stored.check_integrity()
+    again = asked(engine, [*COMMON, *output_of(first).tokens, 50])
+    assert again.cached > len(COMMON)
+    check(qwen3, again)
+    stored.evict(0)
+    assert stored.nbytes == 0
+
+
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:
     engine, _, _ = tight(qwen3)
     requests = [
