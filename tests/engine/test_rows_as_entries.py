@@ -15,7 +15,6 @@ from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.upstream.shared_kv import divide
 from references import alone
 from turns import TOKEN_BYTES, counted, measured
 
@@ -214,28 +213,23 @@ def test_all_entries_behind_a_shared_prefix_can_be_evicted(qwen3: TextModel) -> 
     assert stored.nbytes == 0
 
 
-def test_an_entry_stays_correct_if_memory_for_sharing_it_runs_out_between_two_layers(
-    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = new_engine(
-        qwen3, prefix_cache=PrefixCache(budget=lambda: 2**26), max_chunk=512, least=256
-    )
-    engine.submit(first := new_request([*PREFIX, 40, 50], max_tokens=60))
+def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel) -> None:
+    """Its rows share it, but no entry has their prefix."""
+    room = 0
+    stored = PrefixCache(budget=lambda: room)
+    engine = new_engine(qwen3, layout="solo", prefix_cache=stored, max_chunk=512, least=48)
+    engine.submit(first := new_request(COMMON, max_tokens=12, n=2))
     while not output_of(first).tokens:
         engine.step()
-    copies: list[object] = []
-
-    def failing(layer: object, *where: int) -> Any:
-        copies.append(layer)
-        if len(copies) == 2:
-            raise RuntimeError("[metal::malloc] out of memory")
-        return divide(layer, *where)
-
-    monkeypatch.setattr("mlx_provider.engine.prefix_cache.buffers.divide", failing)
-    second = asked(engine, [*PREFIX, 41, 50])
-    third = asked(engine, [*PREFIX, 42, 50])
-    assert len(copies) == 2
-    check(qwen3, first, second, third)
+    assert stored.nbytes == 0
+    room = 2**26
+    run(engine)
+    stored.check_integrity()
+    again = asked(engine, [*COMMON, *output_of(first).tokens, 50])
+    assert again.cached > len(COMMON)
+    check(qwen3, again)
+    stored.evict(0)
+    assert stored.nbytes == 0
 
 
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:

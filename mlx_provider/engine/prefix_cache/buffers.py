@@ -91,7 +91,6 @@ class RowBuffers:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
         if (layer := self.layers.get(leaf)) is None:
             return []
-        # with its prefix, also if only some of its layers could be divided
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 

@@ -292,9 +292,10 @@ class NewPath:
 
 def refers(new: NewPath, path: Sequence[Node]) -> bool:
     """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
-    Its stored nodes must be copies of the row's own tokens alone, or refer to the buffers."""
+    Its stored nodes must have the common prefix, be copies of the row's own tokens alone, or refer
+    to the buffers."""
     own = new.own
-    if own is None:
+    if own is None or own.first > (path[-1].stop if path else 0):
         return False
 
     def fits(node: Node) -> bool:

@@ -272,16 +272,14 @@ class Policy:
         seconds: Seconds,
     ) -> list[Asks]:
         """The asks with drafters of `tries` (by row) before them, where that may pay."""
-        picks, asks = [*best.picks], [*first]
-        hopes = [own[pick] for own, pick in zip(chances, picks, strict=True)]
+        hopes, asks = [[*own] for own in chances], [*first]
         for at, source in tries.items():
             share = SUREST if best.counts[at] else GOOD
-            picks[at], hopes[at] = source, [share**n for n in range(1, 1 + self.most)]
-        kind = frozenset(pick for pick, own in zip(picks, hopes, strict=True) if own)
-        hopeful, gain, _ = fastest(hopes, self._rows, self.costs[kind], seconds)
+            hopes[at][source] = [share**n for n in range(1, 1 + self.most)]
+        hopeful = self._best_of(hopes, seconds)
         for at, source in tries.items():
-            if hopeful[at] and gain > best.gain:
-                own = Ask(source, hopeful[at] if best.counts[at] else 1)
+            if hopeful.counts[at] and hopeful.picks[at] == source:
+                own = Ask(source, hopeful.counts[at] if best.counts[at] else 1)
                 asks[at] = (own, *(ask for ask in first[at] if ask.source != source))
         counts = [own[0].drafts if own else 0 for own in asks]
         costs = self.costs[frozenset(own[0].source for own in asks if own)]
