@@ -186,9 +186,9 @@ def frames(form: str, count: int, **options: Any) -> bytes:
 TEXT = zlib.compress(b"a" * (40 * MB), 9)
 EXIF = b"MM\0*" + struct.pack(">IH", 8, 0xFFFF) + bytes(12 * 0xFFFF) + bytes(MB)
 BOMBS: dict[str, tuple[Callable[[], bytes], int]] = {
-    "zTXt": (lambda: png_with(chunk(b"zTXt", b"k\0\0" + TEXT)), 400),
-    "iTXt": (lambda: png_with(chunk(b"iTXt", b"k\0\1\0\0\0" + TEXT)), 400),
-    "iCCP": (lambda: png_with(chunk(b"iCCP", b"k\0\0" + TEXT)), 400),
+    "zTXt": (lambda: png_with(chunk(b"zTXt", b"k\0\0" + TEXT)), 200),
+    "iTXt": (lambda: png_with(chunk(b"iTXt", b"k\0\1\0\0\0" + TEXT)), 200),
+    "iCCP": (lambda: png_with(chunk(b"iCCP", b"k\0\0" + TEXT)), 200),
     "EXIF": (lambda: png_with(chunk(b"eXIf", EXIF)), 200),
     "TIFF tile": (lambda: tiff_with_a_tile(16 * 1024), 400),
     "TIFF tags": (lambda: tiff_with_tags(2**17), 200),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import MediaError
-from .metadata import JPEG, separated
+from .metadata import JPEG, separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,11 +177,8 @@ def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) 
     try:
         return read(data, b"")
     except _BROKEN as broken:
-        bare = separated(data)
-        if bare is None:
-            raise
         try:
-            return read(*bare)
+            return read(*separate(data))
         except _BROKEN:
             raise broken from None
 
@@ -192,9 +189,7 @@ def _open(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> 
         return None
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
-    exif = exif or image.info.get("exif")
-    if not exif and image.format == "PNG" and (at := data.rfind(b"eXIf")) >= 4:
-        exif = data[at + 4 : at + 4 + int.from_bytes(data[at - 4 : at])]
+    exif = exif or image.info.get("exif") or separate(data)[1]  # late in a PNG
     # Pillow rotates TIFF images itself
     turn = 1 if image.format == "TIFF" else _turn({**image.info, "exif": exif or None})
     progressive = bool(image.info.get("progressive"))
