@@ -4,7 +4,7 @@ client's schema, and refuses unsupported keywords by name. The lists follow llgu
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,7 @@ _REFUSED_FORMATS = frozenset(
     "regex iri iri-reference uri-reference uri-template idn-email idn-hostname json-pointer "
     "relative-json-pointer".split()
 )
+_COMPOSED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 _COUNTED = "list the names in 'properties' and 'required', or demand one less"
 _MAX_WARNINGS = 20
 
@@ -102,8 +103,7 @@ class SchemaReader:
         if not isinstance(schema, Mapping):
             raise self._error(f"{at} must be a schema: an object or a boolean")
         out: dict[str, Any] = {}
-        # Refused keywords come last, because their replacement changes the result of the others.
-        for key, value in sorted(schema.items(), key=lambda entry: entry[0] in _REFUSED):
+        for key, value in schema.items():
             if key in _OF_NAMES:
                 out[key] = self._read_named(value, f"{at}/{key}")
             elif key in _OF_LIST or (key == "items" and isinstance(value, list)):
@@ -116,8 +116,9 @@ class SchemaReader:
                 self._add_reference(out, value, at)
             elif key == "format":
                 self._add_format(out, value, at)
-            elif key in _REFUSED and not _has_no_effect(key, value, schema):
-                self._rewrite(out, key, value, schema, at)
+        for key in filter(_REFUSED.__contains__, schema):
+            if not _express(key, schema, out):
+                self._refuse(f"'{key}'", at, "leave it out or say it with other keywords")
         self._adapt_names(out, at)
         return out
 
@@ -155,20 +156,6 @@ class SchemaReader:
         elif value in _REFUSED_FORMATS:
             self._refuse(f"'format': {value!r}", at, "leave it out or use 'pattern'")
 
-    def _rewrite(self, out: dict[str, Any], key: str, value: Any, schema: Any, at: str) -> None:
-        composed = {"anyOf", "oneOf", "allOf", "$ref"} & set(schema)
-        if key == "propertyNames" and not {"properties", "patternProperties"} & set(schema):
-            rest = self._read(schema.get("additionalProperties", True), f"{at}/{key}")
-            names = _allowed_names(value)
-            if names is not None:
-                out.pop("additionalProperties", None)
-                out.update(_allow_only(names, rest))
-                return
-        if key == "unevaluatedProperties" and value is False and not composed:
-            out.setdefault("additionalProperties", False)
-            return
-        self._refuse(f"'{key}'", at, "leave it out or say it with other keywords")
-
     def _refuse(self, what: str, at: str, remedy: str) -> None:
         message = f"{what} at {at} is not supported"
         if not self.lenient:
@@ -180,32 +167,41 @@ class SchemaReader:
         return BadRequest(f"{self.where}: {message}", param=self.where)
 
 
-def _has_no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    if key == "uniqueItems":
-        return value is False or schema.get("maxItems") in (0, 1)
-    if key == "propertyNames":
-        return value is True or value in ({}, {"type": "string"})
-    if key == "if":
-        return not {"then", "else"} & set(schema)
-    if key in ("unevaluatedProperties", "unevaluatedItems"):
-        return value is True or value == {}
-    return key.startswith("depend") and value == {}
+def _express(key: str, given: Mapping[str, Any], out: dict[str, Any]) -> bool:
+    """Whether `out` has or gets the effect of a refused keyword from other keywords."""
+    value, keys = given[key], given.keys()
+    match key:
+        case "uniqueItems":
+            return value is False or given.get("maxItems") in (0, 1)
+        case "if":
+            return not keys & {"then", "else"}
+        case "unevaluatedProperties" if value is False and not keys & _COMPOSED:
+            out.setdefault("additionalProperties", False)
+            return True
+        case "propertyNames" | "unevaluatedProperties" | "unevaluatedItems" if value is True:
+            return True
+        case "propertyNames" if isinstance(value, Mapping):
+            return _name_only(value, keys, out)
+    return value == {} and key.startswith(("depend", "unevaluated"))
 
 
-def _allowed_names(value: Any) -> dict[str, Any] | None:
-    if not isinstance(value, Mapping):
-        return None
-    rules = {k: v for k, v in value.items() if (k, v) != ("type", "string")}
-    one = len(rules) == 1 and set(rules) <= {"pattern", "enum", "const"}
-    fits = isinstance(rules.get("pattern", ""), str) and isinstance(rules.get("enum", []), list)
-    return rules if one and fits else None
-
-
-def _allow_only(names: dict[str, Any], rest: Any) -> dict[str, Any]:
-    if "pattern" in names:
-        return {"patternProperties": {names["pattern"]: rest}, "additionalProperties": False}
-    listed = names["enum"] if "enum" in names else [names["const"]]
-    return {"properties": {str(name): rest for name in listed}, "additionalProperties": False}
+def _name_only(rules: Mapping[str, Any], keys: Collection[str], out: dict[str, Any]) -> bool:
+    rest = out.get("additionalProperties", True)
+    match {name: rule for name, rule in rules.items() if (name, rule) != ("type", "string")}:
+        case {**more} if not more:
+            return True
+        case {"pattern": str(pattern), **more}:
+            only: dict[str, Any] = {"patternProperties": {pattern: rest}}
+        case {"enum": [*names], **more}:
+            only = {"properties": {str(name): rest for name in names}}
+        case {"const": name, **more}:
+            only = {"properties": {str(name): rest}}
+        case _:
+            return False
+    if more or "properties" in keys or "patternProperties" in keys:
+        return False
+    out.update(only, additionalProperties=False)
+    return True
 
 
 def _listed_names(schema: Mapping[str, Any]) -> set[str]:
