@@ -282,8 +282,7 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     engine.drop_rows(rows)
     for job in engine.scheduler.retry_rows(rows):
         engine.look_up(job)
-    if engine.batch.failed():
-        retry(engine, list(engine.scheduler.running), fault)
+    engine.batch.failed()
 
 
 def select_places(

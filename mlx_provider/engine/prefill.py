@@ -13,7 +13,7 @@ from ..errors import RequestFailed
 from ..isolation import Fault, Isolation, attempt
 from ..protocol.events import Delta, TokenLogprob
 from ..records import LoadedModel, PrefillChunk, ShowsLogits
-from ..upstream.cache_classes import sparse, whole_windows
+from ..upstream.cache_classes import sparse
 from . import decode
 from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
 from .execution.grouped_kv import MixedChunk
@@ -227,7 +227,8 @@ def _record_chunk(engine: Engine, chunk: Chunk) -> None:
     engine.scheduler.charge_chunk(chunk)
     engine.output.add_chunk(chunk)
     if engine.prefix_cache is not None and job.uses_prefix_cache:
-        engine.prefix_cache.passed(job, chunk.start)
+        with isolated_cache(job.request):
+            engine.prefix_cache.passed(job, chunk.start)
 
 
 def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
@@ -243,8 +244,6 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     if job.request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
     cache, job.cache = job.held(), None
-    if job.places is not None:
-        cache = whole_windows(cache)
     grow_by(cache, engine.scheduler.ledger.kv_growth(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..isolation import CircuitBreaker, Fault, Isolation, attempt
 from ..records import LoadedModel, ScoresPrompts
-from ..upstream.cache_classes import leaves, sparse, unsupported, widest_window
+from ..upstream.cache_classes import can_skip, leaves, sparse
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .execution.solo_rows import decoding, some_tokens
 from .request import PrefillJob
@@ -47,16 +47,14 @@ class Nonsense(ValueError):
     """Unusable scores."""
 
 
-def kept_places(scores: Any, tokens: int, share: float, window: int = 0) -> list[int]:
+def kept_places(scores: Any, tokens: int, share: float) -> list[int]:
     """Ascending places of the tokens to keep: about `share` of them, including both ends. `scores`:
-    (tokens,); `window`: last tokens to keep in addition, because layers with a window must hold all
-    tokens within it. Raises `Nonsense`."""
+    (tokens,). Raises `Nonsense`."""
     means = chunk_scores(scores, tokens)
     starts = np.arange(0, tokens, CHUNK)
-    always = kept_anyway(tokens, window)
+    always = (starts < FIRST) | (starts + CHUNK > tokens - LAST)
     order = np.lexsort((starts, -means, ~always))
-    whole = window // CHUNK
-    wanted = max(int(always.sum()), whole + round(share * (len(starts) - whole)))
+    wanted = max(int(always.sum()), round(share * len(starts)))
     keep = np.zeros(len(starts), bool)
     keep[order[:wanted]] = True
     places: list[int] = np.flatnonzero(np.repeat(keep, CHUNK)[:tokens]).tolist()
@@ -77,12 +75,6 @@ def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
     return means / (np.minimum(starts + CHUNK, tokens) - starts)
 
 
-def kept_anyway(tokens: int, window: int = 0) -> NDArray[np.bool_]:
-    starts = np.arange(0, tokens, CHUNK)
-    ends: NDArray[np.bool_] = (starts < FIRST) | (starts + CHUNK > tokens - max(LAST, window))
-    return ends
-
-
 def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
@@ -92,7 +84,7 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
 
 def problem(model: LoadedModel, make_cache: MakeCache) -> str:
     """Why no tokens of this model's prompts can be left out. Empty: they can. Engine thread."""
-    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if unsupported(layer)}
+    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if not can_skip(layer)}
     if kinds:
         return f"its layers need every token ({', '.join(sorted(kinds))})"
     found = attempt(lambda: _trial(model, make_cache))
@@ -192,14 +184,13 @@ class SparsePrefill:
 
     def _thin_out(self, job: PrefillJob, scores: object) -> None:
         tokens = len(job.tokens)
-        cache = sparse(job.held())
-        kept = kept_places(scores, tokens, self._share, widest_window(cache))
+        kept = kept_places(scores, tokens, self._share)
         self._breaker.passed(used=True)
         job.scoring = None
         if len(kept) == tokens:
             self._prefill_whole(job, "all of it is kept")
             return
-        job.request.kept, job.cache = kept, cache
+        job.request.kept, job.cache = kept, sparse(job.held())
         job.request.prefilling = f"sparse: {len(kept)} of {tokens} prompt tokens were kept"
         job.thin_out(kept)
 

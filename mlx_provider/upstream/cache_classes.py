@@ -5,7 +5,6 @@ mlx-lm has one number for the count of tokens and for the rotary offset of the n
 (`KVCache.offset`). In a sparse cache it is only the rotary offset.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -149,90 +148,24 @@ class SparseKVCache(Skipping, KVCache):
         self.offset = positions[-1] + 1
         return found
 
-    def mask_at(self, positions: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        return self.make_mask(len(positions), *args, **kwargs)
-
-
-class SparseWindow(RotatingKVCache):
-    """The window of a layer during a sparse prefill: it counts positions, not tokens."""
-
-    keys: mx.array | None
-    values: mx.array | None
-    offset: int
-
-    def __init__(self, max_size: int) -> None:
-        super().__init__(max_size)
-        self.positions: list[int] = []
-
-    def append_at(
-        self, keys: mx.array, values: mx.array, positions: Sequence[int]
-    ) -> tuple[mx.array, mx.array]:
-        """Return the new keys and values, after those in the window of the first."""
-        gone = self._count_gone(positions)
-        if self.keys is not None and self.values is not None:
-            keys, values = (
-                mx.concatenate([old[..., gone:, :], new], axis=2)
-                for old, new in ((self.keys, keys), (self.values, values))
-            )
-        self.keys, self.values = keys, values
-        self.positions = [*self.positions[gone:], *positions]
-        self.offset, self._idx = positions[-1] + 1, len(self.positions)
-        return keys, values
-
-    def mask_at(
-        self, positions: Sequence[int], return_array: bool = False, window_size: int | None = None
-    ) -> mx.array:
-        """(new tokens, held and new tokens) bool: the tokens in the window of each new token."""
-        queries = mx.array(list(positions))[:, None]
-        keys = mx.array([*self.positions[self._count_gone(positions) :], *positions])[None]
-        window = min(window_size or self.max_size, self.max_size)
-        seen: mx.array = (keys <= queries) & (queries < keys + window)
-        return seen
-
-    def _count_gone(self, positions: Sequence[int]) -> int:
-        return bisect_right(self.positions, positions[0] - self.max_size)
-
 
 def held(cache: Any) -> int:
     return int(cache.offset) - int(getattr(cache, "skipped", 0))
 
 
-def unsupported(layer: Any) -> bool:
-    if type(layer) is RotatingKVCache:
-        return bool(layer.keep)
-    return type(layer) is not KVCache and not isinstance(layer, ArraysCache)
-
-
-def widest_window(cache: Sequence[Any]) -> int:
-    windows = (each.max_size for each in leaves(cache) if isinstance(each, SparseWindow))
-    return max(windows, default=0)
+def can_skip(layer: Any) -> bool:
+    """Whether it can be in a cache that skips tokens. Recurrent states have no positions."""
+    return type(layer) is KVCache or isinstance(layer, ArraysCache)
 
 
 def sparse(cache: Sequence[Any]) -> list[Any]:
-    """An empty row whose caches can skip tokens. Recurrent states do not change: they have no
-    positions."""
+    """An empty row whose caches can skip tokens."""
     return [by_leaf(_sparse, layer) for layer in cache]
 
 
-def whole_windows(cache: Sequence[Any]) -> list[Any]:
-    """The row after its prompt, with mlx-lm's own windows."""
-    return [by_leaf(_whole, layer) for layer in cache]
-
-
 def _sparse(layer: Any) -> Any:
-    if isinstance(layer, RotatingKVCache):
-        return SparseWindow(layer.max_size)
     if not isinstance(layer, KVCache):
         return layer
     made = SparseKVCache()
     made.step = layer.step
-    return made
-
-
-def _whole(layer: Any) -> Any:
-    if not isinstance(layer, SparseWindow):
-        return layer
-    made = RotatingKVCache(layer.max_size)
-    for name in vars(made):
-        setattr(made, name, getattr(layer, name))
     return made

@@ -19,14 +19,6 @@ def test_the_share_is_of_chunks_with_both_ends_among_them() -> None:
     assert set(range(FIRST)) | set(range(3200 - LAST, 3200)) | set(range(1600, 1632)) <= set(kept)
 
 
-def test_a_window_is_kept_beside_the_share() -> None:
-    scores = np.zeros(3200, np.float32)
-    scores[1600:1632] = 1
-    kept = kept_places(scores, 3200, 0.1, window=1024)
-    assert len(kept) == 1024 + round(0.1 * 68) * CHUNK
-    assert set(range(3200 - 1024, 3200)) | set(range(1600, 1632)) <= set(kept)
-
-
 @pytest.mark.parametrize("tokens", [257, 300, 1000, 1023, 1025])
 @pytest.mark.parametrize("share", [0.1, 0.33, 0.9])
 def test_prompts_of_any_length(tokens: int, share: float) -> None:

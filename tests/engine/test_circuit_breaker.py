@@ -7,7 +7,7 @@ import pytest
 
 from failing import Failing, First, decoding, streams
 from mlx_provider import isolation
-from mlx_provider.engine.execution.batch_layout import Layout
+from mlx_provider.engine.execution import batch_layout
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import CircuitBreaker
 from mlx_provider.testing.driver import new_engine, new_request, run
@@ -93,7 +93,7 @@ def test_each_failed_try_lengthens_the_wait_for_the_next(qwen3: TextModel) -> No
     assert_as_alone(qwen3, *requests)
 
 
-def test_rows_that_cannot_be_merged_continue_alone(
+def test_rows_that_cannot_be_merged_continue_apart(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = [True]
@@ -103,19 +103,16 @@ def test_rows_that_cannot_be_merged_continue_alone(
     while engine.batch.layout.name != "solo":
         engine.step()
     broken[0] = False
-    add, refused = Layout.add, []
+    refused = []
 
-    def refuse(layout: Layout, *args: Any) -> None:
-        if layout.name != "solo" and layout.groups and not refused:
-            refused.append(args)
-            raise MemoryError("no room to merge")
-        add(layout, *args)
+    def refuse(caches: Any) -> None:
+        refused.append(caches)
+        raise MemoryError("no room to merge")
 
-    monkeypatch.setattr(Layout, "add", refuse)
+    monkeypatch.setattr(batch_layout, "merged", refuse)
     run(engine)
     assert refused
-    assert "rows cannot decode together yet: " in caplog.text
-    assert "no room to merge" in caplog.text
+    assert "a row cannot be merged with others: MemoryError: no room to merge" in caplog.text
     assert engine.batch.layout.name == "grouped"
     assert_as_alone(qwen3, *requests)
 

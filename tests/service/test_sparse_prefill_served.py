@@ -90,18 +90,20 @@ def test_options_that_exclude_each_other_are_refused_by_name(
     assert_refused(model, sparse(draft, **more), told)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5_text"])
-def test_models_with_windows_or_states_prefill_in_part(
-    model: Any, build_tiny: Any, family: str
-) -> None:
-    model.model = str(build_tiny(family))
-    part = model.ask(prompt=PROMPT, options=sparse(str(build_tiny(family, seed=1))))
+def test_models_with_states_prefill_in_part(model: Any, build_tiny: Any) -> None:
+    model.model = str(build_tiny("qwen3_5_text"))
+    part = model.ask(prompt=PROMPT, options=sparse(str(build_tiny("qwen3_5_text", seed=1))))
     assert 300 < part.usage.skipped_tokens < 400
 
 
-def test_models_with_chunked_attention_are_refused(model: Any, build_tiny: Any, draft: str) -> None:
-    model.model = str(build_tiny("llama4"))
-    assert_refused(model, sparse(draft), "ChunkedKVCache")
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llama4", "ChunkedKVCache"), ("gemma3_text", "RotatingKVCache")]
+)
+def test_models_whose_layers_need_every_token_are_refused(
+    model: Any, build_tiny: Any, draft: str, family: str, kind: str
+) -> None:
+    model.model = str(build_tiny(family))
+    assert_refused(model, sparse(draft), kind)
 
 
 def test_a_draft_model_larger_than_the_model_is_refused(model: Any, build_tiny: Any) -> None:

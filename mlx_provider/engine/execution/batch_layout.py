@@ -15,6 +15,7 @@ has rows of similar length, up to a limit in bytes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -28,6 +29,8 @@ from ..request import Row
 from ..row_cache import profile
 from ..scheduling.ledger import MemoryProfile, whole_steps
 from .grouped_kv import MixedChunk, WideRow, fillers, joined, split, with_wide_rows
+
+log = logging.getLogger(__name__)
 
 MERGED_BYTES, PASS_BYTES = 1 << 29, 1 << 32
 """Bytes of the largest group that a row may join, whose copy takes a few milliseconds; and where
@@ -152,11 +155,8 @@ class Layout:
     def __init__(self, name: str, size: int = 0) -> None:
         """`size`: rows of each pass of the layout `fixed`."""
         self.name = name
-        self.one_pass = name in ("grouped", "padded")
-        """Whether all rows share one pass, which may have drafts and a chunk."""
         self.bound = MERGED_BYTES if name == "grouped" else PASS_BYTES
         self.groups: list[Group] = []
-        self._merges = self.one_pass or name == "merged"
         self._short = PADDED if name == "padded" else SHORT
         self._size = size
         self._tiles: list[Tile] = []
@@ -164,8 +164,19 @@ class Layout:
         """Rows that had several tokens in the last pass."""
 
     @property
-    def rows(self) -> list[Row]:
-        return [row for group in self.groups for row in group.rows]
+    def one_pass(self) -> bool:
+        """Whether all rows share one pass, which may have drafts and a chunk."""
+        return self.name in ("grouped", "padded")
+
+    @property
+    def _merges(self) -> bool:
+        return self.one_pass or self.name == "merged"
+
+    def use(self, name: str) -> None:
+        """`solo`, or again the layout with which it began. The next passes move the rows."""
+        self.name = name
+        for group in self.groups:
+            group.apart = max(group.apart, int(len(group.rows) == 1))
 
     @property
     def pass_count(self) -> int:
@@ -274,6 +285,7 @@ class Layout:
                 self.groups[self.groups.index(best)] = together
             if merging.fault is None:
                 return
+            log.warning("a row cannot be merged with others: %s", merging.fault.summary)
         self.groups.append(Group.of([row], [cache], profile(cache)))
         self.groups[-1].apart = int(row.retry_alone)
 
@@ -297,7 +309,7 @@ class Layout:
             self._split()
             for group in due:
                 self._remove(group.rows)
-                self._add(group.rows[0], group.cache)
+                self._add(group.rows[0], *group.caches(group.rows))
 
     def _compact(self) -> None:
         if any(len(group.rows) < len(group.members) for group in self.groups):
@@ -305,9 +317,10 @@ class Layout:
             self.groups = [group.compact() for group in self.groups]
 
     def _separate(self, widths: Widths) -> None:
-        """Rows with drafts have groups of their own. Groups above the bound are halved, shorter
-        rows from longer ones."""
-        shared = [row for row in widths if len(self._group(row).rows) > 1]
+        """Rows with drafts have groups of their own, or all rows do, if none are merged. Groups
+        above the bound are halved, shorter rows from longer ones."""
+        merged = [group.rows for group in self.groups if len(group.rows) > 1]
+        shared = [row for rows in merged for row in rows if row in widths or not self._merges]
         if shared:
             self._split()
             alone = [Group.of([r], [self._extract(r)], self._group(r).memory) for r in shared]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...isolation import CircuitBreaker, Fault, Isolation, attempt
+from ...isolation import CircuitBreaker, Fault, attempt
 from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
@@ -100,18 +100,14 @@ class DecodeBatch:
         fixed: FixedShapes | None = None,
     ) -> None:
         self.model = model
-        self._best = layout
-        self._fixed = fixed
-        self.layout = self._new_layout(layout)
+        self._best = layout if fixed is None else "fixed"
+        self.layout = Layout(self._best, 0 if fixed is None else fixed.rows)
         self.mixed = MixedBatches(mixes and fixed is None)
         self.shows: ShowsHidden | None = None
         """The model, if passes return hidden states: those behind their logits, or others."""
         self._together = CircuitBreaker()
         """For passes with several rows."""
         self._pending: dict[Row, Pending] = {}
-
-    def _new_layout(self, name: str) -> Layout:
-        return Layout(name) if self._fixed is None else Layout("fixed", self._fixed.rows)
 
     @property
     def checks_drafts(self) -> bool:
@@ -122,39 +118,20 @@ class DecodeBatch:
         return self._together.closed and self.mixed.allowed
 
     def passed(self, rows: int) -> None:
-        """A pass of so many rows did not fail. Rows that decode alone may try again together; they
-        stay alone if they cannot be merged."""
+        """A pass of so many rows did not fail. Rows that decode alone may try again together."""
         self.mixed.passed()
-        if not self._together.passed(used=rows > 1):
-            return
-        fault = self._switch_layout(self._best)
-        if fault is None:
+        if self._together.passed(used=rows > 1):
             log.info("rows decode together again, with layout %s", self._best)
-        elif self._together.failed():
-            log.warning("rows cannot decode together yet: %s", fault.summary)
+            self.layout.use(self._best)
 
-    def failed(self) -> bool:
-        """A pass failed. Prompts in it start again; without any, rows may have to decode alone.
-        Returns whether the other rows must start again for that."""
-        if self.mixed.blame() or self._best == "solo" or self._fixed:
-            return False
-        if not self._together.failed():
-            return False
-        count = self._together.failures
-        log.error("batched decoding failed %d times: rows decode alone now", count)
-        if self._switch_layout("solo") is None:
-            return False
-        self.layout = self._new_layout("solo")
-        return True
-
-    def _switch_layout(self, name: str) -> Fault | None:
-        """Move all rows to another layout, or none."""
-        layout = self._new_layout(name)
-        with Isolation() as tried:
-            for row in self.layout.rows:
-                layout.add(row, self.extract(row))
-            self.layout = layout
-        return tried.fault
+    def failed(self) -> None:
+        """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
+        if self.mixed.blame() or self._best in ("solo", "fixed"):
+            return
+        if self._together.failed():
+            count = self._together.failures
+            log.error("batched decoding failed %d times: rows decode alone now", count)
+            self.layout.use("solo")
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
         self.layout.add(row, cache)

@@ -146,8 +146,6 @@ class ChunkKV:
         return range(self.inner.offset, self.inner.offset + self.tokens)
 
     def make_mask(self, N: int, *args: Any, **kwargs: Any) -> Any:
-        if self._positions is not None:
-            return self.inner.mask_at(self._positions, *args, **kwargs)
         return self.inner.make_mask(self.tokens, *args, **kwargs)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

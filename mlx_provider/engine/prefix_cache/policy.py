@@ -244,7 +244,8 @@ class PrefixCachePolicy(StoredPrefixes):
         """They have ended, or were merged with others, and none of their passes has failed."""
         for row in rows:
             if row.lease is not None:
-                self.cache.release(row.lease)
+                with isolated_cache(row.request):
+                    self.cache.release(row.lease)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """The layout may have merged rows."""
