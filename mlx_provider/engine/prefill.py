@@ -228,7 +228,7 @@ def _record_chunk(engine: Engine, chunk: Chunk) -> None:
     engine.output.add_chunk(chunk)
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         with isolated_cache(job.request):
-            engine.prefix_cache.passed(job, chunk.start)
+            engine.prefix_cache.after_pass(job, chunk.start)
 
 
 def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:

@@ -85,7 +85,7 @@ class Server:
             start, job.done = job.done, self._next(job)
             self.model.feed(job.held(), ids, start, job.done)
             request.prefilled += job.done - start
-            self.policy.passed(job, start)
+            self.policy.after_pass(job, start)
         self.policy.keep_prefill(job)
         row.tokens = [*asked.reply]
         row.finish = "tool_calls" if calls else "stop"

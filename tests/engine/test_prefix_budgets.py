@@ -175,13 +175,15 @@ def test_agents_that_take_turns_each_keep_a_share(layers: Layers, agents: int) -
                 assert request.cached >= what_fits(model, 500 * model.unit) - len(TAIL)
 
 
-@pytest.mark.parametrize(("layers", "most"), [("kv", 1300), ("window", 2000)])
+@pytest.mark.parametrize(
+    ("layers", "budget", "most"), [("kv", 50_000, 1300), ("window", 60_000, 1200)]
+)
 def test_agents_without_a_common_prompt_keep_the_heads_of_their_paths(
-    layers: Any, most: int
+    layers: Any, budget: int, most: int
 ) -> None:
-    """Of 11,000 tokens a turn; at least 1,320 for as many heads that end where the share does."""
+    """They compute little more than the tokens beyond their share, of 11,000 a turn."""
     drawn = [Traffic(seed).agent(tasks=1, steps=8) for seed in range(5)]
-    assert replay(layers, 50_000, drawn).computed < most
+    assert replay(layers, budget, drawn).computed < most
 
 
 def test_states_of_sessions_that_return_leave_the_budget_whole() -> None:

@@ -132,20 +132,20 @@ def counts(
 
 def test_trials_take_a_small_share_of_the_time() -> None:
     policy, rows = Policy(), parked()
-    policy.costs[ALONE].timed(0.005, 0, 0)
+    policy.costs[ALONE].add_times(0.005, 0, 0)
     tries = 0
     for _ in range(10_000):
         if counts(policy, rows, 0, plain) != [0]:
             tries += 1
-            policy.costs[ALONE].timed(0.005, 0, 1)
+            policy.costs[ALONE].add_times(0.005, 0, 1)
             policy.learn(0, rows[0], 1, 0)
-        policy.rested()
+        policy.end_step()
     assert 0 < 0.5 * tries <= 10_000 * ALLOWANCE + 10  # each costs half a step
 
 
 def test_rows_are_tried_in_the_same_step() -> None:
     policy, rows = Policy(), parked(8)
-    policy.costs[ALONE].timed(0.001, 0, 0)
+    policy.costs[ALONE].add_times(0.001, 0, 0)
     assert counts(policy, rows, 0, plain) == [1] * 8
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_tried_if_even_good_drafts_would_not_pay() -> None:
             return 0.01 * (1 + drafts)
 
         assert not any(counts(policy, rows, 0, seconds))
-        policy.rested()
+        policy.end_step()
         considered += any(asked)
     assert considered == 40
 
@@ -178,9 +178,9 @@ def test_rows_that_cannot_draft_are_not_slowed_down_by_those_that_can() -> None:
 def test_a_pass_that_compiled_kernels_is_no_measurement() -> None:
     policy, rows = Policy(), [RowAcceptance()]
     wanted = counts(policy, rows, 0, plain)
-    policy.costs[ALONE].passed(sum(wanted), 50.0)
-    policy.costs[ALONE].timed(0.5, 0.5, 7)
-    policy.costs[ALONE].timed(1e-5, 1e-5, 1)
+    policy.costs[ALONE].add_pass(sum(wanted), 50.0)
+    policy.costs[ALONE].add_times(0.5, 0.5, 7)
+    policy.costs[ALONE].add_times(1e-5, 1e-5, 1)
     assert (policy.costs[ALONE].aside, policy.costs[ALONE].per_draft) == (1e-5, 1e-5)
     assert counts(policy, rows, 0, plain) == wanted
 
@@ -190,12 +190,12 @@ def test_a_width_that_is_slower_than_its_curve_is_avoided_and_tried_again() -> N
     found = []
     for _ in range(4000):
         (count,) = counts(policy, rows, 0, plain)
-        policy.rested()
+        policy.end_step()
         found.append(count)
         if count:
             policy.learn(0, rows[0], count, count)
             # three positions cost as much as three passes
-            policy.costs[ALONE].passed(count, 2.9 * count)
+            policy.costs[ALONE].add_pass(count, 2.9 * count)
     late = [count for count in found[100:] if count]
     assert 0 < len(late) < 100
 
@@ -222,7 +222,7 @@ def test_certain_drafts_of_one_row_pay_only_if_other_rows_lose_less() -> None:
     assert worthwhile(certain, 8, seconds) == 4
     assert worthwhile(certain, 30, seconds) == 0
     assert worthwhile([1.0, 0.001], 1, seconds) == 1, "what is uncertain costs more"
-    policy.costs[KNOWN_TEXT].timed(0.060, 0.0, 0)
+    policy.costs[KNOWN_TEXT].add_times(0.060, 0.0, 0)
     assert worthwhile([1.0], 1, seconds) == 0
 
 
@@ -248,7 +248,7 @@ def settled(
     asked: list[Counter[int]] = [Counter() for _ in rows]
     for step in range(steps):
         wanted = policy.wanted(rows, 0, lambda drafts: 0.01 + width * drafts)
-        policy.rested()
+        policy.end_step()
         for at, asks in enumerate(wanted):
             for source, drafts in asks[:1]:
                 odds = rows[at][source]
@@ -258,7 +258,7 @@ def settled(
                     asked[at][source] += 1
         kind = frozenset(asks[0].source for asks in wanted if asks)
         if kind and aside:
-            policy.costs[kind].timed(aside[kind], 0.0, 0)
+            policy.costs[kind].add_times(aside[kind], 0.0, 0)
     return asked
 
 
@@ -303,7 +303,7 @@ def test_a_lookup_is_used_in_each_part_of_a_reply_that_is_copied_beside_a_poor_h
     tokens = accepted = 0
     while tokens < 2000:
         (asks,) = policy.wanted([row], 0, lambda drafts: 0.01 * (1 + 0.03 * drafts))
-        policy.rested()
+        policy.end_step()
         held = 0
         for source, drafts in asks:
             held = drafts if source == LOOKUP and tokens // 100 % 2 else 0

@@ -251,7 +251,7 @@ class Bench:
         self.timer.launch(seconds(drafts), self.now)
         self.free = self.now + self._pass([row.drafts for row in self.rows])
         if drafts:
-            self.policy.costs[ALONE].timed(
+            self.policy.costs[ALONE].add_times(
                 self.host, rounds * self.guessing.round(self.device), rounds
             )
         self.drafted = drafts > 0
@@ -265,7 +265,7 @@ class Bench:
     def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
         odds = [[row.odds] for row in self.rows]
         asked = self.policy.wanted(odds, 0, seconds)
-        self.policy.rested()
+        self.policy.end_step()
         return [sum(ask.drafts for ask in asks) for asks in asked]
 
     def _pipelined(self, expected: float) -> None:
@@ -289,7 +289,7 @@ class Bench:
         drafts = sum(row.drafts for row in self.rows) if self.drafted else 0
         times = self.timer.end(self.now, usual=not drafts)
         if drafts:
-            self.policy.costs[ALONE].passed(drafts, times)
+            self.policy.costs[ALONE].add_pass(drafts, times)
         if self.drafted:
             self._take()
         self.drafted = False

@@ -32,7 +32,7 @@ class Copies:
 def counted() -> Iterator[Copies]:
     """Counts what the engine makes contiguous, and rows that outgrow their buffers."""
     found = Copies()
-    contiguous, extended, copy = mx.contiguous, buffers.extended, segments.copy_tokens
+    contiguous, extend, copy = mx.contiguous, buffers.extend, segments.copy_tokens
     update = KVCache.update_and_fetch
 
     def copied(array: mx.array, *more: Any) -> mx.array:
@@ -45,7 +45,7 @@ def counted() -> Iterator[Copies]:
 
     def grown(array: mx.array, tokens: int) -> Any:
         found.nbytes += array.nbytes
-        return extended(array, tokens)
+        return extend(array, tokens)
 
     def updated(layer: KVCache, keys: mx.array, values: mx.array) -> Any:
         before = 0 if layer.keys is None else layer.keys.shape[2]
@@ -58,7 +58,7 @@ def counted() -> Iterator[Copies]:
     with (
         patch.object(mx, "contiguous", copied),
         patch.object(segments, "copy_tokens", filled),
-        patch.object(buffers, "extended", grown),
+        patch.object(buffers, "extend", grown),
         patch.object(KVCache, "update_and_fetch", updated),
     ):
         yield found

@@ -142,11 +142,11 @@ class RowBuffers:
             return
         capacity = whole_steps(own + room + min(own, spare))
         for layer in self.layers.values():
-            grown = [extended(a[..., :own, :], capacity - own) for a in own_arrays(layer)]
+            grown = [extend(a[..., :own, :], capacity - own) for a in own_arrays(layer)]
             mx.eval(grown)
             set_arrays(layer, grown)
 
-    def divided(self, at: int) -> RowBuffers:
+    def divide_at(self, at: int) -> RowBuffers:
         """Make tokens `[0, at)` a prefix for other rows. Copies each layer once."""
         mx.eval(self.own_arrays)  # or raise before a change
         room = self.capacity - at
@@ -233,7 +233,7 @@ def divisible(layers: Mapping[int, Any]) -> bool:
     return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
 
 
-def extended(array: Any, tokens: int) -> Any:
+def extend(array: Any, tokens: int) -> Any:
     shape = (*array.shape[:-2], tokens, array.shape[-1])
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
 
@@ -277,7 +277,7 @@ class Leases:
                 split(last, match.length - last.start)
             for node in own.path:
                 if node.start >= match.length:
-                    node.hold(segment_of(node).copied(), node.snapshot)
+                    node.hold(segment_of(node).copy(), node.snapshot)
             return True
         if base is None or base.common:
             return False
@@ -361,7 +361,7 @@ class Leases:
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""
         with Isolation() as tried:  # a failed pass of that row must not fail this one
-            prefix = row.divided(at)
+            prefix = row.divide_at(at)
         if tried.fault is not None:
             for layer in row.layers.values():  # the layers of a row have the same prefix
                 undivide(layer)

@@ -156,7 +156,8 @@ class PrefixCache:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
         share, _ = self.sessions.share(session, self.budget())
-        room = share - memory.state_bytes - windows
+        # the end of the prompt may have windows of its own, which take little
+        room = share - memory.state_bytes - 2 * windows
         return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:

@@ -131,7 +131,7 @@ class Restore:
         """Engine thread."""
         if self.ended:
             return
-        with Isolation(self._failed):
+        with Isolation(self._give_up):
             try:
                 header = step()
             except StopIteration as end:
@@ -153,7 +153,7 @@ class Restore:
         except EngineDied:
             self.abandon()
 
-    def _failed(self, fault: Fault) -> None:
+    def _give_up(self, fault: Fault) -> None:
         log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
         self.abandon()
 
@@ -241,12 +241,12 @@ class DiskTier:
         self._sent += nbytes
         self.index.add(header)
 
-        def failed() -> None:
+        def forget() -> None:
             """Disk thread."""
             with suppress(EngineDied):
                 self.call(partial(self.index.remove, header.name))
 
-        self.writer.do(partial(self.writer.write, header, host_arrays(arrays), failed))
+        self.writer.do(partial(self.writer.write, header, host_arrays(arrays), forget))
         return True
 
     # -- reading

@@ -203,12 +203,12 @@ class Writer:
 
     # -- jobs
 
-    def write(self, header: Header, arrays: Arrays, failed: Callable[[], object]) -> None:
+    def write(self, header: Header, arrays: Arrays, forget: Callable[[], object]) -> None:
         try:
             if not (self._folder / header.name).exists():  # else another process wrote it
                 write(self._folder, header, arrays, self._versions)
         except (OSError, BadFile):
-            failed()
+            forget()
             raise
         finally:
             self.done += sum(array.nbytes for array in arrays.values())

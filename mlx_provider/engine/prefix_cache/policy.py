@@ -189,7 +189,7 @@ class PrefixCachePolicy(StoredPrefixes):
         """Where the next turn of a conversation, or the same prompt, resumes by whole passes."""
         return set() if self._shapes is None else {self._whole(len(prompt.tokens) - 1)}
 
-    def passed(self, job: PrefillJob, start: int) -> None:
+    def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
             self.cache.save_head(self._key(job.request), ids, job.held(), start)

@@ -126,7 +126,7 @@ class Segment:
         return sum(count for _, count in self.layers)
 
     @property
-    def stored(self) -> int:
+    def kv_bytes(self) -> int:
         return self.length * self.token_bytes
 
     @property
@@ -144,7 +144,7 @@ class Segment:
         """Tokens `[start, stop)` of a row, which stay in its buffers."""
         return replace(self, length=stop - start, own={}, held=held, start=start)
 
-    def copied(self) -> Segment:
+    def copy(self) -> Segment:
         return replace(self, own=copies(self.arrays()), held=None, start=0)
 
     def arrays(self) -> Mapping[int, Sequence[Any]]:

@@ -112,12 +112,12 @@ class Node:
         totals, old, nbytes, buffers = self.totals, self.row, self.nbytes, self.buffers
         totals.version += 1
         if old is not None:
-            old.stored -= segment_of(self).stored
+            old.stored -= segment_of(self).kv_bytes
         self.segment, self.snapshot = segment, snapshot
         totals.nbytes += self.nbytes - nbytes
         totals.buffers += self.buffers - buffers
         if self.row is not None:
-            self.row.stored += segment_of(self).stored
+            self.row.stored += segment_of(self).kv_bytes
             self.row.nodes.add(self)
             totals.rows.setdefault(self.row, 0)
         if old is not None and old is not self.row:
@@ -384,7 +384,7 @@ def check(roots: Iterable[Node], totals: Totals) -> None:
     rules += [(f"{counted} is counted", counted == (totals.nbytes, totals.buffers))]
     for row in {*totals.rows, *(node.row for node in every if node.row is not None)}:
         found = {node for node in every if node.row is row}
-        stored = sum(segment_of(node).stored for node in found)
+        stored = sum(segment_of(node).kv_bytes for node in found)
         path = row.path
         rules += [
             ("a row counts its nodes", (found, stored) == (row.nodes, row.stored)),

@@ -80,13 +80,13 @@ class DraftCosts:
         own = self.aside + self.per_draft * rounds
         return seconds(drafts) * self.factor(drafts) + own
 
-    def timed(self, aside: float, guessing: float, rounds: int) -> None:
+    def add_times(self, aside: float, guessing: float, rounds: int) -> None:
         """The device idled for `aside` seconds, in addition to `guessing`."""
         self.aside = _follow(self.aside, aside)
         if rounds:
             self.per_draft = _follow(self.per_draft, guessing / rounds)
 
-    def passed(self, drafts: int, times: float) -> None:
+    def add_pass(self, drafts: int, times: float) -> None:
         bits, known = drafts.bit_length(), self.factor(drafts)
         if bits in self.slower:  # the first pass may have compiled kernels
             times = max(0.1, min(times, SPIKE * known))  # most may be over once it is launched
@@ -301,7 +301,7 @@ class Policy:
         (best,), *_ = fastest([own], rows, self.costs[KNOWN_TEXT], seconds, least=0.0)
         return best
 
-    def rested(self) -> None:
+    def end_step(self) -> None:
         self.steps += 1
         self.saved = min(SAVED, self.saved + ALLOWANCE)
         for costs in self.costs.values():

@@ -153,7 +153,7 @@ class Speculation:
             return {}
         able = {row: own for row in rows if any(own := self._able(row))}
         counts = self.policy.wanted([*able.values()], len(rows) - len(able), seconds)
-        self.policy.rested()
+        self.policy.end_step()
         found: dict[Row, Asks] = {}
         for row, asks in zip(able, counts, strict=True):
             left = row.request.max_tokens - len(row.tokens) - 1
@@ -308,15 +308,15 @@ class Speculation:
         known, (guessing, rounds) = any(self.rows[r].origin.known for r in drafts), self._guessing
         self._kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
         idle = max(0.0, seconds - guessing)
-        self.policy.costs[self._kind].timed(idle, guessing, rounds)
+        self.policy.costs[self._kind].add_times(idle, guessing, rounds)
         if known and self._asked:
-            self.policy.costs[KNOWN_TEXT].timed(idle, 0.0, 0)
+            self.policy.costs[KNOWN_TEXT].add_times(idle, 0.0, 0)
 
     def passed(self, results: Sequence[PassResult], times: float) -> None:
         """A pass took `times` its expected duration."""
         drafts = sum(each.drafts for each in results)
         if drafts and times:
-            self.policy.costs[self._kind].passed(drafts, times)
+            self.policy.costs[self._kind].add_pass(drafts, times)
 
     def held(self, row: Row, drafts: int, held: int) -> None:
         row.request.drafted += drafts
