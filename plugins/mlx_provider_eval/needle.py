@@ -99,7 +99,7 @@ class Needles:
         return {**asdict(self), "depths": DEPTHS}
 
     def measured(self, staged: Staged, tell: Tell) -> Result:
-        limit, why = self.bound(staged)
+        limit, why = self.find_limit(staged)
         if limit < 1:
             reason = f"{why} leaves no room for a prompt beside --max-tokens {self.max_tokens}"
             return {**staged.encoded(), "skipped": reason}
@@ -107,7 +107,7 @@ class Needles:
             cells = list(self._cells(staged, client, limit, tell))
         return {**staged.encoded(), "limit": limit, "limited_by": why, "cells": cells}
 
-    def bound(self, staged: Staged) -> tuple[int, str]:
+    def find_limit(self, staged: Staged) -> tuple[int, str]:
         context, own = staged.status.context_length, self.max_tokens + 1
         memory = context_in_memory(staged.subject.model, context)
         bounds = [(context - own, "the model's context"), (memory - own, "this machine's memory")]

@@ -109,7 +109,7 @@ def play(client: Client, scenario: Scenario) -> Played:
         messages += _messages(step, reply)
         reply = client.ask(messages, **body)
         replies.append(reply.encoded())
-        if fault := judged(reply, step.expect, scenario.tools):
+        if fault := find_fault(reply, step.expect, scenario.tools):
             messages.append({"reply": replies[-1]})
             return Played(fault, messages, replies)
         messages.append(reply.message())
@@ -127,7 +127,7 @@ def _messages(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
         yield {"role": "user", "content": step.say}
 
 
-def judged(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault | None:
+def find_fault(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> Fault | None:
     if reply.failure:
         return Fault("request failed", reply.failure)
     if reply.finish == "length":

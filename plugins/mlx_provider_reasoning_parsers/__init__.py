@@ -38,7 +38,7 @@ def think(
     return replace(QWEN3, name=name, **own | fields)
 
 
-def marked(name: str, start: str, end: str, **fields: Any) -> ReasoningParser:
+def pair(name: str, start: str, end: str, **fields: Any) -> ReasoningParser:
     detect: Callable[[str], bool] = lambda template: start in template  # noqa: E731
     return ReasoningParser(name, start, end, **{"detect": detect, "rank": 2, **fields})
 
@@ -100,21 +100,21 @@ PARSERS = (
     HY_V3_OPEN,
     think("hunyuan_a13b", "", "<answer>", "<think>", hidden=("<answer>", "</answer>")),
     think("nemotron_v3", NEMOTRON, "<think>", "nemotron"),
-    marked("seed_oss", "<seed:think>", "</seed:think>", rank=1, calls=(("<seed:tool_call>", ""),)),
-    marked(
+    pair("seed_oss", "<seed:think>", "</seed:think>", rank=1, calls=(("<seed:tool_call>", ""),)),
+    pair(
         *("mistral", "[THINK]", "[/THINK]"),
         rank=1,
         aliases=("magistral",),
         calls=(("[TOOL_CALLS]", ""),),
     ),
-    marked("gemma4", "<|channel>", "<channel|>", header="thought", calls=(("<|tool_call>", ""),)),
-    marked(
+    pair("gemma4", "<|channel>", "<channel|>", header="thought", calls=(("<|tool_call>", ""),)),
+    pair(
         *("granite", "Here is my thought process:", "Here is my response:"),
         starts=("Here's my thought process:",),
         ends=("Here's my response:",),
         calls=(("<|tool_call|>", ""), ("<tool_call>", "")),
     ),
-    marked(
+    pair(
         *("north", "<|START_THINKING|>", "<|END_THINKING|>"),
         ends=("<|START_TEXT|>", "<|START_RESPONSE|>"),
         hidden=("<|END_TEXT|>", "<|END_RESPONSE|>"),

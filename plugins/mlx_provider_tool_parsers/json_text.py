@@ -92,7 +92,7 @@ _UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
 """Characters outside of strings and brackets in JSON."""
 
 
-def balanced(start: int, *, strict: bool = False) -> Rest:
+def read_balanced(start: int, *, strict: bool = False) -> Rest:
     """Text up to the bracket that closes the one at `start`, a position of the reader. `strict`:
     ends earlier if the text cannot be JSON."""
 
@@ -121,7 +121,7 @@ def read_call(
         raise NotACall("arguments are a JSON object")
     reader.call(name, call_id)
     start = reader.mark()
-    yield from claimed(read_json(reader, reader.arguments), rest or balanced(start))
+    yield from claimed(read_json(reader, reader.arguments), rest or read_balanced(start))
     reader.release()
     reader.end_call()
 
@@ -326,7 +326,7 @@ class JsonBlock:
         """The end of a malformed call. Other JSON ends at the first invalid character."""
         if self.end and not bare:
             return through(self.end)
-        return balanced(start, strict=not attempt)
+        return read_balanced(start, strict=not attempt)
 
     def items(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
         yield from reader.space()

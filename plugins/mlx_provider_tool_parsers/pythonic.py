@@ -75,13 +75,13 @@ def _one_line_strings(text: str) -> str:
     """Escapes line ends inside quotes: models write them raw, Python refuses them. It would warn of
     an unknown escape, and keep the backslash."""
 
-    def escaped(found: re.Match[str]) -> str:
+    def escape(found: re.Match[str]) -> str:
         if found[0] == "\n":
             return "\\n"
         return found[0] if found[0][1:] in _ESCAPES else f"\\{found[0]}"
 
     return _STRING.sub(
-        lambda found: found[0] if found[2] is not None else _ESCAPE.sub(escaped, found[0]), text
+        lambda found: found[0] if found[2] is not None else _ESCAPE.sub(escape, found[0]), text
     )
 
 

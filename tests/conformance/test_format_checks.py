@@ -176,6 +176,6 @@ def test_endless_work_ends() -> None:
 
     with (
         pytest.raises(Nonconformity, match="the loop was not done"),
-        parsers.bounded(0.05, "the loop"),
+        parsers.time_limit(0.05, "the loop"),
     ):
         loop()

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_provider_eval.scenario import Expected, Text, Tool, matches
 from mlx_provider_eval.subjects import Made, Reply
-from mlx_provider_eval.tools import FAULTS, judged
+from mlx_provider_eval.tools import FAULTS, find_fault
 
 TOOLS = {
     "light": Tool(
@@ -69,7 +69,7 @@ WORDS = Expected(text=Text(has=["four", ["door", "gate"]], lacks=["window"]))
     ],
 )
 def test_every_fault_has_its_name(reply: Reply, expected: Expected, fault: str | None) -> None:
-    found = judged(reply, expected, TOOLS)
+    found = find_fault(reply, expected, TOOLS)
     assert (found.name if found else None) == fault
     assert found is None or (found.name in FAULTS and found.reason)
 

@@ -186,7 +186,7 @@ def test_a_needle_is_found_at_each_length_and_depth(
         needle.locker(1)[1]
     }
     assert all(cell["length"] - 250 < cell["tokens"] <= cell["length"] for cell in result["cells"])
-    assert Needles().bound(of(staged, 2)) == (65_536 - 64 - 1, "the model's context")
+    assert Needles().find_limit(of(staged, 2)) == (65_536 - 64 - 1, "the model's context")
 
 
 def test_counts_are_those_of_the_prompts(staged: list[Staged | Result]) -> None:

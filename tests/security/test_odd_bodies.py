@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.bounds import MAX_MESSAGES, MAX_TOKEN_IDS, MAX_TOOLS
-from mlx_provider.chat.constraints.request import demanded, response_schema
+from mlx_provider.chat.constraints.request import demanded_names, response_schema
 from mlx_provider.chat.constraints.schema import SchemaReader
 from mlx_provider.errors import LONGEST, BadRequest
 from mlx_provider.litellm.call import Call, generate_requests
@@ -220,7 +220,7 @@ def test_any_json_is_read_or_refused(value: dict[str, Any]) -> None:
         SchemaReader("here").read,
         SchemaReader("here", lenient=True).read,
         response_schema,
-        lambda choice: demanded(posted(tool_choice=choice)),
+        lambda choice: demanded_names(posted(tool_choice=choice)),
         lambda choice: constraint(Parameters({"response_format": choice})),
     ):
         with suppress(BadRequest):
@@ -259,4 +259,4 @@ def test_kinds_of_a_wrong_type(wrong: Any) -> None:
 def test_a_choice_of_tools_that_lists_none() -> None:
     for allowed in (5, {"tools": 5}, [1]):
         with pytest.raises(BadRequest, match="tool_choice"):
-            demanded(posted(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}))
+            demanded_names(posted(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}))

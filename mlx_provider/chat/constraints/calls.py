@@ -124,11 +124,11 @@ class CallRules:
     def _before(self, name: str) -> str:
         shown = shown_name(self.grammar, name)
 
-        def numbered(text: str) -> str:
+        def with_numbers(text: str) -> str:
             pieces = text.split("{digits}")
             return _NUMBER.join(self._text(piece.replace("{name}", shown)) for piece in pieces)
 
-        return self._with_ids(self.grammar.before, numbered)
+        return self._with_ids(self.grammar.before, with_numbers)
 
     def _with_ids(self, text: str, rule: Callable[[str], str]) -> str:
         return _ID.join(map(rule, text.split("{id}")))

@@ -184,7 +184,7 @@ class GrammarCompiler:
             request,
             calls,
             self.split,
-            lambda lark: self._made(lark, allowance).wrong,
+            lambda lark: self._find_compiled(lark, allowance).wrong,
             preface,
             self.spaces,
         )
@@ -204,7 +204,7 @@ class GrammarCompiler:
             lead = r"/[ \n]{1,3}/"
         if lead:
             lark = lark.replace("start:", "start: LEAD? led\nled:", 1) + f"\nLEAD: {lead}"
-        made = self._made(lark, Allowance(namespace=namespace))
+        made = self._find_compiled(lark, Allowance(namespace=namespace))
         if made.wrong:
             raise BadRequest(f"the grammar is not valid: {made.wrong}")
         matcher = made.matcher.deep_copy()
@@ -223,11 +223,11 @@ class GrammarCompiler:
 
             def wrong(lark: str, *, apart: bool = apart) -> str:
                 whole = lark.startswith("start: calls")
-                return self._made(lark, allowance).wrong if apart or whole else ""
+                return self._find_compiled(lark, allowance).wrong if apart or whole else ""
 
             with suppress(BadRequest):
                 form = request_form(request, calls, self.split, wrong, spaces=spaces)
-                return form and self._made(form.lark, allowance).matcher
+                return form and self._find_compiled(form.lark, allowance).matcher
         return None
 
     def split(self, text: str) -> list[str | int]:
@@ -247,7 +247,7 @@ class GrammarCompiler:
             self._special = re.compile(f"({'|'.join(words)})" if words else r"(?!)"), ids
         return self._special
 
-    def _made(self, lark: str, allowance: Allowance) -> _Compiled:
+    def _find_compiled(self, lark: str, allowance: Allowance) -> _Compiled:
         key = (allowance.namespace, lark)
         with self._lock:
             known = self.compiled.get(key)

@@ -14,7 +14,7 @@ from ...isolation import Isolation
 from ...protocol.requests import GenerateRequest
 from ...records import ToolParser
 from ...records.parsing import CallGrammar
-from .request import demanded
+from .request import demanded_names
 from .schema import ONE_LINE, Spaces
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class CallMatchers:
         self._request = GenerateRequest.model_construct(  # without messages, which hold images
             model=request.model,
             tools=request.tools,
-            tool_choice="required" if demanded(request) is None else request.tool_choice,
+            tool_choice="required" if demanded_names(request) is None else request.tool_choice,
             parallel_tool_calls=request.parallel_tool_calls,
         )
         self._compiler = compiler
@@ -122,10 +122,10 @@ class CallForecast:
         its successor."""
         if self._likely is None:
             current = self._matcher is not None and self._consumed == len(self._call or ())
-            self._likely = self._forced() if current else []
+            self._likely = self._forced_tokens() if current else []
         return self._likely
 
-    def _forced(self) -> list[int]:
+    def _forced_tokens(self) -> list[int]:
         sure: list[int] = list(self._matcher.compute_ff_tokens())
         text = self._matcher.compute_ff_bytes().partition(_SPECIAL)[0].decode(errors="ignore")
         shown = self._decode(sure)

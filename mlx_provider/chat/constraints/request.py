@@ -39,7 +39,7 @@ def request_form(
     """`None`: any text is allowed. `calls`: the tool parser's call format; `None`: bare JSON
     objects. `preface`: what the model's format writes before an answer. Raises `BadRequest` that
     names the parameter, and for schemas the keyword."""
-    names = demanded(request)
+    names = demanded_names(request)
     answer = _answer(request, compiles, literal(preface, split), spaces)
     optional = names is None
     free = optional and answer is None and not preface and _may_enforce(request, calls, split)
@@ -124,7 +124,7 @@ def _may_call(request: GenerateRequest, calls: CallGrammar | None) -> bool:
     return bool(request.tools) and calls is not None and request.tool_choice != "none"
 
 
-def demanded(request: GenerateRequest) -> list[str] | None:
+def demanded_names(request: GenerateRequest) -> list[str] | None:
     """Names of tools, one of which must be called. Empty: any tool. `None`: no call is demanded."""
     choice = request.tool_choice
     if isinstance(choice, str):

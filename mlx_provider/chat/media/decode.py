@@ -124,7 +124,7 @@ def rgb_pixels(
 
     try:
         reduced = partial(_reduce, picture.shrink(size))
-        image = _turned(_without_metadata_if_broken(picture.data, reduced), picture.turn)
+        image = _rotate(_without_metadata_if_broken(picture.data, reduced), picture.turn)
         if size is not None and image.size != size[::-1]:
             image = image.resize(size[::-1], resample)
         return np.asarray(image, dtype=np.uint8)
@@ -220,7 +220,7 @@ def _turn(info: dict[str, Any]) -> int:
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
-def _turned(image: Any, turn: int) -> Any:
+def _rotate(image: Any, turn: int) -> Any:
     from PIL.Image import Transpose
 
     turns = (
@@ -245,16 +245,16 @@ def _decode(data: bytes, n: int) -> tuple[Any, int]:
     """The image, and the part of `n` that is still to be applied. A JPEG without its end marker is
     accepted if no pixel is missing: libjpeg paints missing pixels grey."""
     if not data.startswith(JPEG) or data.rfind(EOI) > data.rfind(SOS):
-        return _drafted(data, n)
+        return _decode_reduced(data, n)
     data = data.rstrip(b"\xff")
-    other = _checksum(_drafted(data + FILLING + EOI, n)[0])
-    image, n = _drafted(data + EOI, n)
+    other = _checksum(_decode_reduced(data + FILLING + EOI, n)[0])
+    image, n = _decode_reduced(data + EOI, n)
     if _checksum(image) != other:
         raise OSError("the end of the image is missing")
     return image, n
 
 
-def _drafted(data: bytes, n: int) -> tuple[Any, int]:
+def _decode_reduced(data: bytes, n: int) -> tuple[Any, int]:
     image = _identify(data)
     if n > 1 and image.format == "JPEG":
         part = _draft(n)

@@ -75,7 +75,7 @@ async def _fetch_together(
         headers={"Accept": "image/*", "Accept-Encoding": "identity"},
     ) as client:
 
-        async def fetched(source: Source) -> Fetched:
+        async def fetch(source: Source) -> Fetched:
             try:
                 async with asyncio.timeout_at(deadline), slots:
                     return await _download(client, source, policy.max_bytes, room)
@@ -91,7 +91,7 @@ async def _fetch_together(
                 raise error
             return error
 
-        return await asyncio.gather(*map(fetched, sources))
+        return await asyncio.gather(*map(fetch, sources))
 
 
 @dataclass

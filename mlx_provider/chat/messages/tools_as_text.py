@@ -13,7 +13,7 @@ from ...records import CallGrammar, TemplateForm, ToolParser, Tools
 from ...records.json_reading import function_of, listed_parameters, resolved
 from ...records.parsing import TaggedArguments
 from ..constraints.calls import shown_name, written_as_object
-from ..constraints.request import demanded
+from ..constraints.request import demanded_names
 from ..output.whole_reply import WholeReply, read_chunks
 from .turns import BLANK_LINE
 
@@ -35,14 +35,14 @@ def written_calls(
     shown = [short_id(each) for each in ids or map(str, range(len(calls)))]
     texts = []
     for number, (name, arguments, schema) in enumerate(calls):
-        before, after = framed(grammar, number, shown[number], name)
+        before, after = frame(grammar, number, shown[number], name)
         texts.append(before + _body(grammar, arguments, schema) + after)
     if grammar.between is None:
         return "\n".join(f"{grammar.open}{text}{grammar.close}" for text in texts)
     return grammar.open + grammar.between.join(texts) + grammar.close
 
 
-def framed(grammar: CallGrammar, number: int, call_id: str, name: str) -> tuple[str, str]:
+def frame(grammar: CallGrammar, number: int, call_id: str, name: str) -> tuple[str, str]:
     before = grammar.before.replace("{digits}", str(number)).replace("{id}", call_id)
     after = grammar.after.replace("{id}", call_id)
     return before.replace("{name}", shown_name(grammar, name)), after
@@ -72,7 +72,7 @@ def _argument(
 def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
     """Raise `BadRequest` for a callable tool whose calls the parser would lose: the parser reads a
     call with all parameters, written by the grammar."""
-    names = demanded(request)
+    names = demanded_names(request)
     for tool in request.tools:
         function = function_of(tool)
         name = function.get("name")

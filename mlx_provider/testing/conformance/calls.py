@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from ...chat.constraints.compiler import AfterThoughts, Constraint, GrammarCompiler
-from ...chat.messages.tools_as_text import framed
+from ...chat.messages.tools_as_text import frame
 from ...protocol.requests import GenerateRequest
 from ...records import CallGrammar, ToolParser, value_types
 from .. import DEMO
@@ -155,7 +155,7 @@ ODD = (
 
 def pieces(parser: ToolParser) -> list[str]:
     grammar = parser.call_grammar()
-    before, after = framed(grammar, 1, "abcDEF123", "put")
+    before, after = frame(grammar, 1, "abcDEF123", "put")
     found = [*parser.visible(), grammar.open, grammar.close, after, before]
     if (tags := grammar.tagged) is not None:
         key = f"{tags.key_before}note{tags.key_after}"

@@ -151,8 +151,8 @@ def bad_input(of: Specimen) -> None:
     for turns in ([said, said], [answer, said], [said, answer], *three):
         _check_types(f"messages {turns}", partial(of.ask, *turns))
     if "image" not in of.model.info.media:
-        seen = partial(of.ask, user("x", sees=True), media=[picture(1)])
-        _check_types("an image for a model that cannot see", seen, must=True)
+        image = partial(of.ask, user("x", sees=True), media=[picture(1)])
+        _check_types("an image for a model that cannot see", image, must=True)
 
 
 def _check_types(what: str, run_it: Callable[[], object], *, must: bool = False) -> None:
@@ -257,21 +257,21 @@ def images(of: Specimen) -> None:
     if "image" not in of.model.info.media:
         raise NotApplicable("its models take text only")
 
-    def seen(seed: int, words: str = "who") -> Prompt:
+    def image(seed: int, words: str = "who") -> Prompt:
         return of.ask(*of.system(), user(words, sees=True), media=[picture(seed)])
 
-    for prompt in (seen(1), seen(2)):
+    for prompt in (image(1), image(2)):
         same(len(prompt.spans), 1, "spans of a prompt with one image")
         span = prompt.spans[0]
         inside = 0 <= span.start < span.end <= len(prompt.tokens)
         demand(inside, f"the span {span.start}..{span.end} lies outside of the prompt")
-    one, other, again = (seen(seed).spans[0].content_hash for seed in (1, 2, 1))
+    one, other, again = (image(seed).spans[0].content_hash for seed in (1, 2, 1))
     demand(one != other, "two images have one content_hash: one is answered for the other")
     same(again, one, "content_hash of the same image")
     engine = new_engine(of.model, prefix_cache=PrefixCache(budget=lambda: 2**26))
     _, question, third, _ = (
         _answer(of, engine, prompt, "with an image, from the prefix cache")
-        for prompt in (seen(1, "what is this " * 12), seen(1), seen(2), seen(1))
+        for prompt in (image(1, "what is this " * 12), image(1), image(2), image(1))
     )
     end, begin = question.prompt.spans[0].end, third.prompt.spans[0].start
     summary = f"another question on the same image finds {question.cached} tokens of the {end}"

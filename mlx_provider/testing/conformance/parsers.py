@@ -30,7 +30,7 @@ BEFORE = "So I will do it. "
 
 
 @contextmanager
-def bounded(seconds: float, what: str) -> Iterator[None]:
+def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Raise `Nonconformity` inside the block after so much processor time of this process."""
     summary = f"{what} was not done after {seconds:g} s of work"
     passed: list[bool] = []
@@ -217,7 +217,7 @@ def odd_names(of: Format) -> None:
     """A tool is refused by name or its calls are read, whatever it and its parameters are
     called."""
 
-    def refused(tool: Any) -> str:
+    def refusal_of(tool: Any) -> str:
         try:
             check_readable(of.model.request(tools=[tool], tool_choice="required"), of.parser)
         except BadRequest as error:
@@ -230,7 +230,7 @@ def odd_names(of: Format) -> None:
         arguments = dict.fromkeys(keys, calls.VALUES[kind])
         text = of.written(called, arguments, tool["function"]["parameters"])
         of.read([text], tools=[tool])
-        if not refused(tool):
+        if not refusal_of(tool):
             demand(of.model.accepts(of.constraint([tool]), text), f"the grammar bars {text!r}")
             whole = ([(called, arguments)], "")
             same(of.calls_in(text, [tool]), whole, f"{text!r} reads otherwise")
@@ -239,7 +239,7 @@ def odd_names(of: Format) -> None:
     keys = st.lists(names, max_size=3, unique=True)
     for_examples(st.tuples(names, keys, st.sampled_from(sorted(calls.VALUES))), 40, check)
     for name in ("f", "get_weather", "Bash", "mcp__server__tool", "a1"):
-        refusal = refused(calls.named(name, ["path", "old_string", "X"], "string"))
+        refusal = refusal_of(calls.named(name, ["path", "old_string", "X"], "string"))
         demand(not refusal, f"a name that people give is refused: {refusal}")
 
 
@@ -273,7 +273,7 @@ def bombs(of: Format | Thoughts) -> None:
     """Size and nesting cost bounded work, and raise nothing."""
     for body, size in of.bombs():
         for inside in of.starts:
-            with bounded(WORK, f"{body[:60]!r}... of {len(body)} characters"):
+            with time_limit(WORK, f"{body[:60]!r}... of {len(body)} characters"):
                 of.read([body[at : at + size] for at in range(0, len(body), size)], inside)
 
 
