@@ -32,7 +32,7 @@ def size(event: Event) -> int:
     return EVENT_BYTES + len(event.content) + len(event.reasoning) + calls + LOGPROB_BYTES * named
 
 
-def compacted(events: Sequence[Event]) -> list[Event]:
+def compact(events: Sequence[Event]) -> list[Event]:
     """Joins deltas; the order within a choice does not change."""
     runs: list[list[Any]] = []
     growing: dict[int, list[Delta]] = {}
@@ -53,10 +53,10 @@ def compacted(events: Sequence[Event]) -> list[Event]:
             room[event.index] = JOINED
         run.append(event)
         room[event.index] -= size(event) - EVENT_BYTES
-    return [run[0] if len(run) == 1 else joined(run) for run in runs]
+    return [run[0] if len(run) == 1 else join_deltas(run) for run in runs]
 
 
-def joined(deltas: Sequence[Delta]) -> Delta:
+def join_deltas(deltas: Sequence[Delta]) -> Delta:
     """Of one choice, in one. A piece of a call with a name begins a new call."""
     calls: list[list[ToolCallDelta]] = []
     for piece in (piece for delta in deltas for piece in delta.tool_calls):
@@ -158,7 +158,7 @@ class EventQueue:
         return bool(self._events) or self.ended
 
     def _take(self) -> list[Event]:
-        events, count, taken = compacted(self._events), 0, 0
+        events, count, taken = compact(self._events), 0, 0
         while count < len(events) and taken < TAKEN:
             taken += size(events[count])
             count += 1
@@ -169,7 +169,7 @@ class EventQueue:
         self._events.append(event)
         self.unread += size(event)
         if self.unread > self._compact_above:
-            self._hold(compacted(self._events))
+            self._hold(compact(self._events))
             if self.unread > UNREAD_LIMIT:
                 self._drop()
 

@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 
 from ..errors import MLXProviderError, for_another, wrong_part
 from ..invalid import shown
-from ..protocol.event_queue import compacted
+from ..protocol.event_queue import compact
 from ..protocol.events import Accepted, Delta, Done, Event, Failed
 from ..protocol.requests import ModelRequest
 
@@ -215,7 +215,7 @@ class Whole(ABC):
         if isinstance(last, Failed):
             raise last.error.exception()
         if isinstance(last, Done) or len(self._events) > MANY:
-            self._events = compacted(self._events)
+            self._events = compact(self._events)
         return self._body(_without_broken(self._events), last) if isinstance(last, Done) else None
 
     @abstractmethod

@@ -45,7 +45,7 @@ def test_any_chunking_shows_what_a_plain_search_shows(chunks: list[str], stops: 
         text, matched = expected(fed, stops)
         assert filtered.matched == matched
         assert shown == (text if matched else fed[: len(fed) - held(fed, stops)])
-        assert filtered.held == (0 if matched else held(fed, stops))
+        assert filtered.waiting == (0 if matched else held(fed, stops))
     assert shown + filtered.flush() == expected(fed, stops)[0]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from ...protocol.event_queue import compacted
+from ...protocol.event_queue import compact
 from ...protocol.events import Delta, FinishReason, TokenLogprob, ToolCallDelta
 from ...records.parsing import ReasoningParser, ToolParser, Tools
 from ...records.reading import TextEvent, TextReader, partial_at
@@ -47,7 +47,7 @@ class StopText:
         return held
 
     @property
-    def held(self) -> int:
+    def waiting(self) -> int:
         return len(self._held)
 
 
@@ -241,7 +241,7 @@ class Reply:
         self._add_content(self._stops.flush())
 
     def _show_content(self, text: str) -> None:
-        before = self._stops.held
+        before = self._stops.waiting
         shown = self._stops.push(text)
         self._add_content(shown)
         if self._stops.matched and not self.stopped:
@@ -253,7 +253,7 @@ class Reply:
             self._found.append(Delta(index=self._index, content=text))
 
     def _deltas(self, last: bool = False) -> list[Delta]:
-        found: list[Any] = compacted(self._found) if len(self._found) > 1 else self._found
+        found: list[Any] = compact(self._found) if len(self._found) > 1 else self._found
         self._found = []
         logprobs = self._known_logprobs(last) if found or last else []
         if not logprobs:
@@ -264,8 +264,8 @@ class Reply:
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:
         limit = self._fed + 1
         if self.stopped or not last:
-            edge = self._edge.held if self._edge is not None else 0
-            limit = self._reader.position - self._stops.held - edge - self._cut
+            edge = self._edge.waiting if self._edge is not None else 0
+            limit = self._reader.position - self._stops.waiting - edge - self._cut
         found: list[TokenLogprob] = []
         while self._logprobs and self._logprobs[0][0] <= limit:
             found.append(self._logprobs.popleft()[1])

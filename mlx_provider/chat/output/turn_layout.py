@@ -166,5 +166,5 @@ class AnswerEdge:
         return "" if self._called else space
 
     @property
-    def held(self) -> int:
+    def waiting(self) -> int:
         return 0 if self._called else len(self._space)

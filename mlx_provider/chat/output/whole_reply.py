@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from ...errors import BadRequest
-from ...protocol.event_queue import joined
+from ...protocol.event_queue import join_deltas
 from ...protocol.events import Delta
 from ..constraints.request import response_schema
 from .reply import Reply
@@ -85,7 +85,7 @@ class WholeReply:
 
 
 def put_together(deltas: Iterable[Delta], reason: str) -> WholeReply:
-    whole = joined([*deltas])
+    whole = join_deltas([*deltas])
     calls = tuple((call.name or "", call.arguments) for call in whole.tool_calls)
     return WholeReply(whole.content, whole.reasoning, calls, reason)
 

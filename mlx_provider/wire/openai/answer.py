@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from ...errors import ContextTooLong, EngineUnavailable, MLXProviderError
-from ...protocol.event_queue import joined
+from ...protocol.event_queue import join_deltas
 from ...protocol.events import Accepted, Delta, Done, Event, Finish, TokenLogprob
 from .. import api
 from ..api import json_bytes
@@ -193,7 +193,7 @@ class Whole(api.Whole):
         for event in events:
             if isinstance(event, Delta):
                 deltas[event.index].append(event)
-        answers = [(joined(deltas[at]), ends.get(at)) for at in sorted(deltas.keys() | ends)]
+        answers = [(join_deltas(deltas[at]), ends.get(at)) for at in sorted(deltas.keys() | ends)]
         choices = [self._choice(at, *answer) for at, answer in enumerate(answers)]
         return self._head | {"choices": choices, "usage": usage_of(done)}
 

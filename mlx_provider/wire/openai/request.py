@@ -54,15 +54,15 @@ class Parameters:
     def take(self, name: str, default: Any = None) -> Any:
         return self._left.pop(name, default)
 
-    def typed(self, name: str, kind: type[T]) -> T | None:
+    def take_typed(self, name: str, kind: type[T]) -> T | None:
         value = self.take(name)
         return None if value is None else expect(value, kind, name)
 
     def flag(self, name: str) -> bool | None:
-        return self.typed(name, bool)
+        return self.take_typed(name, bool)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        return dict(self.typed(name, Mapping) or {})  # type: ignore[type-abstract]
+        return dict(self.take_typed(name, Mapping) or {})  # type: ignore[type-abstract]
 
     def number(self, name: str) -> Any:
         """Refuses a truth value, which is a number in Python."""
@@ -76,7 +76,7 @@ class Parameters:
         if value is not None and value not in allowed:
             raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
 
-    def ignored(self) -> list[str]:
+    def take_ignored(self) -> list[str]:
         """Take parameters without effect; returns the names for the warning."""
         return self._ignored + [
             name
@@ -213,7 +213,7 @@ def generate_requests(
         each = completions(params, content, fields)
     else:
         each = [_chat(params, content, continues=continues)]
-    fields["ignored"] = params.ignored()
+    fields["ignored"] = params.take_ignored()
     params.refuse_rest()
     try:
         return [GenerateRequest.model_validate({**sender, **fields, **more}) for more in each]
@@ -272,7 +272,7 @@ def _continues(params: Parameters, last: Any) -> bool:
 
 def _tools(params: Parameters) -> dict[str, Any]:
     fields = {
-        "tools": as_functions(params.typed("tools", list) or []) or None,
+        "tools": as_functions(params.take_typed("tools", list) or []) or None,
         "tool_choice": params.take("tool_choice"),
         "parallel_tool_calls": params.flag("parallel_tool_calls"),
     }

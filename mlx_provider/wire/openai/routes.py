@@ -33,7 +33,7 @@ def embed_request(
         "input": prompt_list(given, "input"),
         "dimensions": params.take("dimensions"),
         "prompt_name": params.take("prompt_name"),
-        "ignored": params.ignored(),
+        "ignored": params.take_ignored(),
     }
     params.refuse_rest()
     try:

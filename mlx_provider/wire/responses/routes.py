@@ -318,7 +318,7 @@ def response_request(
     body: Mapping[str, Any], sender: Mapping[str, Any]
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
     check_parameters(body, STORED)
-    instructions = Parameters(body).typed("instructions", str)
+    instructions = Parameters(body).take_typed("instructions", str)
     tools = ChatTools(body.get("tools"))
     values = {name: value for name, value in body.items() if name not in OWN}
     own = Parameters(values)
@@ -359,7 +359,7 @@ def _text(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
-    include = Parameters(body).typed("include", list) or []
+    include = Parameters(body).take_typed("include", list) or []
     return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
 
 
