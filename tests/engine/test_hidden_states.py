@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from failing import decoding, fail_once
 from mlx_provider import LoadedModel, PrefillChunk, Prompt
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
@@ -80,6 +81,22 @@ def test_rows_that_join_in_chunks_and_drafts_that_fail(qwen3: TextModel, mixes: 
     assert_as_alone(qwen3, *requests)
     if not mixes:  # the longest prompt has shown its maximum of states
         assert max(hidden.shape[0] for _, hidden in noting.seen) == KEPT
+
+
+def test_states_that_cannot_be_joined_cost_no_request(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(8):
+        noting = Noting()
+        source = source_of(drafter(noting), noting, qwen3)
+        engine = new_engine(qwen3, speculation=speculation_of([source], qwen3, policy=Eager()))
+        requests = decoding(engine)
+        with monkeypatch.context() as patch:
+            fail_once(patch, "concatenate", at)
+            for _ in range(2):
+                engine.step()
+        run(engine)
+        assert_as_alone(qwen3, *requests)
 
 
 def test_a_cached_prefix_has_no_states(qwen3: TextModel) -> None:

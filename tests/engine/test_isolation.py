@@ -3,7 +3,6 @@
 import asyncio
 import builtins
 import gc
-import itertools
 import json
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,12 +11,11 @@ from typing import Any
 from xml.etree.ElementTree import ParseError
 
 import jinja2
-import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from failing import Failing, First, decoding
+from failing import Failing, First, decoding, fail_once
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
@@ -153,18 +151,6 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
     run(engine)
     assert_as_alone(qwen3, *requests)
-
-
-def fail_once(patch: pytest.MonkeyPatch, name: str, at: int) -> None:
-    """Let one call of a function of MLX raise, after `at` others."""
-    work, calls = getattr(mx, name), itertools.count()
-
-    def call(*args: Any, **more: Any) -> Any:
-        if next(calls) == at:
-            raise RuntimeError("[malloc] out of memory")
-        return work(*args, **more)
-
-    patch.setattr(mx, name, call)
 
 
 @pytest.mark.parametrize(

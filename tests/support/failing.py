@@ -1,10 +1,12 @@
 """A real model whose passes fail on demand."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
@@ -78,3 +80,15 @@ def decoding(engine: Engine, count: int = 3) -> list[Request]:
     while len(engine.scheduler.running) < count:
         engine.step()
     return requests
+
+
+def fail_once(patch: pytest.MonkeyPatch, name: str, at: int) -> None:
+    """Let one call of a function of MLX raise, after `at` others."""
+    work, calls = getattr(mx, name), itertools.count()
+
+    def call(*args: Any, **more: Any) -> Any:
+        if next(calls) == at:
+            raise RuntimeError("[malloc] out of memory")
+        return work(*args, **more)
+
+    patch.setattr(mx, name, call)

@@ -208,17 +208,20 @@ class Speculation:
     def _guesses(self, source: int, asked: Mapping[Row, Ask]) -> dict[Row, Sequence[int]]:
         """Of rows for which the drafter is ready. A guess may be empty."""
         self._asked.add(source)
-        views = [self._view(row, ask) for row, ask in asked.items()]
 
-        def drafted() -> dict[Row, Sequence[int]]:
+        def ask_drafter() -> dict[Row, Sequence[int]]:
+            views = [self._view(row, ask) for row, ask in asked.items()]
             guesses = self.sources[source].drafting.propose(views)
-            return {
+            found = {
                 row: self._check(own, ask.drafts)
                 for (row, ask), own in zip(asked.items(), guesses, strict=True)
                 if own is not None
             }
+            for view in views:
+                view.hidden = None
+            return found
 
-        drafts = attempt(drafted)
+        drafts = attempt(ask_drafter)
         if isinstance(drafts, Fault):
             log.error("the drafter failed; rows continue without drafts\n%s", drafts.trace)
             self._breakers[source].failed()
@@ -227,8 +230,6 @@ class Speculation:
                 if self.sources[source].shows is not None:
                     each.shown, each.drawn_from = [], None
             return {}
-        for view in views:
-            view.hidden = None
         self._breakers[source].passed(used=True)
         for row, own in drafts.items():
             if not own:
