@@ -101,7 +101,7 @@ class CallRules:
         return "\n".join(self.rules)
 
     def json_schema(self) -> dict[str, Any] | None:
-        """Of calls that are JSON without markers, such as Llama's. `None`: others."""
+        """Of calls that are JSON without markers. `None`: others."""
         grammar, calls, parameters = self.grammar, [], {}
         if grammar.before[:1] != "{" or grammar.open + grammar.close not in ("", "[]"):
             return None
