@@ -59,7 +59,7 @@ class Engine:
         self.sparse_prefill = sparse_prefill
         self.batch.shows = self.drafting.shows
         if prefix_cache is not None:
-            scheduler.prefixes = prefix_cache
+            scheduler.claims = prefix_cache.claims
         self._waits_for_disk = False
 
     @property
@@ -217,8 +217,8 @@ class Engine:
         self.charge_merged()
         if plan.rows or plan.chunk is not None:
             self.output.add_step(plan, record.now)
-        restoring = any(job.restoring for job in self.scheduler.waiting)
-        self._waits_for_disk = restoring and not record.runs
+        runs = bool(plan.rows) or plan.chunk is not None or plan.prepared is not None
+        self._waits_for_disk = not runs and any(job.restoring for job in self.scheduler.waiting)
 
     def commit(self, result: Decoded | Prefilled) -> None:
         """Take the tokens that were read and draw the next ones, or let the rows of a complete

@@ -19,7 +19,6 @@ from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import MemoryProfile
-from ..scheduling.scheduler import StoredPrefixes
 from .buffers import Lease, Leases
 from .cache import PrefixCache
 from .disk import Restore
@@ -43,7 +42,7 @@ AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
-class PrefixCachePolicy(StoredPrefixes):
+class PrefixCachePolicy:
     """Engine thread only.
 
     For a reproducible model it stores only what a prefill would compute. Kernels round by the width

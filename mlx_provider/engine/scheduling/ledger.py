@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ...errors import BadRequest, Overloaded
 from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row
 
@@ -35,8 +34,6 @@ CLAIMS_PER_STEP = 4
 """Most prompts per step that are tried with what they can use of the prefix cache in place."""
 WORTH_WAITING = 256
 """A prompt waits for an admitted one that will store at least so many more tokens of its prefix."""
-OTHER_ACCOUNTS = 0.25
-"""Places in the queue for accounts without a request in it, as a share of the others."""
 
 Claims = Mapping[Row, "Lease | None"]
 NO_CLAIMS: Claims = MappingProxyType({})
@@ -134,24 +131,6 @@ class Ledger(ABC):
         bytes (engine thread)."""
 
     # -- rows
-
-    def check(self, request: Request, queued: int, *, first: bool = False) -> None:
-        """Check whether a request may queue behind `queued` others. `first`: none of these is of
-        its account, for which the queue has more places. Raises `Overloaded` if the queue is full,
-        and `BadRequest` if the request can never fit."""
-        if not 0 < len(request.rows) <= self.limits.max_rows:
-            raise BadRequest(
-                f"n={len(request.rows)} is not within 1 .. {self.limits.max_rows} rows", param="n"
-            )
-        if queued >= self.limits.max_queue * (1 + OTHER_ACCOUNTS * first):
-            raise Overloaded(f"{queued} requests are waiting, the limit; try again later")
-        need, limit = self.reservation(request.rows), self.alone()
-        if need > limit:
-            raise BadRequest(
-                f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
-                f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
-                "raise MLX_PROVIDER_MEMORY_LIMIT"
-            )
 
     def reservation(self, rows: Iterable[Row], claims: Claims = NO_CLAIMS) -> int:
         """Bytes to reserve for rows: their caches, an output reserve, and their passes. What they
@@ -313,7 +292,7 @@ class StepBuilder:
 
     def _claims_of(self, job: PrefillJob) -> Sequence[Lease | None]:
         if job not in self._claims:
-            self._claims[job] = self.scheduler.prefixes.claims(job)
+            self._claims[job] = self.scheduler.claims(job)
             self.record.tried = [*self._claims]
         return self._claims[job]
 

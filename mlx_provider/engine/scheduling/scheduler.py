@@ -11,11 +11,12 @@ So streams keep a steady pace, and the prompt gets the rest of the device in eff
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from .chunking import IDLE_SECONDS, Chunk, Chunking, FixedShapes, StepPlan
 from .costs import Costs
@@ -30,6 +31,8 @@ OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
 AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
+OTHER_ACCOUNTS = 0.25
+"""Places in the queue for accounts without a request in it, as a share of the others."""
 
 
 class FairShares:
@@ -95,19 +98,6 @@ class StepRecord:
     limit: int = 0
     """Bytes that were available for them."""
 
-    @property
-    def runs(self) -> bool:
-        plan = self.plan
-        return bool(plan.rows) or plan.chunk is not None or plan.prepared is not None
-
-
-class StoredPrefixes:
-    """Questions of the scheduler to the prefix cache, which change nothing. Here it is empty."""
-
-    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What the first row of a queued prompt would use in place. Empty: nothing."""
-        return ()
-
 
 class Scheduler:
     """Queue, admission and order. `now` is in monotonic seconds."""
@@ -128,7 +118,9 @@ class Scheduler:
         """Prompts in the queue or in prefill."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
-        self.prefixes = StoredPrefixes()
+        self.claims: Callable[[PrefillJob], Sequence[Lease | None]] = lambda job: ()
+        """What the first row of a queued prompt would use of the prefix cache in place. Changes
+        nothing."""
         self.shares = FairShares()
         self._decoded = False
         """Rows have decoded since memory was last checked."""
@@ -144,11 +136,25 @@ class Scheduler:
 
     def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
         """Check whether a request may queue. Read-only, so any thread may call it. `arriving`: the
-        accounts of accepted requests that are not queued yet. Raises the errors of
-        `Ledger.check`."""
+        accounts of accepted requests that are not queued yet. Raises `Overloaded` if the queue is
+        full, which has more places for the first request of an account, and `BadRequest` if the
+        request can never fit."""
+        limits, ledger = self.ledger.limits, self.ledger
+        if not 0 < len(request.rows) <= limits.max_rows:
+            raise BadRequest(
+                f"n={len(request.rows)} is not within 1 .. {limits.max_rows} rows", param="n"
+            )
         queued = [*(job.request.account for job in self._queued()), *arriving]
         first = request.account not in queued
-        self.ledger.check(request, len(queued), first=first)
+        if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
+            raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
+        need, limit = ledger.reservation(request.rows), ledger.alone()
+        if need > limit:
+            raise BadRequest(
+                f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
+                f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
+                "raise MLX_PROVIDER_MEMORY_LIMIT"
+            )
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         if not request.arrived:
