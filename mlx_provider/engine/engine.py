@@ -237,6 +237,9 @@ class Engine:
             self.fail(request, RequestTimedOut("the request's time limit has passed"))
         for row in record.cut:
             decode.cut(self, row)
+        for row, tokens in record.trims.items():
+            if prefixes is not None and row not in record.preempted:
+                prefixes.trim(row, tokens)
         for row in record.preempted:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])

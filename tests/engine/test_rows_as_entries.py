@@ -313,7 +313,9 @@ class Shrinking:
         return request
 
 
-def test_a_single_row_continues_without_the_capacity_for_later_turns(qwen3: TextModel) -> None:
+def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
+    qwen3: TextModel,
+) -> None:
     own = Shrinking(qwen3)
     request = own.turn(asked(own.engine, LONG), reply=200)
     most = own.memory.row_bytes(len(request.prompt.tokens) + 200)
@@ -344,6 +346,20 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
             own.engine.step()
     assert rooms[0] == 1280
     assert rooms[-1] > rooms[0], "it grew beyond"
+
+
+def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: TextModel) -> None:
+    own = Shrinking(qwen3)
+    first = own.turn(asked(own.engine, LONG), reply=40)
+    other = new_request(LONG[300:500], max_tokens=8)
+    reserved = own.scheduler.reservation
+    own.room = reserved(first.rows) + own.stored.in_use + reserved(other.rows) - 1
+    own.stored.evict(0)
+    own.engine.submit(other)
+    own.engine.step()
+    assert own.scheduler.active_rows == 2
+    run(own.engine)
+    check(qwen3, first, other)
 
 
 def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:

@@ -212,6 +212,17 @@ class Lease:
         """Bytes of the prefix cache that can be evicted until it is acquired."""
         return sum(each.stored for each in self.claimed if not each.in_use)
 
+    def trim(self, tokens: int) -> None:
+        """Free capacity of the row beyond so many tokens."""
+        own = self.own
+        if own is None:
+            return
+        with Isolation() as tried:  # a pass of the row may have failed
+            own.trim(max(tokens, *(each.offset for each in own.layers.values())))
+            self.capacity = own.capacity
+        if tried.fault is not None:
+            log.warning("a row keeps its capacity: %s", tried.fault.summary)
+
     def beyond(self, tokens: int) -> int:
         """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
         own buffers have whole steps too."""

@@ -117,6 +117,10 @@ class PrefixCachePolicy:
             for row, lease in zip(job.rows, self.claims(job), strict=False):
                 row.lease = lease and lease.acquire()
 
+    def trim(self, row: Row, tokens: int) -> None:
+        if row.lease is not None:
+            row.lease.trim(tokens)
+
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
         caches = [cache]
         for row in rows[1:]:

@@ -143,13 +143,11 @@ class Ledger(ABC):
         return held + self.pass_bytes(max(map(self._tokens_to_run, rows)), len(rows))
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
-        """Whether a row that has outgrown the memory can continue later: then it has no capacity
-        for later turns any more."""
-        needed = kv_capacity(*self._first_capacity(row.request), row.held + 1)
-        full = self.row_bytes(needed)  # a shared prefix included
+        """Whether a row that has outgrown the memory can continue later."""
+        full = self.row_bytes(self._own_capacity(row))  # a shared prefix included
         if full + self.pass_bytes(self._tokens_to_run(row), 1) > self.alone():
             return False
-        return active_rows > 1 or needed < self._own_capacity(row) or self.others_go_on()
+        return active_rows > 1 or self.others_go_on()
 
     def kv_capacity(self, job: PrefillJob) -> int:
         """Token capacity for the caches of the prompt's rows."""
@@ -157,6 +155,17 @@ class Ledger(ABC):
 
     def kv_growth(self, job: PrefillJob) -> int:
         return kv_growth(*self._first_capacity(job.request))
+
+    def spare(self, row: Row) -> int:
+        """Bytes of the capacity that a row has only for later turns of its conversation."""
+        if row.lease is None or row.lease.capacity <= self.kv_needed(row):
+            return 0
+        reserved = self._bytes(row.lease, self._tokens_reserved(row))
+        return max(0, reserved - self._bytes(row.lease, self.kv_needed(row)))
+
+    def kv_needed(self, row: Row) -> int:
+        """Token capacity of a row without room for later turns."""
+        return whole_steps(kv_capacity(*self._first_capacity(row.request), row.held + 1))
 
     def outgrown(self, row: Row) -> bool:
         """Whether a row needs more memory than its reservation at admission."""
@@ -217,19 +226,22 @@ class StepBuilder:
         return [*prefilling(self.jobs), *self.rows]
 
     def fit_rows(self) -> None:
-        """If rows have outgrown the memory, the youngest waits, or ends if it could never
-        continue."""
+        """If rows have outgrown the memory, they give back spare capacity, or else the youngest
+        waits, or ends if it could never continue."""
         before, limit = self.scheduler.fitting_limit, self.ledger.available()
         if limit == before and not any(map(self.ledger.exceeds, self.rows)):
             return
-        need = self.ledger.reservation(self.live)
+        need = self._need(self.live)
         grown = need > self.scheduler.reclaimed_bytes
+        if need > self._limit(need):
+            self._give_back(self.live)
+            need = self._need(self.live)
         while need > self._limit(need) and self.rows:
             active = len(self.live)
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
             waits = self.ledger.may_wait(row, active)
             self._remove(row, self.record.preempted if waits else self.record.cut)
-            need = self.ledger.reservation(self.live)
+            need = self._need(self.live)
         self.record.need, self.record.limit = need, self._limit(need)
         self.record.reclaim = need if grown else 0
 
@@ -281,14 +293,21 @@ class StepBuilder:
     def _admit(self, job: PrefillJob, *, claims: bool) -> bool:
         """Whether a prompt fits beside the live rows."""
         room = self._room(job, claims=claims)
-        if room is not None:
-            self.record.reclaim, self.record.claims = room
-        return room is not None
+        if room is None:
+            return False
+        self.record.reclaim, self.record.claims = room.need, room.claims
+        if room.trims:
+            self._give_back(self.live)
+        return True
 
     def _remove(self, row: Row, into: list[Row]) -> None:
         into.append(row)
         self.rows.remove(row)
         self._released += row.stored
+
+    def _need(self, rows: Sequence[Row], claims: Claims = NO_CLAIMS) -> int:
+        spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
+        return self.ledger.reservation(rows, claims) - spare
 
     def _claims_of(self, job: PrefillJob) -> Sequence[Lease | None]:
         if job not in self._claims:
@@ -302,26 +321,34 @@ class StepBuilder:
         limit = self.ledger.available() + self._released - pinned
         return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
 
+    def _give_back(self, rows: Sequence[Row]) -> None:
+        """Free the capacity of rows that is only for later turns."""
+        spare = [row for row in rows if self.ledger.spare(row)]
+        self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
+
     def _room(
         self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
-    ) -> tuple[int, bool] | None:
-        """Bytes of a prompt and the live rows, except those in `without`, and whether it claims.
-        `None`: it does not fit. `claims`: the prompt may use stored buffers in place, which stay
-        and are not part of its need. Images are temporary, and may be the prompt's own, so they do
-        not block a prompt that would run alone."""
+    ) -> Room | None:
+        """The room for a prompt beside the live rows, except those in `without`. `None`: it does
+        not fit. `claims`: the prompt uses stored buffers in place, which stay and are not part of
+        its need. Images are temporary, and may be the prompt's own, so they do not block a prompt
+        that would run alone."""
         rows = [row for row in self.live if row not in without]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return None
         leases = self._claims_of(job) if claims else ()
         claimed = dict(zip(job.rows, leases, strict=False))
         pinned = sum(lease.pins for lease in leases if lease is not None)
-        need = self.ledger.reservation([*rows, *job.rows], claimed)
-        images = self.ledger.image_bytes()
+        need, images = self._need([*rows, *job.rows], claimed), self.ledger.image_bytes()
         if not claims and rows and job.uses_prefix_cache:
             # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
             need += self.ledger.row_bytes(2 * STEP_TOKENS)
-        if need + (images if rows else 0) <= self._limit(need + images, pinned):
-            return need + images, claims
+        limit = self._limit(need + images, pinned)
+        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
+        if need + (images if rows else 0) <= limit:
+            return Room(need + images, claims, trims=False)
+        if spare and need - spare + images <= limit:
+            return Room(need - spare + images, claims, trims=True)
         self.record.reclaim = self.record.reclaim or need + images
         # behind a prefix, a row may need more than without it, perhaps more than is available
         return self._room(job, claims=False) if claims and not rows else None
@@ -339,6 +366,15 @@ def above_share(rows: Iterable[Row]) -> Iterator[Row]:
         at = max(at for at, row in enumerate(remaining) if row.request.account == account)
         counts[account] -= 1
         yield remaining.pop(at)
+
+
+@dataclass(frozen=True)
+class Room:
+    need: int
+    """Bytes of all rows."""
+    claims: bool
+    trims: bool
+    """Whether other rows give back their spare capacity for it."""
 
 
 def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:

@@ -80,6 +80,8 @@ class StepRecord:
     """Requests that end because their time limit has passed."""
     cut: list[Row] = field(default_factory=list)
     """Rows that end because memory is full."""
+    trims: dict[Row, int] = field(default_factory=dict)
+    """Rows that give back capacity, and the tokens that they keep room for."""
     preempted: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
     claims: bool = False
