@@ -60,6 +60,7 @@ class Engine:
         self.batch.shows = self.drafting.shows
         if prefix_cache is not None:
             scheduler.claims = prefix_cache.claims
+            scheduler.fork_bytes = prefix_cache.fork_bytes
         self._waits_for_disk = False
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from allocator_replay import StandIn
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Request
+from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
 from mlx_provider.families.text import TextModel
@@ -230,6 +230,22 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     check(qwen3, again)
     stored.evict(0)
     assert stored.nbytes == 0
+
+
+def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
+    engine, stored, each = tight(qwen3)
+    params = SamplingParams(temperature=1.0, seed=3)
+    request = new_request([*PREFIX, *range(40, 40 + TAIL)], max_tokens=REPLY, n=8, params=params)
+    engine.scheduler.check(request)
+    engine.submit(request)
+    mx.synchronize()
+    rows, nbytes = most_of(engine, stored)
+    assert rows == 8
+    assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
+    twin = alone(qwen3, request)
+    for i in range(8):
+        assert output_of(request, i).tokens == output_of(twin, i).tokens
+    stored.check_integrity()
 
 
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from ...records import LoadedModel, Prompt
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
 from ..scheduling.chunking import FixedShapes
-from ..scheduling.ledger import MemoryProfile
-from .buffers import Lease, Leases
+from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
+from .buffers import Lease, Leases, divisible, own_layers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -67,6 +68,8 @@ class PrefixCachePolicy:
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
         self._leases = Leases(cache, in_place, least)
+        forks = in_place and divisible(own_layers(make_cache()))
+        self._least = least if least is not None and forks else inf
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -102,17 +105,18 @@ class PrefixCachePolicy:
         return match, max(match.length, beyond)
 
     def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What the first row of a queued prompt will use of the prefix cache in place. Changes
+        """What the rows of a queued prompt will use of the prefix cache in place. Changes
         nothing."""
         if job.uses_prefix_cache and job.ids is not None:
             with isolated_cache(job.request):
                 match, estimated = self._find(job)
                 # if more of it comes from disk, these are copies
-                return (self._leases.claim(match) if estimated == match.length else None,)
+                first = self._leases.claim(match) if estimated == match.length else None
+                return first, *self._forks(job, first)
         return ()
 
     def claim(self, job: PrefillJob) -> None:
-        """Let the first row of a queued prompt hold it."""
+        """Let the rows of a queued prompt hold them."""
         with isolated_cache(job.request):
             for row, lease in zip(job.rows, self.claims(job), strict=False):
                 row.lease = lease and lease.acquire()
@@ -120,6 +124,23 @@ class PrefixCachePolicy:
     def trim(self, row: Row, tokens: int) -> None:
         if row.lease is not None:
             row.lease.trim(tokens)
+
+    def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
+        """What the rows after the first will share with it."""
+        further = len(job.rows) - 1
+        nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
+        if first is not None and first.base is not None:
+            nbytes = min(nbytes, first.base.stored)
+        return [Lease(claimed_bytes=nbytes) if nbytes else None for _ in range(further)]
+
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        """Bytes that so many rows of a prompt save because they share its tokens."""
+        if tokens <= self._least:
+            return 0
+        each = 0 if self._memory is None else self._memory.token_bytes
+        # what is left of a step may be one more step of each row's own tokens
+        steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
+        return max(0, steps) * STEP_TOKENS * each
 
     def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
         caches = [cache]
@@ -156,6 +177,8 @@ class PrefixCachePolicy:
             job.cache, job.rows[0].lease = self.cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
             )
+        for row, lease in zip(job.rows[1:], self._forks(job, job.rows[0].lease), strict=True):
+            row.lease = lease
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None

@@ -121,8 +121,10 @@ class Scheduler:
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.claims: Callable[[PrefillJob], Sequence[Lease | None]] = lambda job: ()
-        """What the first row of a queued prompt would use of the prefix cache in place. Changes
+        """What the rows of a queued prompt would use of the prefix cache in place. Changes
         nothing."""
+        self.fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
+        """Bytes that so many rows of a prompt save because they share its tokens."""
         self.shares = FairShares()
         self._decoded = False
         """Rows have decoded since memory was last checked."""
@@ -150,10 +152,12 @@ class Scheduler:
         first = request.account not in queued
         if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
-        need, limit = ledger.reservation(request.rows), ledger.alone()
+        tokens = len(request.prompt.tokens)
+        shared = self.fork_bytes(tokens, len(request.rows))
+        need, limit = ledger.reservation(request.rows) - shared, ledger.alone()
         if need > limit:
             raise BadRequest(
-                f"the prompt ({len(request.prompt.tokens)} tokens) needs {need} bytes of cache; "
+                f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
                 f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
                 "raise MLX_PROVIDER_MEMORY_LIMIT"
             )
