@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import RotatingKVCache
 
 from agent_traffic import TAIL, Layers, SimRequest, SyntheticModel, Traffic, in_order
+from integrity import check_integrity
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.policy import GRID, WORTH_A_PASS
 from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
@@ -42,7 +43,7 @@ class Bounded(PrefixCache):
     def insert(self, *given: Any, **more: Any) -> int:
         self.key = given[0]
         stored = super().insert(*given, **more)
-        self.check_integrity()
+        check_integrity(self)
         assert self.nbytes <= self.limit
         return stored
 

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from agent_traffic import SyntheticModel, in_order
 from from_disk import flush, restored
+from integrity import check_integrity
 from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.segments import Segment
@@ -208,7 +209,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         if hasattr(self, "prefix_cache"):
-            self.prefix_cache.check_integrity()
+            check_integrity(self.prefix_cache)
             assert self.prefix_cache.nbytes <= self.budget
 
 
@@ -312,7 +313,7 @@ def test_checkpoints_are_pruned_per_path(prefix_cache) -> None:
         200,
     ]  # the system's end, and the last three
     assert prefix_cache.report()["snapshots"] == 4
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 def test_a_snapshot_close_behind_another_is_removed_when_the_path_continues(prefix_cache) -> None:
@@ -322,7 +323,7 @@ def test_a_snapshot_close_behind_another_is_removed_when_the_path_continues(pref
     assert resumable(prefix_cache, ids[:53]) == [20, 50, 53]
     keep(prefix_cache, model, ids)
     assert resumable(prefix_cache, ids) == [20, 50, 200]
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 def test_a_window_resumes_only_where_it_has_a_snapshot(prefix_cache) -> None:
@@ -379,7 +380,7 @@ def test_of_an_entry_larger_than_the_budget_the_part_that_fits_is_stored() -> No
     assert prefix_cache.match(KEY, list(range(1000, 1200)), 199).length == 83
     keep(prefix_cache, model, list(range(1000, 1300)))
     assert prefix_cache.match(KEY, list(range(1000, 1200)), 199).length == 83
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 def test_an_entry_without_a_state_that_fits_is_refused() -> None:
@@ -396,7 +397,7 @@ def test_entries_are_evicted_before_an_insertion() -> None:
     prefix_cache = PrefixCache(budget=lambda: seen.append(prefix_cache.nbytes) or 3000)
     for first in range(0, 10_000, 500):
         keep(prefix_cache, model, list(range(first + 1, first + 101)))
-        prefix_cache.check_integrity()
+        check_integrity(prefix_cache)
     assert max(seen) <= 3000
     assert prefix_cache.nbytes > 2000
 
@@ -442,7 +443,7 @@ def test_a_pinned_path_outlives_newer_ones() -> None:
     prefix_cache.evict(prefix_cache.nbytes // 4)
     alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 5000)]
     assert alive == [0, 99]
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 def test_evicted_memory_is_freed_although_its_session_is_remembered(prefix_cache) -> None:
@@ -516,7 +517,7 @@ def test_a_cache_that_cannot_be_stored_is_refused_and_logged_once(prefix_cache, 
     assert prefix_cache.nbytes == 0
     assert prefix_cache.report()["refused"] == 2
     assert len(caplog.records) == 1
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 def test_a_row_of_another_dtype_is_refused(prefix_cache) -> None:
@@ -543,7 +544,7 @@ def test_an_insertion_that_fails_leaves_nothing(prefix_cache, monkeypatch) -> No
         patch.setattr(Segment, "slice", fail)
         with pytest.raises(RuntimeError, match="memory"):
             prefix_cache.insert(KEY, ids, row(4), {})
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
     assert prefix_cache.insert(KEY, ids, row(8), {}) == 20
 
 
@@ -589,7 +590,7 @@ def test_report_and_clear(prefix_cache) -> None:
     prefix_cache.clear()
     assert prefix_cache.nbytes == 0
     assert prefix_cache.report()["nodes"] == 0
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 def test_many_sessions_lose_the_oldest_pin(prefix_cache) -> None:
@@ -597,7 +598,7 @@ def test_many_sessions_lose_the_oldest_pin(prefix_cache) -> None:
     for number in range(260):
         keep(prefix_cache, model, [number + 1, 2, 3], session=str(number))
     assert prefix_cache.report()["sessions"] == 256
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 @pytest.mark.parametrize("layers", ["kv", "window", "hybrid"])
@@ -608,7 +609,7 @@ def test_buffers_are_bounded_however_few_bytes_they_have(layers) -> None:
     for first in range(1, 40):
         ids = [first, *range(100, 120)]
         keep(prefix_cache, model, ids, [7])
-        prefix_cache.check_integrity()
+        check_integrity(prefix_cache)
         assert prefix_cache.report()["buffers"] <= 12
         assert prefix_cache.match(KEY, [*ids, 5], 21).length == 21
     assert prefix_cache.match(KEY, [39, *range(100, 120)], 21).length

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import KVCache
 
 from agent_traffic import SyntheticModel, in_order
 from from_disk import flush, restored
+from integrity import check_integrity
 from mlx_provider.engine.prefix_cache import files as prefix_files
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier, Restore
@@ -48,7 +49,7 @@ def keep(prefix_cache, model, ids, ends=(), key=KEY) -> int:
         if (state := prefix_cache.snapshot(cache)) is not None:
             states[end] = state
     prefix_cache.insert(key, ids, cache, states)
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
     return length
 
 
@@ -64,7 +65,7 @@ def reuse(prefix_cache, model, ids, key=KEY) -> int:
                 assert np.array_equal(_newest(a, x, used), _newest(b, y, used))
         elif length:
             assert np.array_equal(np.array(a[0]), np.array(b[0]))
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
     return length
 
 
@@ -391,6 +392,7 @@ CRASH = """
     from agent_traffic import SyntheticModel
     from from_disk import flush
     from mlx_provider.engine.prefix_cache import files as prefix_files
+    from integrity import check_integrity
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from schedules import Calls
     from mlx_provider.engine.prefix_cache.tree import as_ids
@@ -434,6 +436,7 @@ COMPANY = """
     import sys
     from pathlib import Path
     from agent_traffic import SyntheticModel, Traffic, serve
+    from integrity import check_integrity
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from schedules import Calls
     from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -444,7 +447,7 @@ COMPANY = """
         prefix_cache = PrefixCache(budget=lambda: 40_000, disk=disk)
         for request in Traffic(round % 2).chat(2, 3, system=200):
             serve(prefix_cache, model, request)
-            prefix_cache.check_integrity()
+            check_integrity(prefix_cache)
         prefix_cache.close()
 """
 

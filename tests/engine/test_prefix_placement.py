@@ -3,6 +3,7 @@
 import pytest
 
 from agent_traffic import SimRequest, SyntheticModel, serve
+from integrity import check_integrity
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.policy import GRID, places
@@ -91,7 +92,7 @@ def test_the_second_question_resumes_from_a_guess(prefix_cache: PrefixCache, lay
     model = SyntheticModel(layers, state_units=50)
     assert serve(prefix_cache, model, about(5000)) == 0
     assert serve(prefix_cache, model, about(6000)) >= 0.9 * 4043
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 @pytest.mark.parametrize("layers", ["hybrid", "state", "window"])
@@ -102,7 +103,7 @@ def test_the_third_question_resumes_at_the_branch(prefix_cache, layers, size) ->
     serve(prefix_cache, model, about(5000, size))
     assert serve(prefix_cache, model, about(10_000, size)) < 4000 - GRID
     assert serve(prefix_cache, model, about(15_000, size)) > 4000 - GRID
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 def test_a_branch_outlives_a_long_conversation_after_it(prefix_cache) -> None:
@@ -144,4 +145,4 @@ def test_a_path_holds_a_bounded_number_of_states(prefix_cache) -> None:
             ids = DOCUMENT[: 480 * turn] + [5000 + other] * 90
             serve(prefix_cache, model, SimRequest(ids + TAIL, (200, len(ids)), [9000 + other] * 90))
             assert len(held(prefix_cache, ids)) <= 1 + RECENT + FORKS
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from integrity import check_integrity
 from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
 from mlx_provider.engine.prefix_cache.segments import copies, take_snapshot
 from mlx_provider.engine.row_cache import Kind, Unstorable, kind, strictest, window_attributes
@@ -76,7 +77,7 @@ def serve(prefix_cache, model, make, ids, ends=()) -> tuple[int, tuple[list[int]
             states[end] = state
     reply = greedy(model, cache, logprobs)
     prefix_cache.insert(KEY, [*ids, *reply[0]], cache, states)
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
     return match.length, reply
 
 

@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from allocator_replay import StandIn
+from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
@@ -61,7 +62,7 @@ def test_a_hit_within_the_capacity_copies_nothing() -> None:
         assert asked(engine, [*[1] * 3000, 2, 3, 4]).cached == 3000
     assert copies.nbytes <= 16 * TOKEN_BYTES, "the reply that the prompt replaces"
     assert stored.nbytes - before <= 32 * (TOKEN_BYTES + 8), "one row, and the other reply"
-    stored.check_integrity()
+    check_integrity(stored)
 
 
 def test_turns_are_exact(qwen3: TextModel) -> None:
@@ -73,7 +74,7 @@ def test_turns_are_exact(qwen3: TextModel) -> None:
         check(qwen3, request)
         assert turn == 0 or request.cached >= len(tokens) - 9
         tokens = [*tokens, *output_of(request).tokens, *(50 + turn + i for i in range(8))]
-    stored.check_integrity()
+    check_integrity(stored)
     assert stored.in_use == 0
 
 
@@ -87,7 +88,7 @@ def test_both_branches_of_a_conversation_stay(qwen3: TextModel) -> None:
     again = asked(engine, whole), asked(engine, other), asked(engine, [*other, 74, 75])
     assert [request.cached for request in again] == [len(whole) - 1, len(other) - 1, len(other)]
     check(qwen3, *again)
-    stored.check_integrity()
+    check_integrity(stored)
 
 
 def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
@@ -97,7 +98,7 @@ def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
     asked(engine, [*COMMON, *output_of(first).tokens, 60, 61])
     whole, before = stored.nbytes, settled_memory()
     stored.evict(whole // 3)
-    stored.check_integrity()
+    check_integrity(stored)
     assert before - settled_memory() >= (whole - stored.nbytes) * 0.8
     check(qwen3, asked(engine, COMMON))
 
@@ -146,7 +147,7 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     run(engine)
     assert again.cached == 0
     check(qwen3, again)
-    stored.check_integrity()
+    check_integrity(stored)
 
 
 PREFIX, TAIL, REPLY = [20 + i * i % 300 for i in range(700)], 6, 12
@@ -209,7 +210,7 @@ def test_all_entries_behind_a_shared_prefix_can_be_evicted(qwen3: TextModel) -> 
     asked(engine, [*PREFIX[:500], *range(60, 200)])
     assert sum(row.base is not None for row in stored.totals.rows) == 3
     stored.evict(0)
-    stored.check_integrity()
+    check_integrity(stored)
     assert stored.nbytes == 0
 
 
@@ -224,7 +225,7 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     assert stored.nbytes == 0
     room = 2**26
     run(engine)
-    stored.check_integrity()
+    check_integrity(stored)
     again = asked(engine, [*COMMON, *output_of(first).tokens, 50])
     assert again.cached > len(COMMON)
     check(qwen3, again)
@@ -245,7 +246,7 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     twin = alone(qwen3, request)
     for i in range(8):
         assert output_of(request, i).tokens == output_of(twin, i).tokens
-    stored.check_integrity()
+    check_integrity(stored)
 
 
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:
@@ -339,7 +340,7 @@ def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
     own.room = most
     run(own.engine)
     check(qwen3, request)
-    own.stored.check_integrity()
+    check_integrity(own.stored)
 
 
 def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from greedy import greedy
+from integrity import check_integrity
 from mlx_provider import LoadedModel, LoadOptions, MediaSpan, PrefillChunk, Prompt
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -66,7 +67,7 @@ def check(model: LoadedModel, ask: Any, layout: str, chunk: int, stored: bool) -
     if store is not None:
         again = run_schedule(model, prompts, layout, chunk, store)
         assert sum(request.cached for request in again) > sum(r.cached for r in requests)
-        store.check_integrity()
+        check_integrity(store)
         requests += again
     alone = [greedy(model, prompt, COUNT) for prompt in prompts]
     for request, (_, _, cancelled), want in zip(requests, SCHEDULE * 2, alone * 2, strict=False):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from integrity import check_integrity
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -67,7 +68,7 @@ def test_same_document_other_question(tiny: Callable[..., TextModel], family: st
     assert reused(third) >= 0.9
     for request in (first, second, third):
         assert_as_cold(model, request)
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

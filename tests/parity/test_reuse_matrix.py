@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.policy import cuts_of
@@ -158,4 +159,4 @@ def test_entries_are_evicted_for_running_rows(tiny: Tiny) -> None:
         ask(engine, [SYSTEM, {"role": "user", "content": f"question {i}"}])
     assert wanted
     assert prefix_cache.nbytes <= 2**24
-    prefix_cache.check_integrity()
+    check_integrity(prefix_cache)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from integrity import check_integrity
 from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
@@ -86,7 +87,7 @@ def test_in_any_schedule_each_request_gets_its_solo_result(
             least=16 if found.shares else None,
         )
         check_against_solo(model, arrivals, requests)
-        prefix_cache.check_integrity()
+        check_integrity(prefix_cache)
 
     check()
 

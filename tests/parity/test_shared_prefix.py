@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
+from integrity import check_integrity
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.probe import probe
@@ -127,7 +128,7 @@ def test_running_rows_hold_one_prefix(tiny: Tiny, family: str) -> None:
     run(engine)
     for request in requests:
         check_as_alone(model, request)
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.M
     run(engine)
     for request in requests:
         check_as_alone(model, request, bits=bits)
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_a_hit_on_a_shared_prefix_copies_nothing(
@@ -313,7 +314,7 @@ def storm(
     run(engine)
     for request in requests:
         check_as_alone(model, request, whole=request.id not in cancelled, bits=bits)
-    cache.check_integrity()
+    check_integrity(cache)
     return most, waited
 
 

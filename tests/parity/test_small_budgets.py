@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
@@ -57,4 +58,4 @@ def test_tokens_are_those_of_a_cold_prompt(
     for mine, its in zip(asked, cold, strict=True):
         assert output_of(mine).tokens == output_of(its).tokens
     assert cache.nbytes <= limit
-    cache.check_integrity()
+    check_integrity(cache)

@@ -369,10 +369,6 @@ class PrefixCache:
         known = PrefixCacheStats.model_fields.keys() & found.keys()
         return PrefixCacheStats(**{name: found[name] for name in known})
 
-    def check_integrity(self) -> None:
-        """Raises `AssertionError` unless all invariants of nodes and totals hold."""
-        tree.check(self._roots.values(), self.totals)
-
     def _warn(self, reason: Exception) -> None:
         if str(reason) not in self._warned:
             self._warned.add(str(reason))
