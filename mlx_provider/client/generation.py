@@ -1,11 +1,17 @@
-"""The reply to one request."""
+"""The reply to one request, and to the prompts of one call of `/completions`, as one generation."""
 
+import asyncio
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import partial
 
+from ..errors import BadRequest
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import Accepted, Event
+from ..protocol.events import Accepted, Delta, Done, Event, Failed, Finish, Usage
+from ..protocol.requests import GenerateRequest, ModelRequest
 
 
 class Generation:
@@ -36,3 +42,80 @@ class Generation:
 
 REPLIES: ContextVar[list[weakref.ref[Generation]] | None] = ContextVar("replies", default=None)
 """Collects the replies that begin in a context."""
+
+Submit = Callable[[ModelRequest], Generation]
+
+
+def submit_all(submit: Submit, requests: Sequence[ModelRequest]) -> Generation:
+    """Choices of request i follow those of the requests before it. Usage is summed. With `echo`,
+    each choice begins with its prompt. A request that is refused or fails ends the others, as does
+    closing or deleting the generation. Raises like `submit`, and names the prompt at fault."""
+    texts = [request for request in requests if isinstance(request, GenerateRequest)]
+    if len(requests) == 1 and not any(request.echo for request in texts):
+        return submit(requests[0])
+    parts: list[Generation] = []
+    with ExitStack() as undo:
+        undo.callback(_close, parts)
+        try:
+            for request in texts:
+                part = submit(request)
+                parts.append(part)
+        except BadRequest as error:
+            if len(texts) == 1:
+                raise
+            message = f"prompt[{len(parts)}]: {error.message}"
+            raise type(error)(message, param="prompt") from None
+        undo.pop_all()
+    queue, accepted = EventQueue(), [part.accepted for part in parts]
+    total = {
+        "prompt_tokens": sum(each.prompt_tokens for each in accepted),
+        "warnings": list(dict.fromkeys(text for each in accepted for text in each.warnings)),
+    }
+    merging = _merge([request.n for request in texts], parts, queue)
+    threading.Thread(target=asyncio.run, args=(merging,), daemon=True).start()
+    return Generation(accepted[0].model_copy(update=total), queue, partial(_close, parts))
+
+
+def _close(parts: Sequence[Generation]) -> None:
+    for part in parts:
+        part.close()
+
+
+async def _merge(counts: Sequence[int], parts: Sequence[Generation], queue: EventQueue) -> None:
+    ends: list[Done] = []
+
+    async def relay(first: int, count: int, part: Generation) -> None:
+        echoes = dict.fromkeys(range(count), part.accepted.echo or "")
+
+        def translate(event: Event) -> Iterator[Event]:
+            if isinstance(event, Done):
+                ends.append(event)
+                if len(ends) == len(parts):
+                    yield _all_done(ends)
+            elif isinstance(event, Delta | Finish):
+                index, echo = first + event.index, echoes.pop(event.index, "")
+                if isinstance(event, Delta):
+                    yield event.model_copy(update={"index": index, "content": echo + event.content})
+                    return
+                if echo:  # a choice without text
+                    yield Delta(index=index, content=echo)
+                yield event.model_copy(update={"index": index})
+            else:
+                yield event
+
+        while events := await part.aget():
+            queue.put([each for event in events for each in translate(event)])
+            if any(isinstance(event, Failed) for event in events):
+                _close(parts)
+
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    await asyncio.gather(*map(relay, firsts, counts, parts))
+
+
+def _all_done(ends: Sequence[Done]) -> Done:
+    usages = [end.usage.model_dump() for end in ends]
+    rate = sum(end.timings.tokens_per_second for end in ends)
+    return Done(
+        usage=Usage(**{name: sum(usage[name] for usage in usages) for name in usages[0]}),
+        timings=ends[-1].timings.model_copy(update={"tokens_per_second": rate}),
+    )

@@ -11,8 +11,8 @@ from litellm.exceptions import ContextWindowExceededError
 from litellm.types.utils import EmbeddingResponse, ModelResponse
 
 from ..client.connection import connect
+from ..client.generation import submit_all
 from ..client.http import HttpClient
-from ..client.multi_prompt import submit_all
 from .call import (
     Call,
     embeddings,

@@ -17,8 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..byte_gate import Ticket
-from ..client.generation import Generation
-from ..client.multi_prompt import submit_all
+from ..client.generation import Generation, submit_all
 from ..errors import (
     BadRequest,
     EngineUnavailable,
