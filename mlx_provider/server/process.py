@@ -26,8 +26,15 @@ from starlette.types import ASGIApp
 from ..errors import EngineDied, EngineUnavailable
 from ..protocol.event_queue import Put
 from .app import EngineApp
-from .connections import ConnectionLimits, WatchedProtocol, WatchedState, accepted_at_once
-from .listen import BACKLOG, Listener, listen_tcp
+from .connections import (
+    BACKLOG,
+    ConnectionLimits,
+    Listener,
+    WatchedProtocol,
+    WatchedState,
+    accepted_at_once,
+    listen_tcp,
+)
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService

@@ -31,8 +31,7 @@ from ..upstream.runtime import (
 )
 from .access import engine_keys, own_names
 from .app import EngineApp
-from .connections import raise_file_limit
-from .listen import Listener, listen_tcp, listen_unix
+from .connections import Listener, listen_tcp, listen_unix, raise_file_limit
 from .process import EngineServer, LoopDelivery
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.engine.speculation import speculation
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.server.app import EngineApp
-from mlx_provider.server.listen import listen_unix
+from mlx_provider.server.connections import listen_unix
 from mlx_provider.server.process import EngineServer, LoopDelivery
 from mlx_provider.serving.service import ChatService
 from waiting import PATIENCE

@@ -17,9 +17,9 @@ from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
-from mlx_provider.server import listen as owner_socket
+from mlx_provider.server import connections as owner_socket
 from mlx_provider.server.access import Key, engine_keys, host_of, own_key_file, read_key, read_keys
-from mlx_provider.server.listen import listen_unix
+from mlx_provider.server.connections import listen_unix
 from mlx_provider.serving.permissions import Permissions, read_permissions
 from mlx_provider.serving.service import ChatService
 from tiny import build

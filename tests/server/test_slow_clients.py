@@ -17,8 +17,7 @@ import pytest
 from mlx_provider.config import EngineSettings
 from mlx_provider.server.access import Key
 from mlx_provider.server.app import EngineApp
-from mlx_provider.server.connections import ConnectionLimits
-from mlx_provider.server.listen import listen_tcp, listen_unix
+from mlx_provider.server.connections import ConnectionLimits, listen_tcp, listen_unix
 from mlx_provider.server.process import CLOSE_LIMIT, WRITE_LIMIT, EngineServer, LoopDelivery
 from waiting import PATIENCE
 
