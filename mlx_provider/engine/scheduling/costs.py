@@ -190,7 +190,8 @@ class Costs:
                 decay = min(EWMA_DECAY, 1 - 1 / self._count[kind])
                 self.pace[kind] *= (decay + (1 - decay) * ratio) ** (share / norm)
                 self._correct(kind)
-        self._shapes.update(chunks)
+        if self.curve.first:
+            self._shapes.update(chunks)
 
     def _correct(self, kind: str) -> None:
         """Give the curve the present pace of rows or chunks, if it is far from the measured one."""
