@@ -81,8 +81,9 @@ def serve(
         (_serve_tcp if options.on_tcp else _serve_unix)(options, settings, build or chat_service)
     except MLXProviderError as error:
         _say(f"mlx-provider: {error.message}")
-        _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
-        if options.on_tcp and isinstance(error, EngineDied):  # no client could start another
+        if not isinstance(error, EngineDied):  # else its start is reported, and that file closed
+            _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
+        elif options.on_tcp:  # no client could start another
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
         return 1
     return 0

@@ -173,12 +173,13 @@ def _listens(path: Path) -> bool:
 
 
 def on_demand(
-    folder: Path, lock: int, idle: str, clock: Path | None = None
+    folder: Path, lock: int, idle: str, clock: Path | None = None, tell: int | None = None
 ) -> subprocess.Popen[bytes]:
     script = Path(__file__).with_name("fake_engine.py")
+    report = () if tell is None else ("--ready-fd", str(tell))
     return subprocess.Popen(
-        [sys.executable, str(script), "--lock-fd", str(lock)],
-        pass_fds=(lock,),
+        [sys.executable, str(script), "--lock-fd", str(lock), *report],
+        pass_fds=(lock,) if tell is None else (lock, tell),
         env={
             **os.environ,
             "MLX_PROVIDER_RUNTIME_DIR": str(folder),
@@ -192,6 +193,28 @@ def test_an_engine_ends_whose_thread_has_died(spawn: Spawn) -> None:
     engine = spawn()
     engine.lines("die")
     assert engine.process.wait(PATIENCE) == 1
+
+
+def test_an_engine_reports_its_start_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The file of the report is closed then, and its number may be another file's."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "engine.log").touch(0o600)
+    lock = os.open(tmp_path / "engine.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    ready, tell = os.pipe()
+    engine = on_demand(tmp_path, lock, idle="600", tell=tell)
+    os.close(lock)
+    os.close(tell)
+    with os.fdopen(ready, "rb") as reports:
+        assert reports.read()
+    transport = httpx.HTTPTransport(uds=f"{tmp_path}/engine.sock")
+    with httpx.Client(transport=transport, base_url="http://engine", timeout=30) as client:
+        client.post("/v1/generate", json={"model": "fake", "prompt": "die"})
+    assert engine.wait(PATIENCE) == 1
+    said = capfd.readouterr().err
+    assert "has died" in said
+    assert "starting client" not in said
 
 
 def test_an_engine_on_tcp_starts_anew_whose_thread_has_died(spawn: Spawn) -> None:
