@@ -8,9 +8,9 @@ import pytest
 
 from byte_model import ENDS, byte_tokenizer
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers
+from mlx_provider.chat.constraints.forecast import REPLAYED, CallForecast, CallMatchers
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.records import CallGrammar, ToolParser
+from mlx_provider.records import CallGrammar, TaggedArguments, ToolParser
 
 PARSER = ToolParser(
     "tagged", "<tool_call>", "</tool_call>", grammar=CallGrammar.json("<tool_call>", "</tool_call>")
@@ -130,6 +130,20 @@ def test_nothing_is_compiled_before_a_marker_nor_where_tokens_are_taken() -> Non
     assert len(later.waiting) == 1
 
 
+@pytest.mark.parametrize(("length", "after"), [(10, "</>!"), (REPLAYED, "")])
+def test_a_long_call_is_not_followed_again_in_another_spelling(length: int, after: str) -> None:
+    tags = TaggedArguments("<", ">", "</>")
+    parser = ToolParser("tags", "Call:", "", grammar=CallGrammar("Call:{name} ", "!", tagged=tags))
+    tools = [tool("note", text={"type": "string"}, at={"type": "array"})]
+    compiler = GrammarCompiler(TOKENIZER, EOS, 384)
+    asked = GenerateRequest(model="m", tools=tools)
+    forecast = CallForecast(CallMatchers(compiler, asked, parser))
+    foretold(forecast, f"Call:note <text>{'x' * length}</>")
+    assert likely(forecast) == "<at>["
+    foretold(forecast, "<at>[1,2]")
+    assert likely(forecast) == after
+
+
 def test_tools_that_cannot_be_enforced_are_not_foretold() -> None:
     strict = tool("count", number={"type": "integer", "multipleOf": 1e-300})
     strict["function"]["strict"] = True
@@ -137,3 +151,10 @@ def test_tools_that_cannot_be_enforced_are_not_foretold() -> None:
     asked = GenerateRequest(model="m", tools=[strict])
     forecast = CallForecast(CallMatchers(compiler, asked, PARSER))
     assert foretold(forecast, '<tool_call>{"name": "count"') == 0
+
+
+def test_a_named_tool_is_foretold_from_its_first_letter() -> None:
+    named = {"type": "function", "function": {"name": "read_file"}}
+    forecast = CallForecast(matchers(tool_choice=named))
+    foretold(forecast, "<tool_call>")
+    assert likely(forecast) == '{"name": "read_file", "arguments": {"path": "'
