@@ -14,14 +14,7 @@ from mlx.utils import tree_flatten
 
 from ..errors import BadRequest
 from ..records import Embedding, LoadOptions, ModelInfo, Pooling
-from .checkpoint import (
-    context_length,
-    fingerprint,
-    named_context,
-    read_json,
-    read_modules,
-    sampling_defaults,
-)
+from .checkpoint import context_length, fingerprint, read_json, read_modules, sampling_defaults
 from .tokenizer import HFTokenizer
 from .tokenizer.template_probe import dialect
 
@@ -31,7 +24,6 @@ FOLLOWS = ("Transformer", "Pooling", "Normalize")
 """Supported modules. The model itself is the first."""
 WIDTHS = ("hidden_size", "n_embd", "d_model", "hidden_dim")
 SIDES = "its tokens attend to both sides, which the model that serves it does not"
-NO_CONTEXT = "its config names no context length: set context_length if it is made for fewer tokens"
 NO_STATES = "the states below its output matrix were not found"
 
 
@@ -107,7 +99,6 @@ def describe(
     generation = read_json(folder / "generation_config.json")
     text = config.get("text_config") or config
     model_type = str(config.get("model_type"))
-    known = options.context_length or named_context(text)
     fields: dict[str, Any] = {
         "model_type": model_type,
         "context_length": context_length(text, options),
@@ -119,7 +110,7 @@ def describe(
         "chat_template": tokenizer.chat_template,
         "sampling": sampling_defaults(generation),
         "embedding": embedding_of(folder, text),
-        "notes": tokenizer.notes if known else (*tokenizer.notes, NO_CONTEXT),
+        "notes": tokenizer.notes,
         **dialect(tokenizer),
     }
     return ModelInfo(**(fields | more))
