@@ -23,6 +23,7 @@ from ..config import runtime
 from ..errors import BadRequest, EngineUnavailable, NotInstalled, PluginError
 from ..isolation import plugin_call
 from ..records import Client, Gateway, Profile
+from ..safe_open import create_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .engine import Tell, loading, show_prefill
@@ -63,8 +64,7 @@ class Prepared:
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            with os.fdopen(create_own(path), "w", encoding="utf-8") as file:
                 file.write(content)
 
 
@@ -79,7 +79,14 @@ def prepare(
     """A client's files, variables and command. `as_subagent`: see `Client.subagent`; `BadRequest`
     if it has none. Raises `PluginError` for a profile that fails, would show the key in `ps`, or
     has files outside its folder."""
-    profile = _profile(client, gateway, as_subagent=as_subagent)
+    make = client.subagent if as_subagent else client.profile
+    if make is None:
+        name = client.serves or client.name
+        raise BadRequest(f"no agent of {name} can have a model of another server than its main one")
+    problem = f"client {client.name!r}: its profile failed: "
+    profile = plugin_call(lambda: make(gateway), lambda fault: PluginError(problem + fault.summary))
+    if not isinstance(profile, Profile):
+        raise PluginError(f"{problem}gave {type(profile).__name__}, not Profile")
     command = (client.command, *profile.arguments, *arguments)
     if any(gateway.key in word for word in command):
         raise PluginError(f"client {client.name!r}: the key stands on its command line")
@@ -90,18 +97,6 @@ def prepare(
     hidden = {n for n in environ if any(fnmatchcase(n, p) for p in profile.hidden)}
     added = {**direct(environ), **profile.environment}
     return Prepared(command, added, tuple(sorted(hidden - added.keys())), profile.files)
-
-
-def _profile(client: Client, gateway: Gateway, *, as_subagent: bool) -> Profile:
-    make = client.subagent if as_subagent else client.profile
-    if make is None:
-        name = client.serves or client.name
-        raise BadRequest(f"no agent of {name} can have a model of another server than its main one")
-    problem = f"client {client.name!r}: its profile failed: "
-    profile = plugin_call(lambda: make(gateway), lambda fault: PluginError(problem + fault.summary))
-    if not isinstance(profile, Profile):
-        raise PluginError(f"{problem}gave {type(profile).__name__}, not Profile")
-    return profile
 
 
 def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
