@@ -92,7 +92,7 @@ async def test_a_call_by_choice_is_drafted_whoever_asks() -> None:
                 held = [held_in(await ask(client, socket, CALLED)) for ask in WAYS]
                 assert [held_in(await ask(client, socket, NOT_CALLED)) for ask in WAYS] == [0, 0]
                 metrics = (await client.get("/metrics")).text
-    assert held[0] == held[1] > 10
+    assert min(held) > 10
     for name in ("drafted", "accepted"):
         assert f"mlx_provider_tokens_{name}_total {sum(held)}.0" in metrics
 
