@@ -16,7 +16,7 @@ from ..records import Features, LoadedModel, Pooling, PrefillChunk, Prompt, Show
 
 
 class Inputs:
-    """They run one after the other, each in its own cache, without the prefix cache."""
+    """Texts to embed: one after the other, each in its own cache, without the prefix cache."""
 
     def __init__(
         self,

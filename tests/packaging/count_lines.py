@@ -11,7 +11,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-CEILINGS = {"files": 270, "lines": 47_990, "lines of code": 34_990, "bare participles": 90}
+CEILINGS = {"files": 267, "lines": 47_767, "lines of code": 34_842, "bare participles": 88}
 IRREGULAR = (
     "asked begun bound chosen drawn found given gone held kept known led left lost made meant paid "
     "seen sent shown spent stood taken told thrown understood won written"

@@ -19,7 +19,6 @@ NOT = {"type": "object", "not": {}}
 STRICT = {"name": "look", "strict": True}
 FUNCTION = {"type": "function", "function": {**STRICT, "parameters": NOT}}
 GOOD = {"type": "function", "function": {"name": "good", "parameters": {"type": "object"}}}
-CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 MANY = ["x"] * (MAX_STOPS + 1)
 
 NOT_OF_RESPONSES = ("max_tokens", "n", "stream_options")
