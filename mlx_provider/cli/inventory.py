@@ -141,7 +141,7 @@ def new_plugin(
         typer.echo(path)
     typer.echo(f"\nNext, in {folder / plugin.distribution}:")
     steps = {
-        "pip install -e . 'mlx-provider[testing]'": "the engine finds it; brings pytest",
+        "pip install -e . '<clone>[testing]'": "the engine finds it; <clone>: of mlx-provider",
         "pytest": "its tests pass as it is",
         f"$EDITOR {plugin.module}/__init__.py": "make it yours",
         "mlx-provider plugins": "what it brings, or why it is off",

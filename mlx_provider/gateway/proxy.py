@@ -141,7 +141,7 @@ def require_proxy() -> None:
     if missing:
         raise NotInstalled(
             f"LiteLLM's proxy is not installed ({', '.join(missing)} missing): "
-            "pip install 'mlx-provider[proxy]'"
+            "pip install '.[proxy]' in the clone of mlx-provider"
         )
 
 

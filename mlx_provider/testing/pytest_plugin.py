@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not names:
         return
     if importlib.util.find_spec(NEEDED) is None:
-        raise pytest.UsageError(f"{OPTION} needs {NEEDED}: pip install 'mlx-provider[testing]'")
+        raise pytest.UsageError(f"{OPTION} needs {NEEDED}: pip install {NEEDED}")
     from .conformance import Collecting
 
     config.pluginmanager.register(Collecting(config, names), "mlx_conformance")

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from ..errors import BadRequest, NotInstalled, UnsupportedModel, wrong_option
 from ..isolation import plugin_call
-from .runtime import file_limit_kept
+from .runtime import LINUX, file_limit_kept
 
 BACKBONE, HEAD = "model", "lm_head"
 
@@ -124,7 +124,6 @@ def _list_names(names: Iterable[str]) -> str:
     return f"{len(ordered)} weights ({', '.join(ordered[:SHOWN])}{more})"
 
 
-INSTALL = "install one of: pip install 'mlx-provider[cpu]', pip install 'mlx-provider[cuda13]'"
 Classes = Callable[[dict[str, Any]], tuple[type[Any], type[Any]]]
 
 
@@ -143,7 +142,7 @@ def _utils() -> Any:
         with file_limit_kept():
             import mlx_lm.utils as upstream
     except ImportError as error:
-        raise NotInstalled(f"MLX cannot be loaded ({error}); {INSTALL}") from error
+        raise NotInstalled(f"MLX cannot be loaded ({error}): {LINUX}") from error
     return upstream
 
 

@@ -154,8 +154,8 @@ def _chip() -> str:
 
 MAC = "pip install mlx (needs an Apple silicon Mac and a native arm64 Python)"
 LINUX = (
-    "pip install 'mlx-provider[cpu]' for a machine without a GPU, "
-    "or 'mlx-provider[cuda13]' for an NVIDIA GPU"
+    "pip install '.[cpu]' in the clone of mlx-provider, "
+    "or '.[cuda13]' on a machine with an NVIDIA GPU"
 )
 """On Linux, the package `mlx` has no library."""
 

@@ -103,7 +103,7 @@ def test_a_new_plugin_brings_what_it_is_named_for(installed: dict[str, str]) -> 
 def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
     said = make("family", "mlx_provider_Two-words".lower(), tmp_path)
     assert str(tmp_path / "mlx-provider-two-words/mlx_provider_two_words/model.py") in said
-    steps = ("mlx-provider[testing]", "pytest ", "mlx-provider plugins", "--mlx-conformance two_")
+    steps = ("<clone>[testing]", "pytest ", "mlx-provider plugins", "--mlx-conformance two_")
     places = [said.index(step) for step in steps]
     assert places == sorted(places), "pytest is installed before it runs"
 

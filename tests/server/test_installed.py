@@ -10,7 +10,7 @@ from mlx_provider.upstream.runtime import require_mlx
 
 @pytest.mark.parametrize(
     ("platform", "remedy"),
-    [("linux", r"mlx-provider\[cpu\].*mlx-provider\[cuda13\]"), ("darwin", "pip install mlx ")],
+    [("linux", r"\.\[cpu\].*\.\[cuda13\]"), ("darwin", "pip install mlx ")],
 )
 def test_without_mlx_the_remedy_is_named(
     monkeypatch: pytest.MonkeyPatch, platform: str, remedy: str
