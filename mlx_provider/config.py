@@ -1,4 +1,4 @@
-"""Settings of this process from the environment, and versions of what is installed."""
+"""Settings of this process from environment variables, its folders, and versions of packages."""
 
 import os
 import socket
@@ -43,10 +43,11 @@ class FixedSettings:
 
 @dataclass(frozen=True)
 class EngineSettings(FixedSettings):
-    """Every field of this class has a variable `MLX_PROVIDER_<FIELD>`."""
+    """Each field here has a variable `MLX_PROVIDER_<FIELD>`, read by its entry in `_KINDS`."""
 
     memory_limit: int | None = None
-    """Bytes for weights, rows, passes, free buffers, prefixes. Unset: by `serving/residents.py`."""
+    """Bytes for weights, rows, passes, free buffers and prefixes. Unset: `serving/residents.py`
+    computes it."""
     max_rows: int = 64
     """Most decoding rows. More requests wait."""
     stall_target: float = 0.1
@@ -54,10 +55,10 @@ class EngineSettings(FixedSettings):
     max_chunk: int = 2048
     """Most tokens of a prefill chunk while no row decodes."""
     idle_timeout: float = 600.0
-    """Seconds without a client after which an engine that a client has started ends."""
+    """An engine that a client has started ends after so many seconds without a client."""
     disk_cache: Path | None = None
-    """Folder of the disk tier; `None`: none. `engine_settings` takes the state folder if the
-    variable is unset."""
+    """Folder of the disk tier; `None`: no disk tier. If the variable is unset, `engine_settings`
+    takes the state folder."""
     disk_cache_bytes: int | None = None
     """Most bytes of the disk tier; 0: none. Unset: by the free space."""
     models_file: Path | None = None
@@ -65,7 +66,8 @@ class EngineSettings(FixedSettings):
     allowed_hosts: tuple[str, ...] = ()
     """Host names of an engine on TCP, in addition to its own."""
     model_roots: tuple[Path, ...] = ()
-    """Folders whose models clients of a wildcard entry, and other machines, can name."""
+    """Folders of models. Clients of a wildcard entry, and clients on other machines, can name no
+    model folder outside them."""
 
     @property
     def max_queue(self) -> int:
@@ -74,9 +76,11 @@ class EngineSettings(FixedSettings):
 
 @dataclass(frozen=True)
 class Runtime:
+    """Where this user's engine is, and the variables with which a client starts it."""
+
     folder: Path
     """Owner-only folder for socket, lock and log: `MLX_PROVIDER_RUNTIME_DIR`."""
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = field(repr=False)
 
     @property
     def socket(self) -> Path:
@@ -102,10 +106,11 @@ class Runtime:
 
 
 def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
-    """From the variable, else in the session's folder, else one per user in the temp folder."""
+    """The folder that the variable names, else one in `XDG_RUNTIME_DIR`, else one per user in the
+    folder of temporary files."""
     chosen = environ.get(PREFIX + "RUNTIME_DIR")
     if chosen:
-        return Runtime(Path(chosen), environ)
+        return Runtime(Path(chosen).expanduser().absolute(), environ)
     session = environ.get("XDG_RUNTIME_DIR")
     if session and Path(session).is_dir():
         return Runtime(Path(session) / "mlx-provider", environ)
@@ -128,19 +133,21 @@ def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
 
 
 def home_state(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """`state_folder`. `None`: the home folder is not known."""
     try:
         return state_folder(environ)
     except RuntimeError:
         return None
 
 
-class _Number(NamedTuple):
-    """A number without infinity and NaN."""
+class _NumberFormat(NamedTuple):
+    """How a number is read, and its limits. Infinity and NaN are refused."""
 
     read: Callable[[str], float]
     least: float
     most: int
     words: str
+    """The valid values, for errors."""
 
 
 def parse_bytes(text: str) -> int:
@@ -152,25 +159,25 @@ def parse_bytes(text: str) -> int:
 
 
 _BYTES = "a number of bytes (as 512M or 12G) of at least"
-_COUNT = _Number(int, 1, 2**31 - 1, "a whole number of at least 1")
-_SECONDS = _Number(float, 1e-9, 10**9, "a number of seconds above 0")
-_KINDS: dict[str, str | _Number] = {
-    "memory_limit": _Number(parse_bytes, 1, 2**60, f"{_BYTES} 1"),
+_COUNT = _NumberFormat(int, 1, 2**31 - 1, "a whole number of at least 1")
+_SECONDS = _NumberFormat(float, 1e-9, 10**9, "a number of seconds above 0")
+_KINDS: dict[str, str | _NumberFormat] = {
+    "memory_limit": _NumberFormat(parse_bytes, 1, 2**60, f"{_BYTES} 1"),
     "max_rows": _COUNT,
     "stall_target": _SECONDS,
     "max_chunk": _COUNT,
     "idle_timeout": _SECONDS,
     "disk_cache": "path",
-    "disk_cache_bytes": _Number(parse_bytes, 0, 2**60, f"{_BYTES} 0"),
+    "disk_cache_bytes": _NumberFormat(parse_bytes, 0, 2**60, f"{_BYTES} 0"),
     "models_file": "path",
     "allowed_hosts": "names",
     "model_roots": "paths",
 }
-SETTINGS = tuple(_KINDS)
+SETTING_NAMES = tuple(_KINDS)
 
 
-def _parse(name: str, kind: str | _Number, text: str) -> object:
-    if isinstance(kind, _Number):
+def _parse(name: str, kind: str | _NumberFormat, text: str) -> object:
+    if isinstance(kind, _NumberFormat):
         with suppress(ValueError, OverflowError):
             if kind.least <= (number := kind.read(text)) <= kind.most:
                 return number
@@ -184,6 +191,7 @@ def _parse(name: str, kind: str | _Number, text: str) -> object:
 
 
 def installed_version(distribution: str) -> str:
+    """Empty: it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -113,11 +113,11 @@ def parse(context: typer.Context) -> None:
     and violated; a line that cannot be read gives id and error.
     """
     # the wire types take a quarter of a second to import
-    from .parse import answers
+    from .parse import parse_lines
 
     if sys.stdin.isatty():
         sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
-    for answer in answers(sys.stdin, PluginRegistry.of(context)):
+    for answer in parse_lines(sys.stdin, PluginRegistry.of(context)):
         typer.echo(json.dumps(answer, ensure_ascii=False))
 
 

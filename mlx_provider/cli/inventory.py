@@ -33,7 +33,7 @@ def pull(context: typer.Context, model: Repository) -> None:
     if not is_repository(model):
         raise BadRequest(f"{model} is not a repository on the Hub: give OWNER/NAME", param="model")
     registry = PluginRegistry.of(context)
-    registry.family_for(checkpoint(model).config)  # refused before a download of gigabytes
+    registry.family_for(checkpoint(model).config)  # refuses a model before gigabytes are downloaded
     folder = download(model)
     typer.echo(f"{model}: {size(checkpoint(model).weight_bytes)} of weights in {folder}")
     typer.echo(f"serve it: mlx-provider up {model}")
@@ -51,7 +51,8 @@ def show_models(context: typer.Context) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for each in found:
-        state = each.fault  # or the family that serves it, or why none does
+        # a fault; or the family that serves the model; or why none does
+        state = each.fault
         try:
             family = None if state else registry.family_for(checkpoint(each.name).config)[0]
             state = f"family {family.name}" if family else state
@@ -83,15 +84,15 @@ def doctor(
     ] = False,
 ) -> None:
     """Check this machine, and optionally a model. Exit code 0: no check fails."""
-    from ..doctor import Subject, by_severity, examine, healthy
-    from ..doctor import as_json as in_json
+    from ..doctor import STATES, Subject, by_severity, examine, healthy, json_fields
 
     registry = PluginRegistry.of(context)
+    model = None if model is None else model.removeprefix("mlx/")
     subject = Subject(model, discover=lambda environ: registry)
     with Console(stderr=True).status("checking ..."):
         found = by_severity(examine(subject, thorough=not quick))
     if as_json:
-        typer.echo(json.dumps(in_json(found, model=model, version=__version__), indent=2))
+        typer.echo(json.dumps(json_fields(found, model=model, version=__version__), indent=2))
     else:
         console = Console(highlight=False)
         table = Table.grid(padding=(0, 2))
@@ -104,9 +105,9 @@ def doctor(
                 table.add_row("", "", Text(f"-> {each.remedy}", style="bold"))
         console.print(table)
         count = Counter(finding.state for finding in found)
-        named = "" if model else "; name a model to examine it, too: `mlx-provider doctor demo`"
-        right = f"{count['warn']} could be better, {count['ok']} are right{named}"
-        console.print(f"\n{count['fail']} fail, {right}")
+        hint = "" if model else "; name a model to examine it, too: `mlx-provider doctor demo`"
+        counts = ", ".join(f"{count[state]} {state}" for state in STATES)
+        console.print(f"\n{counts}{hint}")
     raise typer.Exit(0 if healthy(found) else 1)
 
 
@@ -127,13 +128,19 @@ def new_plugin(
     """Write the folder of a new plugin: a working example of its kind, with tests that pass."""
     from ..scaffold import plugin_name, write_plugin
 
-    flags = dict(zip(KINDS, (family, tool_parser, reasoning_parser, drafter, kernels), strict=True))
+    flags = {
+        "family": family,
+        "tool-parser": tool_parser,
+        "reasoning-parser": reasoning_parser,
+        "drafter": drafter,
+        "kernels": kernels,
+    }
     chosen = [f"--{option}" for option, is_given in flags.items() if is_given]
     if len(chosen) != 1:
-        why = f"{' and '.join(chosen)}: choose one, and add the other hook later"
-        every = ", ".join(f"--{option}" for option in KINDS)
-        none = f"choose what the plugin provides: one of {every}"
-        raise BadRequest(why if chosen else none, param="name")
+        several = f"{' and '.join(chosen)}: choose one, and add the other hook later"
+        options = ", ".join(f"--{option}" for option in KINDS)
+        none = f"choose what the plugin provides: one of {options}"
+        raise BadRequest(several if chosen else none, param="name")
     kind = KINDS[chosen[0].removeprefix("--")]
     plugin = plugin_name(name, kind, PluginRegistry.of(context))
     files = write_plugin(plugin, kind, folder)
@@ -143,7 +150,7 @@ def new_plugin(
     steps = {
         "pip install -e . '<clone>[testing]'": "the engine finds it; <clone>: of mlx-provider",
         "pytest": "its tests pass as it is",
-        f"$EDITOR {plugin.module}/__init__.py": "make it yours",
+        f"$EDITOR {plugin.module}/__init__.py": "change it to your format or model",
         "mlx-provider plugins": "what it brings, or why it is off",
         "python try_it.py": "a served answer",
         f"pytest --mlx-conformance {plugin.name}": "what every plugin of its kind must do",
@@ -188,7 +195,8 @@ def _describe(plugin: Plugin, registry: PluginRegistry) -> Text:
 
 
 def _describe_patch(patch: UpstreamPatch) -> str:
-    distribution, _, read = patch.version.rpartition(" ")
-    found = (installed_version(distribution) if distribution else "") or read
-    here = "" if found == read else f" ({found} is installed)"
-    return f"{patch.target} of {patch.version}{here}: {patch.reason}"
+    """In a line, with the installed version if it is not the one whose source was read."""
+    distribution, _, version_read = patch.version.rpartition(" ")
+    installed = installed_version(distribution) if distribution else ""
+    other = f" ({installed} is installed)" if installed not in ("", version_read) else ""
+    return f"{patch.target} of {patch.version}{other}: {patch.reason}"

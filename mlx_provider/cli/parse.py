@@ -1,4 +1,5 @@
-"""`mlx-provider parse`: what a parser reads in a reply, for plugin authors and bug reports."""
+"""The command `mlx-provider parse`: what the tool and reasoning parsers find in given replies, for
+plugin authors and bug reports."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -18,34 +19,35 @@ class ParseRequest(BaseModel):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     chunks: list[str]
+    """Pieces of one reply, in order."""
     tools: list[dict[str, Any]] | None = None
     prompt_opened_think: bool = False
+    """The prompt ended inside a thought. If not, the parser decides how the reply begins."""
     stop: list[str] = Field(default_factory=list)
     response_format: dict[str, Any] | None = None
 
 
-def answers(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str, Any]]:
+def parse_lines(lines: Iterable[str], registry: PluginRegistry) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.strip():
-            yield answer(line, registry)
+            yield parse_line(line, registry)
 
 
-def answer(line: str, registry: PluginRegistry) -> dict[str, Any]:
+def parse_line(line: str, registry: PluginRegistry) -> dict[str, Any]:
     request_id: Any = None
     try:
         data = json.loads(line)
         request_id = data.get("id") if isinstance(data, dict) else None
-        return run(ParseRequest.model_validate(data), registry)
-    except (BadRequest, ValueError) as error:  # also pydantic's
+        return parse_reply(ParseRequest.model_validate(data), registry)
+    except (BadRequest, ValueError, RecursionError) as error:  # pydantic's are `ValueError`s
         code = getattr(error, "code", "invalid_request")
         return {"id": request_id, "error": {"code": code, "message": str(error)}}
 
 
-def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
-    """Raises `BadRequest`. A parser that fails is named under `error`, beside the rest of the
-    reply."""
-    named = (request.tool_parser, request.reasoning_parser, request.response_format)
-    if all(part is None for part in named):
+def parse_reply(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
+    """Raises `BadRequest`. If a parser fails, `error` has its fault, beside what was read."""
+    given = (request.tool_parser, request.reasoning_parser, request.response_format)
+    if all(part is None for part in given):
         raise BadRequest(
             "name a tool_parser, a reasoning_parser or a response_format", param="tool_parser"
         )
@@ -65,7 +67,7 @@ def run(request: ParseRequest, registry: PluginRegistry) -> dict[str, Any]:
         "tool_calls": [{"name": name, "arguments": value} for name, value in reply.whole_calls],
     }
     if cut := [{"name": name, "arguments": text} for name, text in reply.cut_calls]:
-        found["unfinished_calls"] = cut  # by the end of the reply
+        found["unfinished_calls"] = cut  # the reply ended inside them
     if request.response_format is not None:
         check = check_reply(found["content"] or "", request.response_format)
         found |= {"parsed": check.parsed, "valid": check.is_valid, "violated": check.violated}

@@ -1,4 +1,5 @@
-"""An engine in another process, over a unix socket or TCP."""
+"""A client of an engine in another process, over a unix socket or TCP. Before a request it connects
+and, if necessary, starts the local engine or replaces an outdated one."""
 
 import json
 import logging
@@ -7,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from .. import __version__
 from ..config import PREFIX
-from ..errors import EngineDied, EngineUnavailable, OtherProtocol
+from ..errors import BadRequest, EngineDied, EngineUnavailable, OtherProtocol
 from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
@@ -19,12 +20,13 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-LEFT_BEHIND = "restart this process: its version is no longer installed"
-LATER = "it ends when it is idle, or with `mlx-provider engine restart`"
-APART = f"{PREFIX}RUNTIME_DIR gives each its own engine"
+RESTART_THIS = "restart this process: its version is no longer installed"
+RESTART_ENGINE = "it ends when it is idle, or with `mlx-provider engine restart`"
+OWN_ENGINE = f"{PREFIX}RUNTIME_DIR gives each its own engine"
 
 When = Literal["now", "idle", "alone"]
-"""`idle`: when no request runs. `alone`: when also no other client is connected."""
+"""When an engine ends: `now`, and its requests fail; `idle`: when no request runs; `alone`: when,
+in addition, no other client is connected."""
 
 
 class HttpClient(Transport):
@@ -38,9 +40,12 @@ class HttpClient(Transport):
         start: Callable[[], None] | None = None,
         identity: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        """`start` ensures that an engine listens. `None`: the engine is not managed here.
-        `identity`: of an engine that would be started now; a running engine with another one is
-        replaced. `None`: only one of another version of this package is replaced."""
+        """`start` returns once an engine listens. `None`: this client starts and replaces none.
+        `identity`: of an engine that this process would start; one with another identity is
+        replaced once no other client uses it. `None`: only the version of this package counts.
+        Raises `BadRequest` for a key that no header can have."""
+        if api_key and not api_key.isascii():
+            raise BadRequest("the key has characters beyond ASCII", param="api_key")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         super().__init__(address, headers)
         self._start_engine, self._identity = start, identity
@@ -55,7 +60,7 @@ class HttpClient(Transport):
         """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
         Blocks like `submit`."""
         body = request_body(request)
-        reply = self._send_attached(lambda: self.ask("POST", "/v1/count", body=body))
+        reply = self._send_attached(lambda: self.ask("POST", "/v1/count", body=body, seconds=None))
         return int(json.loads(reply)["prompt_tokens"])
 
     def health(self) -> Health:
@@ -74,14 +79,17 @@ class HttpClient(Transport):
         self.ask("DELETE", "/cache")
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, Stream]:
-        """The URL of a port of the owner's engine, and the connection that keeps it open; `request`
-        as `server.agent_listener.ListenerRequest`. Starts no engine. Raises typed errors."""
+        """Let the owner's engine open a port. Returns its URL, and the connection that keeps the
+        port open. `request`: fields of `server.agent_listener.ListenerRequest`. Starts no engine.
+        Raises typed errors."""
         url, stream = self.hold("POST", "/v1/listener", json.dumps(request).encode())
         if not url:
             raise EngineDied("the engine ended before it opened a port")
         return url.decode(), stream
 
     def _send_attached(self, send: Callable[[], T]) -> T:
+        """Attach, then `send`. Repeats both while no engine has accepted the request."""
+
         def send_once() -> T:
             attachment = self._attach()
             try:
@@ -94,6 +102,8 @@ class HttpClient(Transport):
         return patiently(send_once)
 
     def _attach(self) -> Stream:
+        """The present attachment, or one to an engine that is started or replaced, if necessary:
+        one thread at a time."""
         with self.attaching:
             former = self.attachment
             if former is not None and former in self._threads and not former.ending:
@@ -105,7 +115,8 @@ class HttpClient(Transport):
                 if not managed or is_left_behind() or not self.stop(error.message, "idle"):
                     raise
             except EngineUnavailable as error:
-                error.taken = error.taken or not managed  # else it would be tried again
+                # without an engine to start, a second attempt would only repeat this error
+                error.taken = error.taken or not managed
                 if error.taken:
                     raise
             else:
@@ -113,7 +124,7 @@ class HttpClient(Transport):
             return self._start_and_attach()
 
     def _start_and_attach(self, ending: int | None = None) -> Stream:
-        """`ending`: the process that it replaces, which listens a little longer."""
+        """`ending`: the process that is replaced, which may listen a little longer."""
 
         def start() -> Stream:
             if self._start_engine is not None:
@@ -129,12 +140,12 @@ class HttpClient(Transport):
 
         attachment = patiently(start)
         if attachment.health.version != __version__:
-            raise _other_version(attachment, LEFT_BEHIND)
+            raise _other_version(attachment, RESTART_THIS if is_left_behind() else OWN_ENGINE)
         return attachment
 
     def _up_to_date(self, attachment: Stream) -> Stream:
-        """The engine, or a new one if it is out of date and serves no other client. Raises
-        `EngineUnavailable` if one of another version continues."""
+        """The attachment, or one to a new engine, if the present one is out of date and may end.
+        Raises `EngineUnavailable` if an engine of another version continues."""
         health = attachment.health
         changed = differences(health.identity, self._identity()) if self._identity else {}
         if health.version != __version__:
@@ -142,27 +153,30 @@ class HttpClient(Transport):
         if not changed:
             return attachment
         if OWN in changed and is_left_behind():
-            raise _other_version(attachment, LEFT_BEHIND)
-        # other clients may need another Python or other settings as much as this one
-        newer, summary = OWN in changed and PYTHON not in changed, "; ".join(changed.values())
-        if self.stop(summary, "idle" if newer else "alone"):
+            raise _other_version(attachment, RESTART_THIS)
+        summary = "; ".join(changed.values())
+        # with another Python or other settings, other clients may need the engine as it is
+        same_python = OWN in changed and PYTHON not in changed
+        if self.stop(summary, "idle" if same_python else "alone"):
             attachment.close()
             return self._start_and_attach(health.pid)
         if OWN in changed:
-            raise _other_version(attachment, LATER if newer else APART)
+            raise _other_version(attachment, RESTART_ENGINE if same_python else OWN_ENGINE)
         log.warning(
             "the running engine (process %d) was started with other settings or plugins, and other "
             "clients use it: it serves this process, too, until these are gone, or until "
-            "`mlx-provider engine restart`. %s: %s", health.pid, APART, summary,
+            "`mlx-provider engine restart`. %s: %s", health.pid, OWN_ENGINE, summary,
         )  # fmt: skip
         return attachment
 
     def stop(self, reason: str, when: When) -> bool:
-        """Returns whether it ends at once. False if none runs; starts none."""
+        """Ask the engine to end. Returns whether it ends at once; if not, it ends at the time
+        `when`. False also if none runs; starts none."""
         body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
         try:
             return bool(json.loads(self.ask("POST", "/v1/stop", body=body))["ends"])
-        except EngineUnavailable:  # it has ended, or its version lacks the request
+        except EngineUnavailable as error:  # it has ended, or its version lacks the request
+            log.debug("no engine was asked to end: %s", error.message)
             return False
 
 

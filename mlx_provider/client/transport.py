@@ -1,6 +1,7 @@
 """Requests of one client to an engine. A thread reads each reply, so that any thread or event loop
-may read its events. A request is sent again only if no running engine can have accepted it: no
-process listens, the engine refuses because it is ending, or the connection is lost at once."""
+may read its events. Only if an error has `taken = False` is the request sent again, because no
+engine can have accepted it: no process listens, the engine refuses because it is ending, or the
+connection is lost at once."""
 
 import os
 import socket
@@ -18,6 +19,7 @@ import httpx
 from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
+from ..isolation import Isolation
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import EVENT_BATCH, Accepted, Failed
 from ..protocol.health import Health
@@ -26,24 +28,29 @@ from .messages import Address, LineBuffer, error_of, parse_health
 
 T = TypeVar("T")
 PAUSES = (0.0, 0.2, 1.0)
-GOING_DOWN = 0.25
-"""Seconds: a connection lost earlier, without an answer, means that the engine was ending."""
+"""Seconds before each further attempt."""
+LOST_AT_ONCE = 0.25
+"""Seconds. If a connection is lost sooner than this, without an answer, the engine was ending and
+had not accepted the request."""
 CONNECT_SECONDS = 5.0
-"""Replies have no limit: a model may load for minutes."""
-FIRST_LINE_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+"""For an answer that needs no model, and for the first line of a connection that stays open. Others
+have no limit: a model may load for minutes."""
 CLOSE_SECONDS = 5.0
-READ_AHEAD = 2**18
-"""Bytes of unread events above which a connection is not read; the engine then joins events."""
-READ_AGAIN_SECONDS = 0.005
+"""For each thread to end when the client is closed."""
+READ_AHEAD, READ_AGAIN_SECONDS = 2**18, 0.005
+"""Bytes of unread events above which a reply is not read (the engine then joins events), and the
+time until the next look."""
 
 
 def not_taken(error: EngineUnavailable) -> EngineUnavailable:
+    """Mark that no engine has accepted the request."""
     error.taken = False
     return error
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Try again while no engine accepts, as while one is ending (a few seconds)."""
+    """Repeat `work` while no engine accepts the request, four times at most."""
     pauses = iter(PAUSES)
     while True:
         try:
@@ -51,14 +58,14 @@ def patiently(work: Callable[[], T]) -> T:
         except EngineUnavailable as error:
             pause = next(pauses, None)
             if error.taken or pause is None:
-                error.taken = True
+                error.taken = True  # nothing around this repeats it once more
                 raise
             time.sleep(pause)
 
 
 class Call:
-    """One request. It has its own connection: to end that is the only way to cancel a request in
-    HTTP/1.1."""
+    """One request with its own connection: in HTTP/1.1, only the end of the connection cancels a
+    request."""
 
     def __init__(self) -> None:
         self.ending: MLXProviderError | None = None
@@ -66,21 +73,22 @@ class Call:
         self._socket: socket.socket | None = None
 
     def close(self, error: MLXProviderError | None = None) -> None:
-        """`error`: for who waits. Idempotent, never blocks, safe from any thread. Ignored in a
-        forked child: the connection belongs to its parent."""
+        """`error`: raised to whoever waits; by default, that the request was cancelled. Idempotent,
+        never blocks, safe from any thread. Ignored in a forked child: the connection belongs to its
+        parent."""
         if os.getpid() == self._pid:
             self.ending = self.ending or error or RequestFailed.cancelled()
             self._shut()
 
     def trace(self, event: str, values: Mapping[str, Any]) -> None:
-        """httpx's `trace` extension, which has the connection before the reply begins."""
+        """Called by httpx (extension `trace`): keeps the socket as soon as it is connected."""
         if event.endswith(("connect_unix_socket.complete", "connect_tcp.complete", "tls.complete")):
             self._socket = values["return_value"].get_extra_info("socket")
             if self.ending:
                 self._shut()
 
     def _shut(self) -> None:
-        """Wakes the reading thread, which closes the socket. Not TLS's own `shutdown`, after which
+        """Wakes the reading thread, which closes the socket. Not TLS's own `shutdown`: after it,
         that thread would read encrypted data."""
         if self._socket is not None:
             with suppress(OSError):  # the engine was first
@@ -88,14 +96,15 @@ class Call:
 
 
 class Stream(Call):
-    """A reply that a thread reads, line by line."""
+    """A reply that a thread reads: it calls `take` for each line, and then `end` once."""
 
     health: Health
-    """Of the engine that a client is attached to."""
+    """Of the engine, if this is the connection of `Transport.attach`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first: Future[Any] = Future()
+        """The first line. Empty: the reply ended without one."""
 
     def take(self, line: bytes) -> None:
         if not self.first.done():
@@ -109,7 +118,7 @@ class Stream(Call):
 
 
 class EventStream(Stream):
-    """`first`: `Accepted`."""
+    """The reply of a generation. `first` is its event `Accepted`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,8 +153,8 @@ class Transport:
     def _reset(self) -> None:
         self.attaching = threading.Lock()
         self.attachment: Stream | None = None
-        """The connection by which engine and client each detect the other's end. The engine counts
-        its client until it ends."""
+        """The open connection by which engine and client notice each other's end, and the engine
+        counts its clients."""
         self._threads: dict[Stream, threading.Thread] = {}
         self.__dict__.pop("_http", None)
 
@@ -155,7 +164,6 @@ class Transport:
         return httpx.Client(
             base_url=url,
             headers=self._headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             transport=httpx.HTTPTransport(
                 # loading the certificate store takes 20 ms
                 verify=httpx.create_ssl_context() if url.startswith("https:") else False,
@@ -180,49 +188,55 @@ class Transport:
         stream = EventStream()
         return Generation(self._start(stream, "POST", path, body), stream.events, stream.close)
 
-    def ask(self, method: str, path: str, ok: tuple[int, ...] = (200,), body: bytes = b"") -> bytes:
-        with self._response(Call(), method, path, body, ok) as response:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        ok: tuple[int, ...] = (200,),
+        body: bytes = b"",
+        seconds: float | None = ANSWER_SECONDS,
+    ) -> bytes:
+        with self._response(Call(), method, path, body, ok, seconds) as response:
             return response.read()
 
     def hold(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, Stream]:
-        """The first line of a reply (empty: none), and its connection, which lasts until one side
-        ends it. Raises typed errors."""
+        """The first line of a reply (empty: none), and its connection, which stays open until one
+        side ends it. Raises typed errors."""
         stream = Stream()
         try:
-            return self._start(stream, method, path, body, FIRST_LINE_SECONDS), stream
+            return self._start(stream, method, path, body, ANSWER_SECONDS), stream
         except TimeoutError:
-            limit = f"the engine did not answer within {FIRST_LINE_SECONDS:g} s"
-            raise EngineUnavailable(limit) from None
+            raise _no_answer(ANSWER_SECONDS) from None
         except EngineDied as error:
-            raise not_taken(error) from None  # it has no request
+            raise not_taken(error) from None  # the connection has no request
 
     def close(self) -> None:
         """Cancels running requests. A later one opens a new connection."""
         threads = dict(self._threads)
         for stream in threads:
             stream.close(EngineUnavailable("this client was closed"))
-        for thread in filter(threading.Thread.is_alive, threads.values()):  # one may not run yet
+        # one that has not started yet cannot be joined
+        for thread in filter(threading.Thread.is_alive, threads.values()):
             thread.join(CLOSE_SECONDS)
 
     def _start(
         self, stream: Stream, method: str, path: str, body: bytes, seconds: float | None = None
     ) -> Any:
-        """Read the reply in a thread. Returns what comes first, within `seconds`."""
+        """Read the reply in a thread. Returns its first line or event. Raises `TimeoutError` after
+        `seconds`."""
 
         def run() -> None:
-            error: MLXProviderError | None = RequestFailed.cancelled()
-            try:
-                with self._response(stream, method, path, body) as response:
-                    lines = LineBuffer()
-                    for piece in response.iter_raw():
-                        for line in filter(None, lines.feed(piece)):
-                            stream.take(line)
-                error = None
-            except MLXProviderError as failure:
-                error = failure
-            finally:
-                stream.end(error)
-                self._threads.pop(stream, None)
+            with (
+                Isolation() as reading,
+                self._response(stream, method, path, body) as response,
+            ):
+                lines = LineBuffer()
+                for piece in response.iter_raw():
+                    for line in filter(None, lines.feed(piece)):
+                        stream.take(line)
+            fault = reading.fault
+            stream.end(None if fault is None else fault.of_request("the request to the engine"))
+            self._threads.pop(stream, None)
 
         thread = threading.Thread(target=run, name="mlx-provider client", daemon=True)
         self._threads[stream] = thread
@@ -235,16 +249,26 @@ class Transport:
 
     @contextmanager
     def _response(
-        self, call: Call, method: str, path: str, body: bytes, ok: tuple[int, ...] = (200,)
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        body: bytes,
+        ok: tuple[int, ...] = (200,),
+        seconds: float | None = None,
     ) -> Iterator[httpx.Response]:
-        """A reply with one of the states `ok`. Raises typed errors."""
+        """A reply with one of the status codes `ok`. `seconds`: longest wait for a part of it. Also
+        converts errors of the body of the `with`. Raises typed errors."""
         began, answered, more = time.monotonic(), False, {"trace": call.trace}
+        limits = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         try:
-            with self._http.stream(method, path, content=body, extensions=more) as response:
+            with self._http.stream(
+                method, path, content=body, extensions=more, timeout=limits
+            ) as response:
                 answered = True
                 if response.status_code not in ok:
                     error = error_of(response.status_code, path, response.read())
-                    # an ending engine uses exactly this class
+                    # an ending engine refuses with exactly this class, not with a subclass
                     raise not_taken(error) if type(error) is EngineUnavailable else error
                 yield response
         except httpx.RequestError as failure:
@@ -253,11 +277,17 @@ class Transport:
             if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
                 message = f"no engine answers at {self.address}: {failure}"
                 raise not_taken(EngineUnavailable(message)) from None
+            if isinstance(failure, httpx.ReadTimeout) and seconds is not None:
+                raise _no_answer(seconds) from None
             died = EngineDied(f"the engine ended while it held this request: {failure}")
-            died.taken = answered or time.monotonic() - began > GOING_DOWN
+            died.taken = answered or time.monotonic() - began > LOST_AT_ONCE
             raise died from None
-        except ValidationError as failure:
+        except ValidationError as failure:  # of `EventStream.take`
             raise EngineUnavailable(f"the engine's events cannot be read: {failure}") from None
+
+
+def _no_answer(seconds: float) -> EngineUnavailable:
+    return EngineUnavailable(f"the engine did not answer within {seconds:g} s")
 
 
 def _keep_alive() -> list[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """Finds problems on this machine, with their remedies: `examine(Subject("OWNER/NAME"))`.
 
-A check is a function from a `Subject` to `Finding`s. It changes nothing, and uses the network only
-for a model that is not on this machine."""
+A check is a function from a `Subject` to `Finding`s. It changes nothing on this machine, except
+that `proxy.token` may start an engine. It uses the network only for a model that is not here."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -13,17 +13,17 @@ from ..isolation import Fault, attempt
 from . import versions
 from .subject import STATES, Finding, Subject
 
-__all__ = ["STATES", "Finding", "Subject", "as_json", "by_severity", "examine", "healthy"]
+__all__ = ["STATES", "Finding", "Subject", "by_severity", "examine", "healthy", "json_fields"]
 FORMAT = 1
 """Version of the JSON; increases when keys change."""
 REINSTALL = "install mlx-provider anew, into an environment of its own"
-IGNORE = "go on: nothing else depends on this check; report it if it lasts"
+IGNORE = "continue: no other check depends on this one; report it if it happens again"
 SETTING = "correct the variable that is named, or unset it"
 READABLE = "make the file or folder that is named readable for this user"
 MODEL = "download or convert the model again, or name another"
 FAMILY = "install a plugin that brings a family for it (hook mlx_model_families), or name another"
 Checks = tuple[tuple[str, Callable[[Subject], Iterable[Finding]], str], ...]
-"""Name, function, and the remedy if it raises; the error is then the finding."""
+"""Name, function, and the remedy if the function raises: its error is then a finding that fails."""
 
 PYTHON_CHECKS: Checks = (
     ("versions.packages", versions.packages, REINSTALL),
@@ -47,7 +47,8 @@ def machine_checks() -> Checks:
 
 
 def model_checks(*, thorough: bool = True) -> Checks:
-    """They find nothing without a model, and have nothing to read if the first one fails."""
+    """Without a model, only `disk.models` finds anything. If the first check fails, the others are
+    left out."""
     from . import machine, model
 
     checks: Checks = (
@@ -73,17 +74,18 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     if isinstance(checks, Fault):
         summary = f"no other check can be made: {checks.summary}"
         return [*found, Finding("versions.imports", "fail", summary, REINSTALL)]
-    of_machine, (search, *of_model) = checks
-    located = run((search,), subject)
+    of_machine, (locate, *of_model) = checks
+    located = run((locate,), subject)
     found += run(of_machine, subject) + located
     found += run(of_model, subject) if healthy(located) else []
-    different: dict[str, Finding] = {}  # one cause may stop several checks
-    for finding in found:
+    different: dict[str, Finding] = {}  # one cause may stop several checks with the same text
+    for finding in by_severity(found):
         different.setdefault(finding.what, finding)
     return list(different.values())
 
 
 def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Finding]:
+    """The findings of all checks. If one raises, what it has found stays, with its error."""
     found: list[Finding] = []
     for name, look, remedy in checks:
         fault = attempt(partial(_look, look, subject, found))
@@ -106,7 +108,7 @@ def by_severity(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: STATES.index(finding.state))
 
 
-def as_json(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
+def json_fields(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": version,

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ..client.connection import local_client
 from ..client.runtime_folder import differences, holder, identity, inspect, is_held
-from ..config import PREFIX, SETTINGS
+from ..config import PREFIX, SETTING_NAMES
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import size
@@ -26,13 +26,17 @@ from ..serving.residents import memory_limit
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9
-SPARE_BYTES, LOG_BYTES = 10**9, 10**7
-"""Free disk space that counts as almost full, and that an engine needs."""
+"""Below this, few useful models fit. Also the size of a model if none is named."""
+SPARE_BYTES = 10**9
+"""A disk with less free space counts as almost full."""
+LOG_BYTES = 10**7
+"""For sockets and the log of an engine."""
 OTHER_VARIABLES = (SELECTION, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
-VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTINGS), *OTHER_VARIABLES])
+VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTING_NAMES), *OTHER_VARIABLES])
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
-CONFIG, HANDLER, WHERE = "config.yaml", "mlx_provider.litellm.handler", "model_info.mlx"
-LARGEST = 2**22
+CONFIG, LARGEST_CONFIG = "config.yaml", 2**22
+"""Its name, and its most bytes."""
+HANDLER, OPTIONS_PATH = "mlx_provider.litellm.handler", "model_info.mlx"
 OPTIONS = frozenset(OperatorOptions.model_fields)
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
@@ -42,19 +46,20 @@ Fields = Mapping[str, Any]
 def memory(subject: Subject) -> Iterator[Finding]:
     limit = memory_limit(subject.settings.memory_limit)
     summary = f"models and requests may take {size(limit)}"
-    few = f"{summary}: few models of use fit" if limit < LEAST_BYTES else ""
+    problem = f"{summary}: few useful models fit" if limit < LEAST_BYTES else ""
     remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
-    yield Finding.of("memory.limit", few, summary, remedy, "warn")
+    yield Finding.of("memory.limit", problem, summary, remedy, "warn")
 
 
 def wired_memory(subject: Subject) -> Iterator[Finding]:
     if subject.is_mac:
         summary, limit = "the limit of wired memory is the system's own", subject.wired()
-        raised = (
-            f"iogpu.wired_limit_mb is {limit}: with a raised limit, requests at once have made "
-        )
         remedy = "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system"
-        problem = f"{raised}machines panic (mlx 3186)" if limit else ""
+        problem = (
+            f"iogpu.wired_limit_mb is {limit}: with a raised limit, several requests at the same "
+            "time have made machines panic (mlx issue 3186)"
+        )
+        problem = problem if limit else ""
         yield Finding.of("memory.wired", problem, summary, remedy, "warn")
 
 
@@ -67,7 +72,7 @@ def settings(subject: Subject) -> Iterator[Finding]:
     for name in given:
         if name not in VARIABLES:
             remedy = f"unset it; {_similar(name, VARIABLES)}".removesuffix("; ")
-            yield Finding("settings.names", "warn", f"nobody reads {name}", remedy)
+            yield Finding("settings.names", "warn", f"no setting is named {name}", remedy)
     known = [name for name in given if name in VARIABLES and not name.endswith("_KEY")]
     summary = ", ".join(f"{name}={subject.environ[name]}" for name in known)
     yield Finding("settings.given", "ok", summary or "all at their defaults")
@@ -82,7 +87,7 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
             summary = f"{folder} is this user's alone"
         if (free := _free(folder)) < LOG_BYTES:
             problem = f"{folder}: only {size(free)} are free for sockets and the engine's log"
-    except EngineUnavailable as error:
+    except EngineUnavailable as error:  # `inspect` ends its messages with a remedy
         problem, _, remedy = error.message.rpartition(": ")
     yield Finding.of("runtime.folder", problem, summary, remedy)
 
@@ -140,6 +145,7 @@ def plugins(subject: Subject) -> Iterator[Finding]:
 
 
 def _free(folder: Path) -> int:
+    """Free bytes on the disk of a folder, which need not exist yet."""
     path = folder.expanduser().absolute()
     nearest = next(each for each in (path, *path.parents) if each.exists())
     return shutil.disk_usage(nearest).free
@@ -179,13 +185,15 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
 
 def config_file(subject: Subject) -> Iterator[Finding]:
     """Nothing if there is no file, or if it does not concern this package."""
-    path = subject.working_folder / CONFIG
+    path, text = subject.working_folder / CONFIG, "mlx_provider"
     try:
-        text = read_bounded(path, LARGEST).decode()
+        text = read_bounded(path, LARGEST_CONFIG).decode()
         content = _fields(yaml.safe_load(text))
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        if "mlx_provider" not in text:  # of another program, perhaps with tags of its own
+            return
         summary = f"{path} cannot be read: {' '.join(str(error).split())[:300]}"
         yield Finding("config.file", "fail", summary, "correct the file")
         return
@@ -197,7 +205,7 @@ def config_file(subject: Subject) -> Iterator[Finding]:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
         found = (*_find_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
         problems += [Finding("config.entries", "fail", f"{name}: {a}", b) for a, b in found]
-    summary = f"{path}: {len(entries)} entries for models of this package"
+    summary = f"{path}: it names {len(entries)} model(s) of this package"
     yield from problems or [Finding("config.file", "ok", summary)]
 
 
@@ -208,6 +216,7 @@ def _handler(content: Fields) -> Iterator[Finding]:
     if found is None:
         summary = f"{CONFIG}: litellm_settings.{MAP} names no handler of the provider `mlx`"
         yield Finding("config.handler", "fail", summary, f"write {MAP_LINES}")
+    # a quite different name may be a handler of the user's own
     elif found != HANDLER and ("mlx_provider" in found or _similar(found, [HANDLER])):
         summary = f"{CONFIG}: there is no handler {found!r}"
         yield Finding("config.handler", "fail", summary, f"did you mean {HANDLER!r}?")
@@ -216,31 +225,36 @@ def _handler(content: Fields) -> Iterator[Finding]:
 def _find_misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
     for part in ("litellm_params", "model_info"):
         for name in _fields(entry.get(part)).keys() & OPTIONS:
-            yield f"{part}.{name} has no effect", f"write it as {WHERE}.{name}"
+            yield f"{part}.{name} has no effect", f"write it as {OPTIONS_PATH}.{name}"
     if "mlx" in _fields(entry.get("litellm_params")):
-        yield "litellm_params.mlx has no effect", f"write it as {WHERE}"
+        yield "litellm_params.mlx has no effect", f"write it as {OPTIONS_PATH}"
 
 
 def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
     info = _fields(entry.get("model_info"))
-    nested = info.get("mlx") or {}
+    nested = {} if info.get("mlx") is None else info["mlx"]
     if not isinstance(nested, Mapping):
-        yield f"{WHERE} is not a mapping", f"write {WHERE}: {{kv_bits: 8}}"
+        yield f"{OPTIONS_PATH} is not a mapping", f"write {OPTIONS_PATH}: {{kv_bits: 8}}"
         return
-    given = {str(name)[4:]: value for name, value in info.items() if str(name).startswith("mlx_")}
-    given |= {str(name): value for name, value in nested.items()}
+    # `model_info.mlx_kv_bits` is the same as `model_info.mlx.kv_bits`
+    flat = {str(name).removeprefix("mlx_"): info[name] for name in info if _is_flat(name)}
+    given = flat | {str(name): value for name, value in nested.items()}
     for name in given.keys() - OPTIONS:
         remedy = _similar(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
-        yield f"{WHERE}.{name} is no option", remedy
+        place = f"{OPTIONS_PATH}_{name}" if name in flat else f"{OPTIONS_PATH}.{name}"
+        yield f"{place} is no option", remedy
     known = {name: given[name] for name in given if name in OPTIONS}
     try:
         options = OperatorOptions.model_validate(known)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
-            yield f"{'.'.join([WHERE, *map(str, fault['loc'])])}: {fault['msg']}", "correct it"
+            yield (
+                f"{'.'.join([OPTIONS_PATH, *map(str, fault['loc'])])}: {fault['msg']}",
+                "correct it",
+            )
         return
     registry = subject.registry
-    for value, find in (
+    for value, find in (  # raises if no plugin has it
         (options.tool_parser, registry.tool_parser),
         (options.reasoning_parser, registry.reasoning_parser),
         (None if options.drafter in UNNAMED else options.drafter, registry.drafter),
@@ -253,7 +267,7 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
 
 
 def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
-    """A folder that does not exist, or that depends on where an engine starts."""
+    """Problems of a model's folder: it does not exist, or depends on where an engine starts."""
     name = _model(entry)
     if _fields(entry.get("litellm_params")).get("api_base") or not name.startswith(("/", ".", "~")):
         return
@@ -263,6 +277,10 @@ def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
     elif not path.is_absolute():
         summary = f"{name} depends on the folder in which an engine was started"
         yield summary, f"write model: mlx/{(config.parent / path).resolve()}"
+
+
+def _is_flat(name: object) -> bool:
+    return str(name).startswith("mlx_")
 
 
 def _model(entry: Fields) -> str:

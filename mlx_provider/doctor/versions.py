@@ -9,7 +9,7 @@ from packaging.version import Version
 from ..upstream.runtime import require_mlx
 from .subject import Finding, Subject
 
-UPGRADE = "pip install --upgrade mlx-provider, into an environment of its own"
+UPGRADE = "install mlx-provider anew from its clone, into an environment of its own"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ TESTED = (
 )
 MALICIOUS = "1.107.0"
 CLEAN = "pip install 'litellm!=1.107.0.*', then replace every key that this machine has held"
-ONE_BACKEND = "pip uninstall both, then install mlx-provider[cpu] or mlx-provider[cuda13]"
+ONE_BACKEND = "pip uninstall both, then install the extra cpu or cuda13 of mlx-provider"
 
 
 def packages(subject: Subject) -> Iterator[Finding]:

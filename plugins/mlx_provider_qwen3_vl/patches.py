@@ -1,6 +1,6 @@
-"""Images and frames of any size as patches, size by size and strip by strip, by mlx-vlm's numpy
-processors. Public functions of mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py 0.7.10 make all
-patches of a request at once."""
+"""Turns images and video frames into patches with mlx-vlm's numpy processors. Uses their private
+methods (mlx_vlm/models/qwen3_vl/processing_qwen3_vl.py 0.7.10) for one image, strip or group of
+frames at a time, because the public ones make the patches of a whole request at once."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,14 +21,16 @@ IMAGE, FRAMES = "<|image_pad|>", "<|video_pad|>"
 START, END = "<|vision_start|>", "<|vision_end|>"
 TIME = "<{seconds:.1f} seconds>"
 GROUP = f"{START}{FRAMES}{END}"
-"""One group of frames, after its `TIME`, and a whole video in a rendered template."""
+"""Text of a group of frames, after its `TIME`. A rendered template has it once for a video."""
 LOW_DETAIL_PIXELS = 512 * 512
 """For images sent with OpenAI's `detail: low`."""
 ANY_PIXELS = 2**40
 """No limit, for pixels that are scaled already."""
-STRIP = 2**18
+STRIP_PIXELS = 2**18
+"""Pixels of an image that become patches together."""
 Pixels = NDArray[np.uint8]
 Cut = Callable[[Pixels], Iterator[NDArray[np.float32]]]
+"""From the pixels of an item to the patches of one block: arrays (patches, values of one patch)."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Patches:
     until the tower runs."""
 
     grid: tuple[int, int, int]
-    """Patches in time, height and width, before merging."""
+    """(time, height, width) in patches, before merging."""
     merge: int
     """Patches per side that become one token."""
     pixels: OnDemand[Pixels]
@@ -59,15 +61,18 @@ class Patches:
 
 
 class PatchMedia:
+    """The image and video processors of a checkpoint's folder."""
+
     def __init__(self, folder: Path) -> None:
-        frames = upstream._qwen_vl_video_kwargs(folder)
+        video_options = upstream._qwen_vl_video_kwargs(folder)
         any_size = {"min_pixels": 1, "max_pixels": ANY_PIXELS}
         self.images = upstream.Qwen3VLImageProcessor(**upstream._qwen_vl_image_kwargs(folder))
-        self.videos = upstream.Qwen3VLVideoProcessor(**frames)
-        self._scaled_videos = upstream.Qwen3VLVideoProcessor(**frames | any_size)
+        self.videos = upstream.Qwen3VLVideoProcessor(**video_options)
+        self._any_size_videos = upstream.Qwen3VLVideoProcessor(**video_options | any_size)
 
     def place(self, item: MediaItem) -> Placed:
-        """Raises `MediaError` for extreme aspect ratios."""
+        """The text for an item, and its blocks. Pixels are scaled later, on demand. Raises
+        `MediaError` for extreme aspect ratios, and for a video smaller than a merged patch."""
         try:
             return self._video(item) if item.kind == "video" else self._image(item)
         except ValueError as error:
@@ -81,15 +86,16 @@ class PatchMedia:
         scaled = self.images._resolved_size(height, width, max_pixels=limit)
         h, w = (side // self.images.patch_size for side in scaled)
         pixels = OnDemand(lambda: item.scaled(*scaled))
-        return Placed(IMAGE, (self._block(item, pixels, self._image_strips, (1, h, w), 0),))
+        return Placed(IMAGE, (self._block(item, pixels, self._image_strips, (1, h, w)),))
 
     def _image_strips(self, pixels: Pixels) -> Iterator[NDArray[np.float32]]:
-        """Whole rows of patches, in the order of the image."""
+        """Patches of one strip after another, from top to bottom. A strip has whole rows of merged
+        patches; the last one may have almost twice as many."""
         height, width, _ = pixels.shape
-        grain = self.images.patch_size * self.images.merge_size
-        # no strip is so flat that upstream would refuse it as an image
-        rows = max(STRIP // width, width // 100, 1)
-        rows = -(-rows // grain) * grain
+        merged_side = self.images.patch_size * self.images.merge_size
+        # upstream refuses images with one side more than 200 times the other
+        rows = max(STRIP_PIXELS // width, width // 100, 1)
+        rows = -(-rows // merged_side) * merged_side
         tops = [*range(0, max(1, height - rows + 1), rows), height]
         for top, bottom in pairwise(tops):
             strip = pixels[top:bottom].transpose(2, 0, 1)
@@ -108,8 +114,9 @@ class PatchMedia:
         pixels = OnDemand(lambda: item.scaled(*scaled))
         blocks, text = [], []
         for group in range(-(-count // span)):
-            # the mean time of the group's frames, at the sampling rate of the processor
-            seconds = (group * span + (span - 1) / 2) / videos.fps
+            # the mean of the first and the last frame, which fills the last group
+            last = min((group + 1) * span, count) - 1
+            seconds = (group * span + last) / 2 / videos.fps
             cut = partial(self._video_group, group)
             blocks.append(self._block(item, pixels, cut, grid, group))
             text.append(TIME.format(seconds=seconds) + GROUP)
@@ -118,7 +125,7 @@ class PatchMedia:
     def _video_group(self, group: int, frames: Pixels) -> Iterator[NDArray[np.float32]]:
         span = self.videos.temporal_patch_size
         chosen = frames[group * span : (group + 1) * span].transpose(0, 3, 1, 2)
-        made, _ = self._scaled_videos._process_one(chosen)
+        made, _ = self._any_size_videos._process_one(chosen)
         yield np.asarray(made, np.float32)
 
     def _block(
@@ -127,7 +134,7 @@ class PatchMedia:
         pixels: OnDemand[Pixels],
         cut: Cut,
         grid: tuple[int, int, int],
-        group: int,
+        group: int = 0,
     ) -> Block:
         made = Patches(grid, self.images.merge_size, pixels, cut)
         # size and group are part of the key: one file at two sizes has two sets of features

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.chat.output.whole_reply import check_reply, extract_json, violation
-from mlx_provider.cli.parse import answer
+from mlx_provider.cli.parse import parse_line
 from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
 
@@ -69,5 +69,5 @@ def test_a_broken_schema_is_refused() -> None:
 @pytest.mark.parametrize("case", cases("response_format_parse"))
 def test_the_parse_command_tells(case: dict[str, Any]) -> None:
     line = {"chunks": list(case["text"]), "response_format": case["response_format"]}
-    found = answer(json.dumps(line), PluginRegistry.discover())
+    found = parse_line(json.dumps(line), PluginRegistry.discover())
     assert {"parsed": found["parsed"], "is_valid": found["valid"]} == case["expected"]

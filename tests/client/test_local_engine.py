@@ -159,7 +159,7 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path, local: Any) -> None
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for name in ("file", "file/below", "open", "link", "dangling"):
         with pytest.raises(EngineUnavailable, match="MLX_PROVIDER_RUNTIME_DIR"):
-            prepare(Runtime(tmp_path / name))
+            prepare(Runtime(tmp_path / name, {}))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
@@ -172,7 +172,7 @@ def test_a_folder_of_another_user_is_refused(local: Any) -> None:
 
 def test_a_path_too_long_for_a_socket_names_the_variable(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="MLX_PROVIDER_RUNTIME_DIR"):
-        prepare(Runtime(tmp_path / ("x" * 100)))
+        prepare(Runtime(tmp_path / ("x" * 100), {}))
 
 
 def test_a_removed_lock_file_locks_nothing(local: Any) -> None:

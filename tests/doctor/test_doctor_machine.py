@@ -147,7 +147,7 @@ def test_what_is_broken_below_is_told_and_not_raised() -> None:
     assert done.returncode == 1, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
     assert found["versions.backend"]["state"] == found["versions.imports"]["state"] == "fail"
-    assert "mlx-provider[cpu]" in found["versions.backend"]["what"] or sys.platform == "darwin"
+    assert ".[cpu]" in found["versions.backend"]["what"] or sys.platform == "darwin"
     assert found["versions.mlx-lm"]["state"] == "ok"
 
 
@@ -237,8 +237,9 @@ def config(text: str, **words: str) -> str:
 @pytest.mark.parametrize(
     ("text", "expected", "words"),
     [
-        (RIGHT, ["config.file ok"], ["1 entries"]),
-        ("a: [", ["config.file fail"], ["cannot be read"]),
+        (RIGHT, ["config.file ok"], ["it names 1 model"]),
+        ("mlx_provider: [", ["config.file fail"], ["cannot be read"]),
+        ("another program's: !include x\n", [], []),
         ("model_list: [{litellm_params: {model: gpt-5}}]\n", [], []),
         ("- a list\n", [], []),
         (ENTRY, ["config.handler fail"], ["no handler", "custom_handler: mlx_provider"]),

@@ -72,7 +72,7 @@ def test_environment() -> None:
     expected = {
         config.PREFIX + field.name.upper(): shown(field.default)
         for field in fields(config.EngineSettings)
-        if field.name in config.SETTINGS
+        if field.name in config.SETTING_NAMES
     }
     assert names_and_defaults("environment") == expected | OTHER_VARIABLES
     assert len(expected | OTHER_VARIABLES) <= 14, "a new variable replaces another"

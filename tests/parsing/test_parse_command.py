@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.cli.parse import answers
+from mlx_provider.cli.parse import parse_lines
 from mlx_provider.registry import PluginRegistry
 
 from .conftest import TOOL_PARSERS
@@ -16,7 +16,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 def parse(*lines: Any) -> list[dict[str, Any]]:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    return list(answers(texts, REGISTRY))
+    return list(parse_lines(texts, REGISTRY))
 
 
 def test_calls_and_thoughts() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_provider.chat.messages.tools_as_text import check_readable, written_call
 from mlx_provider.chat.output.reply import Reply
-from mlx_provider.cli.parse import answers
+from mlx_provider.cli.parse import parse_lines
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Reading, ReasoningParser, TextReader, ToolCall, ToolParser, Tools
@@ -106,7 +106,7 @@ def test_the_parse_command_names_the_parser_and_goes_on(name: str) -> None:
         json.dumps({"id": 2, "tool_parser": "hermes", "chunks": ["fine"]}),
     ]
     registry: Any = Registry()
-    bad, good = answers(lines, registry)
+    bad, good = parse_lines(lines, registry)
     assert bad["error"]["code"] == "plugin_error"
     assert f"tool parser {name!r} failed" in bad["error"]["message"]
     assert (bad["id"], bad["content"], good["content"]) == (1, TEXT, "fine")

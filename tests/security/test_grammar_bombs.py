@@ -234,20 +234,20 @@ def trial() -> GrammarTrial:
 
 def test_special_tokens_are_known_by_name_and_number(trial: GrammarTrial) -> None:
     for known in ('start: <|call|> "a"', 'start: <[900]> "a"', 'start: <[500]> "a"'):
-        assert trial.wrong(known, Allowance()) == ""
-    assert "unknown special token" in trial.wrong("start: <|other|>", Allowance())
+        assert trial.find_fault(known, Allowance()) == ""
+    assert "unknown special token" in trial.find_fault("start: <|other|>", Allowance())
 
 
 def test_one_process_serves_until_a_bomb_and_another_follows(trial: GrammarTrial) -> None:
     idle = trial._processes.idle
-    assert trial.wrong('start: "a"', Allowance()) == ""
+    assert trial.find_fault('start: "a"', Allowance()) == ""
     (first,) = idle
-    assert trial.wrong('start: "b"', Allowance()) == ""
+    assert trial.find_fault('start: "b"', Allowance()) == ""
     assert idle == [first]
-    assert "nested too deep" in trial.wrong(chain(10_000), Allowance())
+    assert "nested too deep" in trial.find_fault(chain(10_000), Allowance())
     assert idle == []
     assert first.process.returncode in (-signal.SIGSEGV, -signal.SIGBUS)
-    assert trial.wrong('start: "a"', Allowance()) == ""
+    assert trial.find_fault('start: "a"', Allowance()) == ""
 
 
 def test_a_process_that_cannot_start_is_no_fault_of_the_client(
@@ -257,10 +257,10 @@ def test_a_process_that_cannot_start_is_no_fault_of_the_client(
     broken.write_text("raise SystemExit(3)")
     monkeypatch.setattr(grammar_trial, "CHILD", broken)
     with pytest.raises(RequestFailed, match="ended with 3"):
-        GrammarTrial(1000, {}).wrong('start: "a"', Allowance())
+        GrammarTrial(1000, {}).find_fault('start: "a"', Allowance())
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
     with pytest.raises(RequestFailed, match="does not start"):
-        GrammarTrial(1000, {}).wrong('start: "a"', Allowance())
+        GrammarTrial(1000, {}).find_fault('start: "a"', Allowance())
 
 
 def test_many_small_bombs_of_one_request_have_one_allowance(

@@ -8,7 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mlx_provider.cli.app import build
-from mlx_provider.config import SETTINGS, EngineSettings, engine_settings, parse_bytes
+from mlx_provider.config import SETTING_NAMES, EngineSettings, engine_settings, parse_bytes
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import sampling_defaults
 from mlx_provider.litellm.model_info import operator_options
@@ -19,7 +19,7 @@ from mlx_provider.registry import PluginRegistry
 NUMBERS = [
     field.name.upper()
     for field in dataclasses.fields(EngineSettings)
-    if field.name in SETTINGS and str(field.type).startswith(("int", "float"))
+    if field.name in SETTING_NAMES and str(field.type).startswith(("int", "float"))
 ]
 ZERO_IS_NONE = {"DISK_CACHE_BYTES"}
 """What may be switched off."""

@@ -175,7 +175,7 @@ def test_the_runtime_folder_names_it(
 ) -> None:
     tmp_path.chmod(0o700)
     plant(tmp_path / name)
-    engine = LocalEngine(Runtime(tmp_path), ("/nonexistent/python",), start_limit=1)
+    engine = LocalEngine(Runtime(tmp_path, {}), ("/nonexistent/python",), start_limit=1)
     with pytest.raises(EngineUnavailable, match=name):
         in_time(engine.ensure)
 

@@ -254,7 +254,7 @@ class GrammarCompiler:
             if known is not None:
                 self.compiled.move_to_end(key)
                 return known
-        wrong = self._trial.wrong(lark, allowance)
+        wrong = self._trial.find_fault(lark, allowance)
         made = _Compiled(first_line(wrong)) if wrong else self._compile(lark)
         if not made.wrong:
             with self._lock:

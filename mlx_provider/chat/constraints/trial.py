@@ -13,6 +13,7 @@ from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed
 
 MAX_GRAMMAR = 1_000_000
+"""Characters."""
 SECONDS = 1.0
 """Processor time per grammar. Usual schemas take a few milliseconds."""
 REQUEST_SECONDS = 4.0
@@ -20,12 +21,13 @@ REQUEST_SECONDS = 4.0
 LIMITS: Mapping[str, int | bool] = MappingProxyType(
     {"max_lexer_states": 100_000, "verbose_errors": False}
 )
-"""Differences from `llguidance.LLParserLimits`: each row keeps about 2 kB per state, and errors are
-sent to clients."""
+"""Differences from the defaults of `llguidance.LLParserLimits`: each row keeps about 2 kB per
+state, and clients see the errors."""
 MEMORY = 1 << 30
+"""Bytes of a process."""
 CHILD = Path(__file__).with_name("trial_process.py")
 
-_ENDS: Mapping[int, str] = MappingProxyType(
+_REASONS: Mapping[int, str] = MappingProxyType(
     {
         signal.SIGPROF: f"it takes more than {SECONDS:g} s to compile, or too long for each token",
         signal.SIGSEGV: "it is nested too deep, or refers too far",
@@ -36,9 +38,11 @@ _ENDS: Mapping[int, str] = MappingProxyType(
 
 @dataclass
 class Allowance:
+    """Processor time that the grammars of a request may still take."""
+
     seconds: float = REQUEST_SECONDS
     namespace: str = ""
-    """Compiled grammars are not shared with other namespaces."""
+    """Only requests with the same namespace share compiled grammars."""
 
     def spend(self, seconds: float) -> None:
         self.seconds -= seconds
@@ -50,7 +54,7 @@ class Allowance:
 
 
 class GrammarTrial:
-    """Safe from any thread. The process starts with the first grammar and ends with this object.
+    """Safe from any thread. Its processes start when grammars are tried, and end with this object.
     `size`: tokens of the vocabulary. `names`: ids of its special tokens."""
 
     def __init__(self, size: int, names: Mapping[str, int]) -> None:
@@ -58,14 +62,16 @@ class GrammarTrial:
         self._setups = {"vocabulary": vocabulary}
         self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
-    def wrong(self, lark: str, allowance: Allowance) -> str:
+    def find_fault(self, lark: str, allowance: Allowance) -> str:
+        """Why a grammar (in Lark syntax) is refused; empty: it is not. Takes its time from the
+        allowance: raises `BadRequest` if that is used up, `RequestFailed` if the trial fails."""
         if len(lark) > MAX_GRAMMAR:
             return f"it is longer than {MAX_GRAMMAR} characters"
         message = json.dumps({"lark": lark, "seconds": SECONDS}).encode()
         try:
             found = json.loads(self._processes.ask(message, self._setups))
         except ProcessEnded as ended:
-            reason = _ENDS.get(-ended.code) or ended.reason
+            reason = _REASONS.get(-ended.code) or ended.reason
             if not reason:
                 raise RequestFailed(f"the trial of a grammar {ended}") from None
             allowance.spend(SECONDS)

@@ -57,13 +57,16 @@ def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked
 def violation(instance: Any, schema: Any) -> str:
     """The first violated keyword; empty: none. Raises `BadRequest` for an invalid schema."""
     import jsonschema  # type: ignore[import-untyped]
+    from referencing.exceptions import Unresolvable
 
     validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
         validator.check_schema(schema)
+        first = next(iter(validator(schema).iter_errors(instance)), None)
     except jsonschema.SchemaError as broken:
         raise BadRequest(f"the schema is not valid: {broken.message}") from None
-    first = next(iter(validator(schema).iter_errors(instance)), None)
+    except (RecursionError, Unresolvable) as broken:
+        raise BadRequest(f"a reference of the schema leads nowhere: {broken}") from None
     return "" if first is None else str(first.validator)
 
 
