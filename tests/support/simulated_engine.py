@@ -22,7 +22,6 @@ from mlx_provider.engine.execution.calibration import (
     LONGEST_ROW,
     REPEATS,
     Times,
-    choose,
 )
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.request import PrefillJob, Request, Row
@@ -153,7 +152,7 @@ class Engine:
         with Replaced() as patch:
             for name, value in OF_THE_PRODUCT.items():
                 patch.setattr(calibration, name, value)
-            found = choose(Times(device, 40_960, DEPTHS, LONGEST_ROW), PROBE)
+            found = Times(device, 40_960, DEPTHS, LONGEST_ROW).measure(PROBE)
         self.layout = "padded" if found.probe.padded else "grouped"
         ledger = TokenLedger(Limits(64, queue, DIAL, 2048, reserve))
         ledger.give(available=lambda: memory)

@@ -19,15 +19,13 @@ from ...isolation import Fault, attempt
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import QuantizedKVCache, leaves, take_back
-from ...upstream.shared_kv import SHAREABLE, divide
-from ..request import Row
 from ..row_cache import arrays, grow_by, profile
 from ..scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
-from ..scheduling.costs import UNMEASURED, Curve
+from ..scheduling.costs import UNMEASURED, Curve, non_decreasing
 from ..scheduling.ledger import MemoryProfile
-from .batch_layout import NO_DRAFTS, Layout
+from .batch_layout import NO_DRAFTS
 from .grouped_kv import MixedChunk
-from .probe import Probe, Reserve, one_step, stand_in, unlimited
+from .probe import Probe, Reserve, Trial, share_prefix, unlimited
 from .solo_rows import MakeCache, some_tokens, timed_pass
 
 log = logging.getLogger(__name__)
@@ -85,6 +83,20 @@ Seconds = dict[int, float]
 """Seconds by the tokens, rows or drafts of a pass."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    probe: Probe
+    """`padded` only where passes of several rows are then clearly faster."""
+    curve: Curve
+    passes: PassBytes = field(default_factory=PassBytes)
+    least_shared: int = SHARED_UNMEASURED
+
+    @property
+    def lasts(self) -> bool:
+        """Whether no part has failed in a way that a later attempt can mend."""
+        return self.probe.conclusive and self.curve != UNMEASURED
+
+
 class Times:
     def __init__(
         self, passes: OnDevice, context: int, depths: Sequence[int], longest_row: int
@@ -94,60 +106,68 @@ class Times:
         self._context = context
         self._depths = [n for n in depths if n + FLAT + REPEATS <= context]
         self._longest_row = min(longest_row, context - REPEATS - MOST_DRAFTS)
-        self.short: Seconds = {}
-        self.deep: Seconds = {}
-        self.depth = 1
-        self._first: list[float] = []
-        """By how many seconds the first passes of whole tiles were slower."""
 
-    def chunks(self) -> None:
-        """Over empty caches, then over the deepest cache for which there is memory."""
+    def measure(self, probe: Probe) -> Measured:
+        """Time what the probe allows, and choose whether rows are padded."""
+        short, curve = self._time_chunks()
+        if probe.layout != "grouped" or not short:
+            return Measured(replace(probe, padded=False), curve)
+        layout, rows = self._time_rows(padded=probe.padded)
+        mixed = drafted = Seconds()
+        width = max((n for n, s in short.items() if n <= WIDE and s <= BRIEF), default=0)
+        if probe.mixes and MIXED in rows and width > 1:
+            several = partial(self._passes.rows, self._lengths(MIXED), layout)
+            mixed = self._time([width], several)
+        if probe.drafts and 1 in rows:
+            one = partial(self._passes.rows, self._lengths(1), layout, 0)
+            drafted = self._time(DRAFTS, one)
+        found = Measured(replace(probe, padded=layout == "padded"), curve)
+        if curve == UNMEASURED:
+            return found
+        least, key = min(short.values()) / 2, curve.per_key(1)
+        alone = {n: max(least, s - key * sum(self._lengths(n))) for n, s in rows.items()}
+        saved = rows[MIXED] + short[width] - mixed[width] if mixed else None
+        curve = replace(curve, rows=non_decreasing(alone), saved=saved)
+        expected = partial(curve.with_drafts, width=1, rows=1, keys=sum(self._lengths(1)))
+        drafts = ((n, max(0.0, s - rows[1] - expected(n))) for n, s in drafted.items())
+        return replace(found, curve=replace(curve, drafts=tuple(drafts)))
+
+    def _time_chunks(self) -> tuple[Seconds, Curve]:
+        """Over empty caches, which is the first result, then over the deepest cache for which there
+        is memory."""
+        slower = list[float]()  # the first passes of whole tiles, by so many seconds
 
         def run(width: int) -> Took:
             took = self._passes.chunk(width)
-            self._first += [max(0.0, took[0] - min(took[1:]))] if took and width >= FLAT else []
+            if took and width >= FLAT:
+                slower.append(took[0] - min(took[1:]))
             return took
 
-        self.short = self._time([n for n in WIDTHS if n <= self._context], run)
+        short = self._time([n for n in WIDTHS if n <= self._context], run)
         deepest = attempt(lambda: next(filter(self._passes.deepen, self._depths), 1))
-        self.depth = deepest if isinstance(deepest, int) else 1
-        most = min(self.depth // SHALLOW, self._context - self.depth)
-        deep = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
-        self.deep = self._time(deep, self._passes.deep)
+        depth = deepest if isinstance(deepest, int) else 1
+        most = min(depth // SHALLOW, self._context - depth)
+        deep = self._time([n for n in DEEP_WIDTHS if n in short and n <= most], self._passes.deep)
+        if len(short) < 2:
+            return short, UNMEASURED
+        first = min(slower, default=0.0)
+        curve = Curve.through(short, deep, depth)
+        return short, replace(curve, first=first if first >= LITTLE else 0.0)
 
-    def rows(self, layout: str) -> Seconds:
-        return self._time(ROWS, lambda count: self._passes.rows(self.lengths(count), layout))
+    def _time_rows(self, *, padded: bool) -> tuple[str, Seconds]:
+        """The better layout, and its times."""
 
-    def saved(self, layout: str, rows: Seconds) -> float | None:
-        """By how many seconds a mixed pass is faster than two passes. `None`: not measured."""
-        width = max((n for n, s in self.short.items() if n <= WIDE and s <= BRIEF), default=0)
-        if MIXED not in rows or width < 2:
-            return None
-        took = self._time([width], lambda n: self._passes.rows(self.lengths(MIXED), layout, n))
-        return rows[MIXED] + self.short[width] - took[width] if took else None
+        def run(name: str) -> Seconds:
+            return self._time(ROWS, lambda count: self._passes.rows(self._lengths(count), name))
 
-    def drafts(self, layout: str, rows: Seconds) -> Seconds:
-        """By how many seconds passes of one row with drafts are longer than one without."""
-        counts = DRAFTS if 1 in rows else ()
-        took = self._time(counts, lambda n: self._passes.rows(self.lengths(1), layout, 0, n))
-        return {n: seconds - rows[1] for n, seconds in took.items()}
+        grouped, other = run("grouped"), run("padded") if padded else {}
+        both = [n for n in other if n in grouped and n > 1]
+        if both and sum(other[n] for n in both) < CLEARLY * sum(grouped[n] for n in both):
+            return "padded", other
+        return "grouped", grouped
 
-    def lengths(self, count: int) -> list[int]:
+    def _lengths(self, count: int) -> list[int]:
         return [max(REPEATS, self._longest_row * (i + 1) // count) for i in range(count)]
-
-    def curve(self, rows: Seconds, saved: float | None, drafts: Seconds) -> Curve:
-        if len(self.short) < 2:
-            return UNMEASURED
-        first = min(self._first, default=0.0)
-        short, deep = sorted(self.short.items()), sorted(self.deep.items())
-        per_key = Curve.through(short, deep, self.depth).per_key(1)
-        least = min(self.short.values()) / 2
-        alone = [(n, max(least, t - sum(self.lengths(n)) * per_key)) for n, t in rows.items()]
-        first = first if first >= LITTLE else 0.0
-        found = Curve.through(short, deep, self.depth, alone, saved, first)
-        keys = sum(self.lengths(1))
-        own = [(n, max(0.0, t - found.with_drafts(n, 1, 1, keys))) for n, t in drafts.items()]
-        return replace(found, drafts=own)
 
     def _time(self, sizes: Sequence[int], run: Callable[[int], Took]) -> Seconds:
         """The fastest time for each of the ascending sizes. Stops if too little memory or time is
@@ -168,36 +188,6 @@ class Times:
         return found
 
 
-@dataclass(frozen=True)
-class Measured:
-    probe: Probe
-    """`padded` only where passes of several rows are then clearly faster."""
-    curve: Curve
-    passes: PassBytes = field(default_factory=PassBytes)
-    least_shared: int = SHARED_UNMEASURED
-
-    @property
-    def lasts(self) -> bool:
-        """Whether no part has failed in a way that a later attempt can mend."""
-        return self.probe.conclusive and self.curve != UNMEASURED
-
-
-def choose(times: Times, probe: Probe) -> Measured:
-    times.chunks()
-    if probe.layout != "grouped" or not times.short:
-        return Measured(replace(probe, padded=False), times.curve({}, None, {}))
-    layout, rows = "grouped", times.rows("grouped")
-    if probe.padded:
-        padded = times.rows("padded")
-        both = [n for n in padded if n in rows and n > 1]
-        if both and sum(padded[n] for n in both) < CLEARLY * sum(rows[n] for n in both):
-            layout, rows = "padded", padded
-    saved = times.saved(layout, rows) if probe.mixes else None
-    drafts = times.drafts(layout, rows) if probe.drafts else {}
-    found = replace(probe, padded=layout == "padded")
-    return Measured(found, times.curve(rows, saved, drafts))
-
-
 def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
     """Run passes of each kind, so that no request waits until their kernels are compiled: on CUDA
     up to 40 s each. Never raises: the probe reports what fails."""
@@ -214,7 +204,7 @@ def calibrate(
     gpu, context = mx.default_device() == mx.gpu, model.info.context_length
     depths, longest = (DEPTHS, LONGEST_ROW) if gpu else (SLOW_DEPTHS, SLOW_ROW)
     passes = OnDevice(model, make_cache, reserve)
-    found = choose(Times(passes, context, depths, longest), probe)
+    found = Times(passes, context, depths, longest).measure(probe)
     shared, prefix = SHARED_UNMEASURED, SHARED_DEPTH if gpu else SLOW_SHARED_DEPTH
     if probe.shares and found.curve.depths and prefix + TAIL + REPEATS <= context:
         shared = least_shared(passes, prefix)
@@ -303,25 +293,22 @@ class OnDevice:
         held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
         if not self._has_room(held, chunk + width):
             return ()
-        layout, took, cache = Layout(name), [], list[Any]()
-        found: dict[Row, list[mx.array]] = {}
+        trial, took, cache = Trial(self._model, name), [], list[Any]()
         tokens = some_tokens(self._model, max(*lengths, chunk) + more, 0)
         for length in lengths:
             if not (cache and shared):
                 cache = deep_cache(self._model, self._make, length, more)
-                for layer in leaves(cache) if shared else ():
-                    if type(layer) in SHAREABLE:
-                        divide(layer, shared)
-            found[row := stand_in(tokens[:length], 0)] = []
-            layout.add(row, deepcopy(cache) if shared else cache)
-        kept = dict.fromkeys(found, 1) if drafts else NO_DRAFTS
+            if shared:  # of one cache, in each copy
+                share_prefix(cache, shared)
+            trial.add(tokens[:length], deepcopy(cache) if shared else cache)
+        kept = dict.fromkeys(trial.logits, 1) if drafts else NO_DRAFTS
         for _ in range(self._repeats):
             along = None
             if chunk:
-                along = MixedChunk(tokens[:chunk], range(chunk), cache := self._make())
-                grow_by(cache, chunk)
+                grow_by(cache := self._make(), chunk)
+                along = MixedChunk(tokens[:chunk], range(chunk), cache)
             began = perf_counter()
-            one_step(self._model, layout, found, along, kept, wrong=drafts)
+            trial.step(along, kept, wrong=drafts)
             took.append(perf_counter() - began)
         return took
 
@@ -356,19 +343,14 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
     for layer in leaves(cache):
-        if isinstance(layer, QuantizedKVCache):  # in the buffers of the layer
+        if isinstance(layer, QuantizedKVCache):
             for each in (*layer.keys, *layer.values):
-                each[:, :, 1:depth] = _repeat(each, depth - 1)
+                each[:, :, 1:depth] = each[:, :, :1]
             layer.offset = depth
         elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
-            first = [_repeat(each, depth - 1) for each in (layer.keys, layer.values)]
-            mx.eval(first)  # so that the buffers of the layer are filled in place
-            layer.update_and_fetch(*first)
+            first = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
+            rest = [mx.broadcast_to(a, (*a.shape[:2], depth - 1, a.shape[3])) for a in first]
+            mx.eval(rest)  # so that the buffers of the layer are filled in place
+            layer.update_and_fetch(*rest)
     mx.eval(arrays(cache))
     return cache
-
-
-def _repeat(array: mx.array, tokens: int) -> mx.array:
-    """The first token as (1, heads, tokens, D), without a copy of each."""
-    first = mx.contiguous(array[:, :, :1])
-    return mx.broadcast_to(first, (1, array.shape[1], tokens, array.shape[3]))

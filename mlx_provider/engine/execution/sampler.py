@@ -84,7 +84,7 @@ def draw(
     kinds: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if not row.request.params.greedy:
-            kinds.setdefault(kind(row.request.params), []).append(i)
+            kinds.setdefault(_method(row.request.params), []).append(i)
     if [*map(len, kinds.values())] == [len(rows)]:  # no logits are copied, no token is replaced
         tokens = _sample(changed, rows, *kinds)
     else:
@@ -93,10 +93,6 @@ def draw(
             index = mx.array(wanted)
             tokens[index] = _sample(changed[index], [rows[i] for i in wanted], method)
     return Drawn(tokens, _logprobs(raw, tokens, rows))
-
-
-def _sample(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
-    return sample(method, logits, [row.request.params for row in rows], _keys(rows))
 
 
 def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
@@ -270,21 +266,19 @@ def _sort(values: mx.array, ids: mx.array) -> mx.array:
     return mx.take_along_axis(ids, order, axis=-1)
 
 
-def kind(params: SamplingParams) -> str:
-    """The method for these parameters, a key of `DRAWS`."""
+def _sample(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
+    """Tokens (R,) int32 of rows that have one method."""
+    draws = COMPILED if compiles() else DRAWS
+    return draws[method](logits, _columns([row.request.params for row in rows]), _keys(rows))
+
+
+def _method(params: SamplingParams) -> str:
+    """A key of `DRAWS`."""
     if not params.truncated:
         return "all"
     if 0 < params.top_k <= MANY:
         return "few" if params.top_k <= FEW else "many"
     return "above"
-
-
-def sample(
-    method: str, logits: mx.array, params: Sequence[SamplingParams], keys: mx.array
-) -> mx.array:
-    """Tokens (R,) int32 of rows that have one method. Nothing is read back."""
-    draws = COMPILED if compiles() else DRAWS
-    return draws[method](logits, _columns(params), keys)
 
 
 def compiles() -> bool:
