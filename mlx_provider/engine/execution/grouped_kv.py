@@ -208,7 +208,7 @@ def with_wide_rows(
 ) -> RowCache:
     """The joint cache `together`, if any, and the caches of rows with several tokens in this
     pass."""
-    together = wide[0].cache if together is None else together
+    together = together or wide[0].cache
     counted = Offsets(EarlyStart() if any(each.drafts for each in wide) else None)
     tokens, groups = [each.tokens for each in wide], len(sizes)
 
