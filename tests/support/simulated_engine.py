@@ -92,15 +92,13 @@ class Device:
         self.shapes.add(shape)
         return took + new
 
-    def chunk(self, tokens: int) -> list[float]:
-        return [self.run((), chunk=tokens) for _ in range(REPEATS)]
+    def chunk(self, tokens: int, *, deep: bool = False) -> list[float]:
+        start = self.depth if deep else 0
+        return [self.run((), chunk=tokens, start=start) for _ in range(REPEATS)]
 
     def deepen(self, depth: int) -> bool:
         self.depth = depth
         return True
-
-    def deep(self, tokens: int) -> list[float]:
-        return [self.run((), chunk=tokens, start=self.depth) for _ in range(REPEATS)]
 
     def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0) -> list[float]:
         return [self.run(lengths, layout, chunk) for _ in range(REPEATS)]

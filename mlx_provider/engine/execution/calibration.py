@@ -97,15 +97,14 @@ class Measured:
         return self.probe.conclusive and self.curve != UNMEASURED
 
 
+@dataclass(frozen=True)
 class Times:
-    def __init__(
-        self, passes: OnDevice, context: int, depths: Sequence[int], longest_row: int
-    ) -> None:
-        """`context`: most tokens of a row. `depths`: of the deep cache, the best first."""
-        self._passes = passes
-        self._context = context
-        self._depths = [n for n in depths if n + FLAT + REPEATS <= context]
-        self._longest_row = min(longest_row, context - REPEATS - MOST_DRAFTS)
+    passes: OnDevice
+    context: int
+    """Most tokens of a row."""
+    depths: Sequence[int]
+    """Of the deep cache, the best first."""
+    longest_row: int
 
     def measure(self, probe: Probe) -> Measured:
         """Time what the probe allows, and choose whether rows are padded."""
@@ -113,14 +112,12 @@ class Times:
         if probe.layout != "grouped" or not short:
             return Measured(replace(probe, padded=False), curve)
         layout, rows = self._time_rows(padded=probe.padded)
-        mixed = drafted = Seconds()
         width = max((n for n, s in short.items() if n <= WIDE and s <= BRIEF), default=0)
-        if probe.mixes and MIXED in rows and width > 1:
-            several = partial(self._passes.rows, self._lengths(MIXED), layout)
-            mixed = self._time([width], several)
-        if probe.drafts and 1 in rows:
-            one = partial(self._passes.rows, self._lengths(1), layout, 0)
-            drafted = self._time(DRAFTS, one)
+        several = partial(self.passes.rows, self._lengths(MIXED), layout)
+        mixes = probe.mixes and MIXED in rows and width > 1
+        mixed = self._time([width] if mixes else [], several)
+        one = partial(self.passes.rows, self._lengths(1), layout, 0)
+        drafted = self._time(DRAFTS if probe.drafts and 1 in rows else [], one)
         found = Measured(replace(probe, padded=layout == "padded"), curve)
         if curve == UNMEASURED:
             return found
@@ -138,16 +135,18 @@ class Times:
         slower = list[float]()  # the first passes of whole tiles, by so many seconds
 
         def run(width: int) -> Took:
-            took = self._passes.chunk(width)
+            took = self.passes.chunk(width)
             if took and width >= FLAT:
                 slower.append(took[0] - min(took[1:]))
             return took
 
-        short = self._time([n for n in WIDTHS if n <= self._context], run)
-        deepest = attempt(lambda: next(filter(self._passes.deepen, self._depths), 1))
+        short = self._time([n for n in WIDTHS if n <= self.context], run)
+        depths = [n for n in self.depths if n + FLAT + REPEATS <= self.context]
+        deepest = attempt(lambda: next(filter(self.passes.deepen, depths), 1))
         depth = deepest if isinstance(deepest, int) else 1
-        most = min(depth // SHALLOW, self._context - depth)
-        deep = self._time([n for n in DEEP_WIDTHS if n in short and n <= most], self._passes.deep)
+        most = min(depth // SHALLOW, self.context - depth)
+        over_deep = partial(self.passes.chunk, deep=True)
+        deep = self._time([n for n in DEEP_WIDTHS if n in short and n <= most], over_deep)
         if len(short) < 2:
             return short, UNMEASURED
         first = min(slower, default=0.0)
@@ -158,7 +157,7 @@ class Times:
         """The better layout, and its times."""
 
         def run(name: str) -> Seconds:
-            return self._time(ROWS, lambda count: self._passes.rows(self._lengths(count), name))
+            return self._time(ROWS, lambda count: self.passes.rows(self._lengths(count), name))
 
         grouped, other = run("grouped"), run("padded") if padded else {}
         both = [n for n in other if n in grouped and n > 1]
@@ -167,7 +166,8 @@ class Times:
         return "grouped", grouped
 
     def _lengths(self, count: int) -> list[int]:
-        return [max(REPEATS, self._longest_row * (i + 1) // count) for i in range(count)]
+        longest = min(self.longest_row, self.context - REPEATS - MOST_DRAFTS)
+        return [max(REPEATS, longest * (i + 1) // count) for i in range(count)]
 
     def _time(self, sizes: Sequence[int], run: Callable[[int], Took]) -> Seconds:
         """The fastest time for each of the ascending sizes. Stops if too little memory or time is
@@ -215,97 +215,87 @@ def least_shared(passes: OnDevice, prefix: int) -> int:
     """Tokens from which on rows share a prefix, from a trial with two rows. A shared prefix is read
     once, but attention in two parts launches more kernels in each layer."""
     alike = [prefix + TAIL] * 2
-
-    def trial() -> int:
-        copies = passes.rows(alike, "grouped")
-        shared = passes.rows(alike, "grouped", shared=prefix) if copies else ()
-        if not shared:
-            return SHARED_UNMEASURED
-        return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
-
-    found = attempt(trial)
-    return SHARED_UNMEASURED if isinstance(found, Fault) else found
+    took = attempt(lambda: [passes.rows(alike, "grouped", shared=n) for n in (0, prefix)])
+    if isinstance(took, Fault) or not all(took):
+        return SHARED_UNMEASURED
+    copies, shared = (min(each[1:]) for each in took)
+    return prefix if copies >= SHARED_GAIN * shared else NOT_FASTER
 
 
+@dataclass
 class OnDevice:
     """Passes of a model, `repeats` of each shape."""
 
-    def __init__(
-        self, model: LoadedModel, make: MakeCache, reserve: Reserve, repeats: int = REPEATS
-    ) -> None:
-        self._model = model
-        self._make = make
-        self._reserve = reserve
-        self._repeats = repeats
-        self._memory = MemoryProfile(0, 0)
-        self._deep: list[Any] = []
-        self._depth = self._held = 0
-        """Tokens of the deep cache, and its bytes."""
-        self._over_empty: dict[int, int] = {}
-        """Peak bytes of temporary arrays in passes over an empty cache, by tokens."""
-        self._over_deep: dict[int, int] = {}
-        """The same over the deep cache."""
+    model: LoadedModel
+    make_cache: MakeCache
+    reserve: Reserve
+    repeats: int = REPEATS
+    _memory: MemoryProfile = field(default_factory=partial(MemoryProfile, 0, 0))
+    _deep: list[Any] = field(default_factory=list)
+    _depth: int = 0
+    """Tokens of the deep cache."""
+    _held: int = 0
+    """Its bytes."""
+    _over_empty: dict[int, int] = field(default_factory=dict)
+    """Peak bytes of temporary arrays in passes over an empty cache, by tokens."""
+    _over_deep: dict[int, int] = field(default_factory=dict)
+    """The same over the deep cache."""
 
-    def chunk(self, tokens: int) -> Took:
-        if tokens == 1:
-            timed_pass(self._model, cache := self._make(), 0, 1)
-            self._memory = profile(cache)
-        took = []
-        for _ in range(self._repeats if self._has_room(self._held, tokens) else 0):
-            grow_by(cache := self._make(), tokens)
-            seconds, self._over_empty[tokens] = timed_pass(self._model, cache, 0, tokens)
+    def chunk(self, tokens: int, *, deep: bool = False, repeats: int | None = None) -> Took:
+        """Over an empty cache, or the deep one."""
+        if tokens == 1 and not deep:
+            timed_pass(self.model, first := self.make_cache(), 0, 1)
+            self._memory = profile(first)
+        peaks, took = self._over_deep if deep else self._over_empty, list[float]()
+        repeats = self.repeats if repeats is None else repeats
+        for _ in range(repeats if self._has_room(self._held, tokens) else 0):
+            cache = self._deep if deep else self.make_cache()
+            if not deep:
+                grow_by(cache, tokens)
+            seconds, peaks[tokens] = timed_pass(self.model, cache, deep * self._depth, tokens)
             took.append(seconds)
+            self._depth += deep and tokens == 1
+            for layer in leaves(cache) if deep and tokens > 1 else ():
+                if hasattr(layer, "update_and_fetch"):
+                    take_back(layer, tokens)
         return took
 
     def deepen(self, depth: int) -> bool:
         """Make the deep cache. Returns whether there is memory for it."""
-        more = depth // SHALLOW + self._repeats
+        more = depth // SHALLOW + self.repeats
         held = self._memory.row_bytes(depth + more)
         if not self._has_room(held, 1):
             return False
-        self._deep = deep_cache(self._model, self._make, depth, more)
+        self._deep = deep_cache(self.model, self.make_cache, depth, more)
         self._depth, self._held = depth, held
         for tokens in SCORED:
-            self.deep(tokens, repeats=1)
+            self.chunk(tokens, deep=True, repeats=1)
             if tokens not in self._over_empty:  # no time was left for it
                 self.chunk(tokens)
         return True
-
-    def deep(self, tokens: int, repeats: int = REPEATS) -> Took:
-        took = []
-        for _ in range(repeats if self._has_room(self._held, tokens) else 0):
-            seconds, self._over_deep[tokens] = timed_pass(
-                self._model, self._deep, self._depth, tokens
-            )
-            took.append(seconds)
-            self._depth += tokens == 1
-            for layer in leaves(self._deep):
-                if tokens > 1 and hasattr(layer, "update_and_fetch"):
-                    take_back(layer, tokens)
-        return took
 
     def rows(
         self, lengths: Sequence[int], name: str, chunk: int = 0, drafts: int = 0, shared: int = 0
     ) -> Took:
         """`name`: of the layout. `shared`: tokens of a prefix that equal rows share."""
         self._deep, self._held = [], 0
-        more, width = self._repeats + drafts, len(lengths) * (1 + drafts)
+        more, width = self.repeats + drafts, len(lengths) * (1 + drafts)
         held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
         if not self._has_room(held, chunk + width):
             return ()
-        trial, took, cache = Trial(self._model, name), [], list[Any]()
-        tokens = some_tokens(self._model, max(*lengths, chunk) + more, 0)
+        trial, took, cache = Trial(self.model, name), [], list[Any]()
+        tokens = some_tokens(self.model, max(*lengths, chunk) + more, 0)
         for length in lengths:
             if not (cache and shared):
-                cache = deep_cache(self._model, self._make, length, more)
+                cache = deep_cache(self.model, self.make_cache, length, more)
             if shared:  # of one cache, in each copy
                 share_prefix(cache, shared)
             trial.add(tokens[:length], deepcopy(cache) if shared else cache)
         kept = dict.fromkeys(trial.logits, 1) if drafts else NO_DRAFTS
-        for _ in range(self._repeats):
+        for _ in range(self.repeats):
             along = None
             if chunk:
-                grow_by(cache := self._make(), chunk)
+                grow_by(cache := self.make_cache(), chunk)
                 along = MixedChunk(tokens[:chunk], range(chunk), cache)
             began = perf_counter()
             trial.step(along, kept, wrong=drafts)
@@ -326,14 +316,11 @@ class OnDevice:
     def _has_room(self, held: int, width: int) -> bool:
         """Reserve `held` bytes and the most of a pass of this width and of its own cache. Scores of
         attention over an empty cache grow with the square of the width."""
-        short, over_empty = next(reversed(self._over_empty.items()), (1, 0))
-        deepest = self._over_deep if self._deep else {}
-        deep, over_deep = next(reversed(deepest.items()), (1, 0))
-        times = width / short
-        released = max(
-            over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
-        )
-        return self._reserve(held + self._memory.row_bytes(width) + int(released))
+        short, over_empty = [(1, 0), *self._over_empty.items()][-1]
+        deep, over_deep = [(1, 0), *(self._over_deep.items() if self._deep else ())][-1]
+        scores = over_empty * max(width / short, (width / short) ** 2)
+        released = max(scores, over_deep * width / deep * (1 + 1 / SHALLOW))
+        return self.reserve(held + self._memory.row_bytes(width) + int(released))
 
 
 def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:

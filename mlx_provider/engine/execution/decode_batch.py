@@ -47,7 +47,7 @@ Drafts = Mapping[Row, Sequence[int]]
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
-@dataclass(frozen=True)
+@dataclass
 class Forward:
     """Logits after the pending tokens, (B, vocab), in the order of `rows`, and the failed rows."""
 
@@ -154,33 +154,27 @@ class DecodeBatch:
     def forward(self, chunk: MixedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
         """Launch the model on the pending token of every row, and on a chunk. Does not wait.
         `drafts`: behind the pending tokens of rows whose tokens are all read."""
-        rows, logits, hidden, failed = list[Row](), [], [], []
-        took_chunk, after_chunk, chunk_hidden = False, None, None
+        found = Forward([], None, [], drafts=drafts)
+        logits, hidden = list[mx.array](), list[mx.array]()
         widths = {row: 1 + len(own) for row, own in drafts.items()}
         for group in self.layout.passes(chunk, widths):
             out = attempt(partial(self._launch, group, drafts))
             if isinstance(out, Fault):
-                failed.append(([*group.rows, *group.drafting], out))
+                found.failed.append(([*group.rows, *group.drafting], out))
                 continue
-            took = [*group.rows, *(row for row in group.drafting for _ in range(widths[row]))]
-            rows.extend(took)
-            if group.chunk is not None:
-                took_chunk = True
-                after_chunk = out.logits[-1] if group.chunk.ends_prompt else None
-            logits.append(out.logits[: len(took)])
+            own = [*group.rows, *(row for row in group.drafting for _ in range(widths[row]))]
+            found.rows.extend(own)
+            logits.append(out.logits[: len(own)])
             if out.hidden is not None:
-                hidden.append(out.hidden[: len(took)])
-                chunk_hidden = out.hidden[len(took) :] if after_chunk is not None else None
-        return Forward(
-            rows,
-            _join(logits) if logits else None,
-            failed,
-            took_chunk,
-            after_chunk,
-            drafts,
-            _join(hidden) if hidden else None,
-            chunk_hidden,
-        )
+                hidden.append(out.hidden[: len(own)])
+            if group.chunk is not None:
+                found.took_chunk = True
+                if group.chunk.ends_prompt:
+                    found.chunk_logits = out.logits[-1]
+                    found.chunk_hidden = None if out.hidden is None else out.hidden[-1:]
+        found.logits = _join(logits) if logits else None
+        found.hidden = _join(hidden) if hidden else None
+        return found
 
     def _launch(self, group: Pass, drafts: Drafts) -> Output:
         out = self._run(group, drafts)
@@ -273,23 +267,20 @@ def run_pass(
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
     prompt. `shows`: the same model, if hidden states are wanted."""
-    at, chunk, wanted = list(positions), group.chunk, None
-    if group.fillers:
-        first = [0] * group.fillers
-        tokens = mx.concatenate([tokens, mx.array(first, dtype=tokens.dtype)])
-        places = mx.array(at + first, dtype=mx.int32)
-        return Output(model.decode(tokens, group.cache, places)[: len(at)])
+    at, chunk, wanted = list(positions), group.chunk, tuple[mx.array, ...]()
+    rows, more = len(at), [0] * group.fillers
+    at += more
     if chunk is not None:
-        rows = len(at)
-        tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])
+        more = [*chunk.tokens]
         at += chunk.positions
-        wanted = mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])])
+        wanted = (mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])]),)
+    if more:
+        tokens = mx.concatenate([tokens, mx.array(more, dtype=tokens.dtype)])
     places = mx.array(at, dtype=mx.int32)
     if shows is not None:
-        return Output(*shows.decode_hidden(tokens, group.cache, places, wanted))
-    if wanted is None:
-        return Output(model.decode(tokens, group.cache, places))
-    return Output(model.decode(tokens, group.cache, places, wanted))
+        return Output(*shows.decode_hidden(tokens, group.cache, places, *wanted))
+    logits = model.decode(tokens, group.cache, places, *wanted)
+    return Output(logits[:rows] if group.fillers else logits)
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:

@@ -209,7 +209,7 @@ def with_wide_rows(
     """The joint cache `together`, if any, and the caches of rows with several tokens in this
     pass."""
     together = together or wide[0].cache
-    counted = Offsets(EarlyStart() if any(each.drafts for each in wide) else None)
+    counted = Offsets(early=any(each.drafts for each in wide))
     tokens, groups = [each.tokens for each in wide], len(sizes)
 
     def join(layer: Any, *parts: Any) -> Any:
@@ -240,34 +240,29 @@ def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) 
 def offsets(cache: RowCache) -> list[mx.array]:
     """Rotary offsets on the device. Evaluate them with the pass: if the model gets its positions
     from outside, nothing else does, and each step would add an unevaluated sum to every layer."""
-    layers: list[Any] = leaves(cache)
-    parts = [p for x in layers for p in (x.parts if isinstance(x, GroupedKV) else [x])]
-    counts = [getattr(part, "offset", None) for part in parts]
+    parts = [p for x in leaves(cache) for p in (x.parts if isinstance(x, GroupedKV) else [x])]
+    counts = (getattr(part, "offset", None) for part in parts)
     return [count for count in counts if isinstance(count, mx.array)]
-
-
-class EarlyStart:
-    """Lets the device begin a pass with drafts while the host still builds it, at each layer whose
-    number is a power of two."""
-
-    def __init__(self) -> None:
-        self._layers = 0
-
-    def reached(self, keys: mx.array) -> None:
-        self._layers += 1
-        if self._layers & (self._layers - 1) == 0:
-            mx.async_eval(keys)  # type: ignore[no-untyped-call]
 
 
 class Offsets:
     """Rotary offsets of all rows, computed once per step for all layers with equal counts: the same
     numbers or the same arrays. `merged` creates them so, and the next layer reuses them."""
 
-    def __init__(self, early: EarlyStart | None = None) -> None:
-        self.early = early
+    def __init__(self, *, early: bool = False) -> None:
+        """`early`: see `start_layer`."""
+        self._early = early
+        self._layers = 0
         self._made: tuple[list[Count], mx.array] | None = None
         self._followed: tuple[list[Count], list[Count]] | None = None
         """Counts before and after a layer's tokens."""
+
+    def start_layer(self, keys: mx.array) -> None:
+        """Let the device begin a pass with drafts while the host still builds it, at each layer
+        whose number is a power of two."""
+        self._layers += 1
+        if self._early and self._layers & (self._layers - 1) == 0:
+            mx.async_eval(keys)  # type: ignore[no-untyped-call]
 
     def of(self, counts: list[Count], sizes: Sequence[int]) -> mx.array:
         """(all rows,) int32."""
@@ -327,17 +322,16 @@ class GroupedKV:
         return [part.make_mask(*args, **kwargs) for part in self.parts]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        if self._counted.early is not None:
-            self._counted.early.reached(keys)
+        self._counted.start_layer(keys)
         before = self._counts()
         pairs = [
             part.update_and_fetch(keys[run.rows], values[run.rows])
             for part, run in zip(self.parts, self.runs, strict=True)
         ]
         self._counted.advance(self.parts, before)
-        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
-        found = [Parts(each, self.runs, apart=self.apart) for each in (all_keys, all_values)]
-        return found[0], found[1]
+        arrays = zip(*pairs, strict=True)
+        found = (Parts(list(each), self.runs, apart=self.apart) for each in arrays)
+        return next(found), next(found)
 
     def _counts(self) -> list[Count]:
         return [part.offset for part in self.parts]
@@ -358,10 +352,8 @@ def _stack(states: Sequence[Any], sizes: Sequence[int]) -> Any:
     known = next((state for state in states if state is not None), None)
     if known is None:
         return None
-    blank = known.shape[1:], known.dtype
-    return mx.concatenate(
-        [
-            mx.zeros((size, *blank[0]), blank[1]) if state is None else state
-            for state, size in zip(states, sizes, strict=True)
-        ]
-    )
+    rows = [
+        mx.zeros((size, *known.shape[1:]), known.dtype) if state is None else state
+        for state, size in zip(states, sizes, strict=True)
+    ]
+    return mx.concatenate(rows)

@@ -52,8 +52,6 @@ the row has one token, like others."""
 CHUNK, SHARING_STEPS = FEW + 1, 2
 """Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product, and
 those that rows decode after it."""
-APART = 1
-"""The step before which one row of each group leaves. It rejoins after the step."""
 ROWS = 15
 """Caches of the longest row that are in memory together, at most."""
 NO_ROOM = "too little memory is free to try them together"
@@ -125,21 +123,12 @@ def probe(
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
         return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
-    rows = [
-        solo_rows.decoding(model, make_cache, tokens, delta)
-        for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
-    ]
-    judged: dict[str, Judgement] = {}
-    for name in together:
-        judged[name] = _judge(partial(_run_together, model, rows, name))
-        if not judged[name].problem:
-            break
-    if name == "grouped" and not judged[name].problem and can_share_a_pass(rows[-1].cache):
-        for kind, run in _trials(model, make_cache, rows).items():
-            judged[kind] = _judge(run)
+    alone = partial(solo_rows.decoding, model, make_cache)
+    rows = [alone(*each) for each in zip(prompts, ROPE_DELTAS, strict=True)]
+    layout, judged = _judge_layouts(model, make_cache, rows, together)
     passed = {kind for kind, each in judged.items() if not each.problem}
     return Probe(
-        name if name in passed else "solo",
+        layout,
         profile(rows[-1].cache),
         tuple(
             f"{NOT_USED.get(kind, f'layout {kind!r} is not used')}: {each.problem}"
@@ -161,6 +150,28 @@ def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Re
     return reserve(ROWS * profile(first).row_bytes(tokens) + one * tokens)
 
 
+def _judge_layouts(
+    model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow], layouts: Sequence[str]
+) -> tuple[str, dict[str, Judgement]]:
+    """The first layout without a problem, and what was found of it, of those before it, and of what
+    the layout `grouped` allows."""
+    judged: dict[str, Judgement] = {}
+    for layout in layouts:
+        judged[layout] = _judge(partial(_run_together, model, rows, layout))
+        if not judged[layout].problem:
+            break
+    else:
+        return "solo", judged
+    if layout == "grouped" and can_share_a_pass(rows[-1].cache):
+        judged["mixed"] = _judge(partial(_run_mixed, model, make_cache, rows))
+        judged["drafted"] = _judge(partial(_run_drafted, model, rows))
+        if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
+            judged["shared"] = _judge(partial(_run_shared, model, make_cache, rows))
+        if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
+            judged["padded"] = _judge(partial(_run_together, model, rows, "padded"))
+    return layout, judged
+
+
 def _judge(run: Callable[[], Results]) -> Judgement:
     """Compare rows together with the same rows alone. Never raises."""
     found = attempt(lambda: [(row.problem(logits), row.widest(logits)) for row, logits in run()])
@@ -168,20 +179,6 @@ def _judge(run: Callable[[], Results]) -> Judgement:
         return Judgement(found.summary, failed=not isinstance(found.error, UnsupportedModel))
     problem = next((each for each, _ in found if each), "")
     return Judgement(problem, 0.0 if problem else max(widest for _, widest in found))
-
-
-def _trials(
-    model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
-) -> dict[str, Callable[[], Results]]:
-    found: dict[str, Callable[[], Results]] = {
-        "mixed": partial(_run_mixed, model, make_cache, rows),
-        "drafted": partial(_run_drafted, model, rows),
-    }
-    if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
-        found["shared"] = partial(_run_shared, model, make_cache, rows)
-    if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
-        found["padded"] = partial(_run_together, model, rows, "padded")
-    return found
 
 
 class Trial:
@@ -237,20 +234,17 @@ class Trial:
 
 
 def _run_together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
-    """One row of each group decodes apart for one step."""
+    """One row of each group decodes apart in the second step."""
     trial = Trial(model, name, rows)
-    leave = list(trial.logits)[1::2]
-    trial.run(APART)
-    _move(leave, trial.layout, trial.apart)
+    both = [trial.layout, trial.apart]
     trial.run(1)
-    _move(leave, trial.apart, trial.layout)
-    return zip(rows, trial.run(STEPS - APART - 1), strict=True)
-
-
-def _move(rows: Sequence[Row], layout: Layout, other: Layout) -> None:
-    for row in rows:
-        other.add(row, layout.extract(row))
-    layout.drop(rows)
+    for layout, other in (both, both[::-1]):
+        leave = list(trial.logits)[1::2]
+        for row in leave:
+            other.add(row, layout.extract(row))
+        layout.drop(leave)
+        trial.run(1)
+    return zip(rows, trial.run(STEPS - 3), strict=True)
 
 
 def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
@@ -258,12 +252,10 @@ def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow
     tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
     chunked = solo_rows.chunked(model, make_cache, tokens)
     trial = Trial(model, "grouped", rows)
-    cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
-    for stop in CHUNK_ENDS:
-        chunk = MixedChunk(tokens[start:stop], range(start, stop), cache)
-        after.append(trial.step(chunk)[-1])
-        start = stop
-    after += solo_rows.decoded(model, cache, tokens[start:], start)
+    cache, after = deepcopy(chunked.cache), list[mx.array]()
+    for start, stop in itertools.pairwise((CHUNK_START, *CHUNK_ENDS)):
+        after.append(trial.step(MixedChunk(tokens[start:stop], range(start, stop), cache))[-1])
+    after += solo_rows.decoded(model, cache, tokens[stop:], stop)
     return zip([*rows, chunked], [*trial.logits.values(), after], strict=True)
 
 
