@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
 from ...upstream.cache_classes import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
@@ -187,24 +187,23 @@ class Layout:
         """To the group that fits best, or to a new one, also if they cannot be merged. The layout
         owns the cache from now on."""
         self._split()
-        fits: list[Group] = []
-        if self._merges and not row.retry_alone and mergeable(cache):
-            prefix = shared_prefix(cache)
-            fits = [
-                group
-                for group in self.groups
-                if not group.apart  # the length after its drafts may not be known yet
-                and shared_prefix(group.cache) is prefix
-                and group.admits(row, self._short, self.bound)
-            ]
-        for best in sorted(fits, key=lambda group: abs(group.rows[0].held - row.held))[:1]:
-            with Isolation() as merging:  # a pass of the group may have failed
-                caches = [*best.caches(best.rows), cache]
-                together = Group.of([*best.rows, row], caches, best.memory)
+        joins, prefix = self._merges and not row.retry_alone, shared_prefix(cache)
+        fits = [
+            group
+            for group in (self.groups if joins and mergeable(cache) else ())
+            if not group.apart  # the length after its drafts may not be known yet
+            and shared_prefix(group.cache) is prefix
+            and group.admits(row, self._short, self.bound)
+        ]
+        if fits:
+            best = min(fits, key=lambda group: abs(group.rows[0].held - row.held))
+            rows, memory = [*best.rows, row], best.memory
+            # its last pass may have failed
+            together = attempt(lambda: Group.of(rows, [*best.caches(best.rows), cache], memory))
+            if not isinstance(together, Fault):
                 self.groups[self.groups.index(best)] = together
-            if merging.fault is None:
                 return
-            log.warning("a row cannot be merged with others: %s", merging.fault.summary)
+            log.warning("a row cannot be merged with others: %s", together.summary)
         self.groups.append(Group.of([row], [cache], profile(cache)))
         self.groups[-1].apart = int(row.retry_alone)
 

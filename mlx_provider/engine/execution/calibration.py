@@ -52,8 +52,7 @@ COMPILED = 256
 FLAT = 64
 """Widest pass, in tokens, with a flat cost."""
 ENOUGH = 1.5
-"""After so many seconds of passes of a kind, no further ones are timed. First passes do not count:
-what they compile is needed anyway."""
+"""After so many seconds of passes of a kind, no further ones are timed. First ones do not count."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9
@@ -61,8 +60,7 @@ CLEARLY = 0.9
 timed if they take more than this part of the time of as many tokens in narrower ones."""
 SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
 """Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
-takes as long as the additional kernels (by arithmetic for 400 GB/s). If sharing was not faster:
-never, except for a prefix whose copies take much of the free memory."""
+takes as long as the additional kernels (at 400 GB/s). If sharing was not faster: never."""
 SHARED_GAIN = 1.2
 """Sharing counts as faster if a step with copies takes this many times as long. On an H100, copies
 of 10,000 tokens were faster (36 against 41 ms)."""
@@ -70,8 +68,7 @@ SHARED_DEPTH, SLOW_SHARED_DEPTH, TAIL = 4096, 1024, 16
 """Tokens of the prefix in the trial, on a GPU and on a CPU; own tokens of its two rows."""
 
 REPEATS = 3
-"""Passes of each shape. The first may compile kernels and make plans. The fastest of the others
-counts."""
+"""Passes of each shape. The first may compile kernels. The fastest of the others counts."""
 SCORED = (16, 32)
 """Tokens of passes over the deep cache that show the memory of scores and of copied keys."""
 SHALLOW = 8

@@ -206,8 +206,8 @@ class DecodeBatch:
         """Wait for the pending tokens, which are in the last pass already. Raises any error of the
         device. The tokens then stay pending."""
         found = self.catch_up()
-        again = {row: pending.behind for row, pending in self._pending.items() if pending.behind}
-        self._pending = {row: Pending.again(row, behind - 1) for row, behind in again.items()}
+        behind = [(row, each.behind - 1) for row, each in self._pending.items() if each.behind]
+        self._pending = {row: Pending.again(row, left) for row, left in behind}
         return found
 
     def catch_up(self) -> list[PassResult]:
@@ -322,12 +322,8 @@ def read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
     asked = drawn.logprobs
     if asked is None:
         return {}
-    values: list[float] = asked.drawn.tolist()  # type: ignore[assignment]
-    ids: list[list[int]] = asked.top_ids.tolist()  # type: ignore[assignment]
-    tops: list[list[float]] = asked.top.tolist()  # type: ignore[assignment]
+    found: Any = (each.tolist() for each in (asked.drawn, asked.top_ids, asked.top))
     return {
-        at: Logprob(value, tuple(zip(i, t, strict=True))[:count])
-        for at, count, value, i, t in zip(
-            asked.indices, asked.counts, values, ids, tops, strict=True
-        )
+        at: Logprob(value, tuple(zip(ids, logprobs, strict=True))[:count])
+        for at, count, value, ids, logprobs in zip(asked.indices, asked.counts, *found, strict=True)
     }

@@ -28,16 +28,7 @@ from . import solo_rows
 from .batch_layout import NO_DRAFTS, Layout, Widths
 from .decode_batch import run_pass
 from .grouped_kv import MixedChunk, can_share_a_pass
-from .solo_rows import (
-    CHUNK_ENDS,
-    CHUNK_START,
-    CHUNKED_LENGTH,
-    STEPS,
-    ByStep,
-    MakeCache,
-    SoloRow,
-    timed_pass,
-)
+from .solo_rows import CHUNKS, STEPS, ByStep, MakeCache, SoloRow, timed_pass
 
 Reserve = Callable[[int], bool]
 """Reserves bytes, in place of those reserved before. Returns whether they are free."""
@@ -123,8 +114,8 @@ def probe(
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
         return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
-    alone = partial(solo_rows.decoding, model, make_cache)
-    rows = [alone(*each) for each in zip(prompts, ROPE_DELTAS, strict=True)]
+    decode = partial(solo_rows.decoding, model, make_cache)
+    rows = [decode(*each) for each in zip(prompts, ROPE_DELTAS, strict=True)]
     layout, judged = _judge_layouts(model, make_cache, rows, together)
     passed = {kind for kind, each in judged.items() if not each.problem}
     return Probe(
@@ -208,9 +199,7 @@ class Trial:
         logits = mx.array([])
         widths = {row: count + wrong for row, count in kept.items()}
         for each in (*self.layout.passes(chunk, widths), *self.apart.passes()):
-            tokens: list[int] = []
-            at: list[int] = []
-            starts: dict[Row, int] = {}
+            tokens, at, starts = list[int](), list[int](), dict[Row, int]()
             for row in (*each.rows, *each.drafting):
                 width, starts[row] = widths.get(row, 1), len(tokens)
                 right = row.request.prompt.tokens[len(row.tokens) :][: kept.get(row, 1)]
@@ -223,8 +212,7 @@ class Trial:
                 stay = kept.get(row, 1)
                 self.logits[row].extend(logits[start : start + stay])
                 row.tokens += tokens[start : start + stay]
-                if row in widths:
-                    self.layout.keep(row, stay)
+                self.layout.keep(row, stay)
         return logits
 
     def run(self, steps: int) -> list[ByStep]:
@@ -249,11 +237,11 @@ def _run_together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Res
 
 def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
     """The rows in passes with chunks of one more prompt, and its row."""
-    tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
+    tokens = solo_rows.some_tokens(model, CHUNKS[-1] + 2, len(rows))
     chunked = solo_rows.chunked(model, make_cache, tokens)
     trial = Trial(model, "grouped", rows)
     cache, after = deepcopy(chunked.cache), list[mx.array]()
-    for start, stop in itertools.pairwise((CHUNK_START, *CHUNK_ENDS)):
+    for start, stop in itertools.pairwise(CHUNKS):
         after.append(trial.step(MixedChunk(tokens[start:stop], range(start, stop), cache))[-1])
     after += solo_rows.decoded(model, cache, tokens[stop:], stop)
     return zip([*rows, chunked], [*trial.logits.values(), after], strict=True)
@@ -327,10 +315,8 @@ def _exact_rows(
         return Exact(1, steady=False)
     if wanted == 1:
         return Exact(1)
-    rows = [
-        solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
-        for kind in KINDS
-    ]
+    decode = partial(solo_rows.decoding, model, make_cache)
+    rows = [decode(solo_rows.some_tokens(model, *kind), kind[1]) for kind in KINDS]
     alone = [Trial(model, "fixed", [row], wanted).run(STEPS)[0] for row in rows]
     if problem := next(filter(None, map(SoloRow.problem, rows, alone)), ""):
         return problem
@@ -344,5 +330,4 @@ def _exact_rows(
 
 
 def _equal(some: ByStep, others: ByStep) -> bool:
-    pairs = zip(some, others, strict=True)
-    return all(bool(mx.array_equal(*pair, equal_nan=True)) for pair in pairs)
+    return all(mx.array_equal(a, b, equal_nan=True) for a, b in zip(some, others, strict=True))

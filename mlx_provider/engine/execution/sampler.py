@@ -77,7 +77,8 @@ def draw(
     """Draw the next token of each row. logits: (B, vocab), any float dtype; `masks[i]`: bits of
     allowed tokens, (ceil(vocab/32),)."""
     raw = logits.astype(mx.float32)
-    if all(map(_plain, rows)) and all(mask is None for mask in masks):
+    unchanged = all(r.request.params.plain and len(r.tokens) >= r.request.min_tokens for r in rows)
+    if unchanged and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
     changed = _mask(_bias(penalised(raw, rows), rows), masks)
@@ -99,11 +100,6 @@ def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
     """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities. logits:
     (T, vocab), before each of them."""
     return Drawn(tokens, _logprobs(logits.astype(mx.float32), tokens, [row] * tokens.size))
-
-
-def _plain(row: Row) -> bool:
-    """Whether the row is greedy and nothing changes its logits."""
-    return row.request.params.plain and len(row.tokens) >= row.request.min_tokens
 
 
 def _bias(logits: mx.array, rows: Sequence[Row]) -> mx.array:
@@ -301,11 +297,6 @@ def _column(values: list[float]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]
 
 
-def _all(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
-    scaled = logits / columns["temperature"]
-    return mx.argmax(scaled + _noise(keys, scaled.shape[-1]), axis=-1).astype(mx.int32)
-
-
 def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> mx.array:
     """Among the best `count` tokens that top-k, top-p and min-p allow."""
     scaled = logits / columns["temperature"]
@@ -325,7 +316,7 @@ def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> 
 
 
 def _above(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
-    """Among the tokens above the logit threshold of top-k, top-p and min-p."""
+    """Among the tokens above the logit threshold of top-k, top-p and min-p, or all."""
     scaled = logits / columns["temperature"]
     highest = mx.max(scaled, axis=-1, keepdims=True)
     bounds, kept = [], scaled
@@ -340,8 +331,10 @@ def _above(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
         share = columns["top_p"]
         found = threshold(scaled, units(mx.softmax(kept, axis=-1)), units(mx.minimum(share, 1)))
         bounds.append(mx.where(share <= 1, found, -inf))
-    kept = (scaled >= reduce(mx.maximum, bounds)) | (scaled == highest)
-    noisy = mx.where(kept, scaled + _noise(keys, scaled.shape[-1]), -inf)
+    noisy = scaled + _noise(keys, scaled.shape[-1])
+    if bounds:
+        kept = (scaled >= reduce(mx.maximum, bounds)) | (scaled == highest)
+        noisy = mx.where(kept, noisy, -inf)
     return mx.argmax(noisy, axis=-1).astype(mx.int32)
 
 
@@ -351,7 +344,7 @@ def _noise(keys: mx.array, count: int) -> mx.array:
 
 
 DRAWS: Mapping[str, Draw] = {
-    "all": _all,
+    "all": _above,
     "few": partial(_best, count=FEW),
     "many": partial(_best, count=MANY),
     "above": _above,

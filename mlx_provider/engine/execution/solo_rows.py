@@ -28,9 +28,8 @@ EQUAL, EQUAL_STEPS = 4, 3
 """Equal rows for the measurement of the noise, and the tokens that they decode."""
 TIMES = 2
 """For the same purpose, a prompt runs alone in chunks this many times."""
-CHUNK_START, CHUNK_ENDS = 3, (8, 12)
+CHUNKS = (3, 8, 12)
 """Tokens before the first mixed chunk, few, so that each of them matters; ends of the chunks."""
-CHUNKED_LENGTH = CHUNK_ENDS[-1] + 2
 
 MakeCache = Callable[[], list[Any]]
 ByStep = Sequence[mx.array]
@@ -97,13 +96,12 @@ def decoding(
 def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
     """A row with its prompt in chunks. A step is the end of a chunk, then each decoded token. Alone
     it runs token by token. Its noise is the difference of chunks that run alone."""
-    cache = prefilled(model, make_cache, tokens[:CHUNK_START])
-    by_token = decoded(model, copy.deepcopy(cache), tokens[CHUNK_START:], CHUNK_START)
-    ends = (*CHUNK_ENDS, *range(CHUNK_ENDS[-1] + 1, len(tokens) + 1))
-    alone = [by_token[end - CHUNK_START - 1] for end in ends]
-    others = [
-        in_chunks(model, copies(cache, 1, i), tokens, CHUNK_ENDS, CHUNK_START) for i in range(TIMES)
-    ]
+    start, *ends = CHUNKS
+    cache = prefilled(model, make_cache, tokens[:start])
+    by_token = decoded(model, copy.deepcopy(cache), tokens[start:], start)
+    steps = (*ends, *range(ends[-1] + 1, len(tokens) + 1))
+    alone = [by_token[end - start - 1] for end in steps]
+    others = [in_chunks(model, copies(cache, 1, i), tokens, ends, start) for i in range(TIMES)]
     return SoloRow(tokens, cache, alone, _rounding_bound(model, alone, others))
 
 

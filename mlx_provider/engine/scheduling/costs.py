@@ -15,8 +15,7 @@ log = logging.getLogger(__name__)
 EWMA_DECAY = 0.9
 """Weight of the old value at each new measurement."""
 SPIKE = 3.0
-"""A measurement above this multiple of the expected duration counts as this multiple: it may be a
-disturbance."""
+"""A measurement counts as at most this multiple of the expected one: it may be a disturbance."""
 WRONG, ENOUGH = 1.5, 8
 """If a kind of pass is on average this many times slower or faster than measured at load, after so
 many passes, the measurements are corrected."""
@@ -180,11 +179,8 @@ class Costs:
             return
         self.curve = self.curve.times(pace, kind)
         self.pace[kind], self._count[kind] = 1.0, 0
-        log.info(
-            "%s take %.2g times as long as measured at load: the measurements are corrected",
-            KINDS[kind],
-            pace,
-        )
+        summary = "%s take %.2g times as long as measured at load: the measurements are corrected"
+        log.info(summary, KINDS[kind], pace)
 
 
 class PassTimer:
