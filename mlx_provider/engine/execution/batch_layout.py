@@ -45,6 +45,8 @@ REUNITED = 32
 """A row with drafts has a group of its own. After so many passes without drafts it is merged again,
 because another group adds kernels to every pass."""
 
+APART = ("solo", "fixed")
+"""Layouts that merge no rows."""
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
 
@@ -76,9 +78,11 @@ class Group:
     """Passes until its only row, which had drafts or a failed step, may share a group again."""
 
     @classmethod
-    def of(cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
+    def of(
+        cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile, apart: int = 0
+    ) -> Group:
         together = merged(caches) if len(caches) > 1 else caches[0]
-        return cls(rows, together, memory, counting_alike(leaves(together)), rows)
+        return cls(rows, together, memory, counting_alike(leaves(together)), rows, apart)
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows. The cache of the group does not change."""
@@ -86,16 +90,11 @@ class Group:
             return [self.cache for _ in rows]
         return rows_of(self.cache, [self.members.index(row) for row in rows])
 
-    def part(self, rows: list[Row]) -> Group:
-        """Some of its rows, in its cache until `compact`."""
-        return self if rows == self.rows else replace(self, rows=rows)
-
     def compact(self) -> Group:
         """The group in a cache without rows that have left."""
         if len(self.rows) == len(self.members):
             return self
-        fresh = Group.of(self.rows, self.caches(self.rows), self.memory)
-        return replace(fresh, apart=self.apart)
+        return Group.of(self.rows, self.caches(self.rows), self.memory, self.apart)
 
     def own_tokens(self, *more: Row) -> list[int]:
         prefix = shared_prefix(self.cache)
@@ -165,10 +164,6 @@ class Layout:
         """Whether all rows share one pass, which may have drafts and a chunk."""
         return self.name in ("grouped", "padded")
 
-    @property
-    def _merges(self) -> bool:
-        return self.one_pass or self.name == "merged"
-
     def use(self, name: str) -> None:
         """`solo`, or again the layout with which it began. The next passes move the rows."""
         self.name = name
@@ -187,7 +182,7 @@ class Layout:
         """To the group that fits best, or to a new one, also if they cannot be merged. The layout
         owns the cache from now on."""
         self._split()
-        joins, prefix = self._merges and not row.retry_alone, shared_prefix(cache)
+        joins, prefix = self.name not in APART and not row.retry_alone, shared_prefix(cache)
         fits = [
             group
             for group in (self.groups if joins and mergeable(cache) else ())
@@ -204,14 +199,13 @@ class Layout:
                 self.groups[self.groups.index(best)] = together
                 return
             log.warning("a row cannot be merged with others: %s", together.summary)
-        self.groups.append(Group.of([row], [cache], profile(cache)))
-        self.groups[-1].apart = int(row.retry_alone)
+        self.groups.append(Group.of([row], [cache], profile(cache), int(row.retry_alone)))
 
     def drop(self, rows: Collection[Row]) -> None:
         """Remove rows, without an error. The next passes free their part of a merged cache."""
         self._split()
         stay = [(group, [row for row in group.rows if row not in rows]) for group in self.groups]
-        self.groups = [group.part(left) for group, left in stay if left]
+        self.groups = [replace(group, rows=left) for group, left in stay if left]
         for row in rows:
             self._unverified.pop(row, None)
 
@@ -302,7 +296,7 @@ class Layout:
         """Rows with drafts have groups of their own, or all rows do, if none are merged. Groups
         above the bound are halved, shorter rows from longer ones."""
         several = [row for group in self.groups if group.rows[1:] for row in group.rows]
-        shared = [row for row in several if row in widths or not self._merges]
+        shared = [row for row in several if row in widths or self.name in APART]
         if shared:
             alone = [Group.of([r], [self.extract(r)], self._group(r).memory) for r in shared]
             self.drop(shared)
@@ -315,7 +309,7 @@ class Layout:
             rows = sorted(grown.rows, key=lambda row: row.held)
             halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
             at = self.groups.index(grown)
-            self.groups[at : at + 1] = [grown.part(half) for half in halves]
+            self.groups[at : at + 1] = [replace(grown, rows=half) for half in halves]
 
 
 def shared_prefix(cache: RowCache) -> Prefix | None:

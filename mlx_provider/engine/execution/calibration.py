@@ -60,13 +60,12 @@ CLEARLY = 0.9
 timed if they take more than this part of the time of as many tokens in narrower ones."""
 SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
 """Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
-takes as long as the additional kernels (at 400 GB/s). If sharing was not faster: never."""
+takes as long as the additional kernels. If sharing was not faster: where memory is short."""
 SHARED_GAIN = 1.2
 """Sharing counts as faster if a step with copies takes this many times as long. On an H100, copies
 of 10,000 tokens were faster (36 against 41 ms)."""
 SHARED_DEPTH, SLOW_SHARED_DEPTH, TAIL = 4096, 1024, 16
 """Tokens of the prefix in the trial, on a GPU and on a CPU; own tokens of its two rows."""
-
 REPEATS = 3
 """Passes of each shape. The first may compile kernels. The fastest of the others counts."""
 SCORED = (16, 32)
@@ -151,8 +150,6 @@ class Times:
         return short, replace(curve, first=first if first >= LITTLE else 0.0)
 
     def _time_rows(self, *, padded: bool) -> tuple[str, Seconds]:
-        """The better layout, and its times."""
-
         def run(name: str) -> Seconds:
             return self._time(ROWS, lambda count: self.passes.rows(self._lengths(count), name))
 
@@ -239,7 +236,6 @@ class OnDevice:
     """The same over the deep cache."""
 
     def chunk(self, tokens: int, *, deep: bool = False, repeats: int | None = None) -> Took:
-        """Over an empty cache, or the deep one."""
         if tokens == 1 and not deep:
             timed_pass(self.model, first := self.make_cache(), 0, 1)
             self._memory = profile(first)
@@ -285,15 +281,12 @@ class OnDevice:
         for length in lengths:
             if not (cache and shared):
                 cache = deep_cache(self.model, self.make_cache, length, more)
-            if shared:  # of one cache, in each copy
                 share_prefix(cache, shared)
             trial.add(tokens[:length], deepcopy(cache) if shared else cache)
         kept = dict.fromkeys(trial.logits, 1) if drafts else NO_DRAFTS
         for _ in range(self.repeats):
-            along = None
-            if chunk:
-                grow_by(cache := self.make_cache(), chunk)
-                along = MixedChunk(tokens[:chunk], range(chunk), cache)
+            grow_by(fresh := self.make_cache(), chunk)
+            along = MixedChunk(tokens[:chunk], range(chunk), fresh) if chunk else None
             began = perf_counter()
             trial.step(along, kept, wrong=drafts)
             took.append(perf_counter() - began)

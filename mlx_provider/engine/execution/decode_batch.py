@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +15,9 @@ from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from ..scheduling.chunking import FixedShapes
-from .batch_layout import Layout, Pass
+from .batch_layout import APART, Layout, Pass
 from .grouped_kv import MixedBatches, MixedChunk, offsets
 from .sampler import Drawn
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,6 @@ class Pending(NamedTuple):
 
     @classmethod
     def again(cls, row: Row, behind: int) -> Pending:
-        """A token that is committed already, with `behind` committed tokens after it."""
         token = row.tokens[-1 - behind]
         return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, behind=behind)
 
@@ -105,8 +101,10 @@ class DecodeBatch:
         self.mixed = MixedBatches(mixes and fixed is None)
         self.shows: ShowsHidden | None = None
         """The model, if passes return hidden states: those behind their logits, or others."""
-        self._together = CircuitBreaker()
-        """For passes with several rows."""
+        self._together = CircuitBreaker(
+            "batched decoding failed %d times: rows decode alone now",
+            f"rows decode together again, with layout {self._best}",
+        )
         self._pending: dict[Row, Pending] = {}
 
     @property
@@ -121,16 +119,13 @@ class DecodeBatch:
         """A pass of so many rows did not fail. Rows that decode alone may try again together."""
         self.mixed.passed()
         if self._together.passed(used=rows > 1):
-            log.info("rows decode together again, with layout %s", self._best)
             self.layout.use(self._best)
 
     def failed(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
-        if self.mixed.blame() or self._best in ("solo", "fixed"):
+        if self.mixed.blame() or self._best in APART:
             return
         if self._together.failed():
-            count = self._together.failures
-            log.error("batched decoding failed %d times: rows decode alone now", count)
             self.layout.use("solo")
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:

@@ -7,7 +7,6 @@ at once, and separately over the tokens of a chunk (needs `upstream.recurrent.ro
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,8 +21,6 @@ from ...upstream.cache_classes import ArraysCache, by_leaf, leaves, take_back
 from ...upstream.recurrent import StateParts, StateRun
 from ..request import PrefillJob
 from ..scheduling.chunking import Chunk
-
-log = logging.getLogger(__name__)
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
@@ -50,13 +47,8 @@ class MixedChunk:
             positions = job.places[start:stop]
         elif job.prompt.positions is not None:
             positions = job.prompt.positions[0, start:stop].tolist()
-        return cls(
-            job.tokens[start:stop],
-            positions,
-            job.held(),
-            ends_prompt=stop == len(job.tokens),
-            sparse=job.places is not None,
-        )
+        ends_prompt, sparse = stop == len(job.tokens), job.places is not None
+        return cls(job.tokens[start:stop], positions, job.held(), ends_prompt, sparse)
 
     @property
     def wide(self) -> WideRow:
@@ -65,12 +57,13 @@ class MixedChunk:
 
 
 class MixedBatches:
-    """Chunks in the passes of rows that decode."""
-
     def __init__(self, possible: bool) -> None:
         """`possible`: result of the probe."""
         self._possible = possible
-        self._breaker = CircuitBreaker()
+        self._breaker = CircuitBreaker(
+            "mixed passes failed %d times: chunks run in passes of their own now",
+            "chunks share the passes of rows that decode again",
+        )
         self._passes = 0
         self._jobs: list[tuple[int, PrefillJob, bool]] = []
         """Jobs with chunks in the last pass and in this one (`True`), and in passes of their own
@@ -97,15 +90,12 @@ class MixedBatches:
             job.restart()
         mixed = any(mixed for _, _, mixed in self._jobs)
         self._jobs = []
-        if mixed and self._breaker.failed():
-            times = self._breaker.failures
-            log.error("mixed passes failed %d times: chunks run in passes of their own now", times)
+        if mixed:
+            self._breaker.failed()
         return mixed
 
     def passed(self) -> None:
-        used = any(at == self._passes and mixed for at, _, mixed in self._jobs)
-        if self._breaker.passed(used=used):
-            log.info("chunks share the passes of rows that decode again")
+        self._breaker.passed(used=any(at == self._passes and mixed for at, _, mixed in self._jobs))
 
 
 @dataclass
@@ -310,7 +300,7 @@ class GroupedKV:
 
     @property
     def offset(self) -> mx.array:
-        return self._counted.of(self._counts(), self.sizes)
+        return self._counted.of([part.offset for part in self.parts], self.sizes)
 
     @property
     def _offset(self) -> int:
@@ -323,7 +313,7 @@ class GroupedKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         self._counted.start_layer(keys)
-        before = self._counts()
+        before = [part.offset for part in self.parts]
         pairs = [
             part.update_and_fetch(keys[run.rows], values[run.rows])
             for part, run in zip(self.parts, self.runs, strict=True)
@@ -333,17 +323,14 @@ class GroupedKV:
         found = (Parts(list(each), self.runs, apart=self.apart) for each in arrays)
         return next(found), next(found)
 
-    def _counts(self) -> list[Count]:
-        return [part.offset for part in self.parts]
-
 
 def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
     edges = itertools.accumulate(sizes, initial=0)
     return [
-        Run(part.inner, slice(*rows), turned=True)
-        if isinstance(part, ChunkKV)
-        else Run(part, slice(*rows))
-        for part, rows in zip(parts, itertools.pairwise(edges), strict=True)
+        Run(part.inner, rows, turned=True) if isinstance(part, ChunkKV) else Run(part, rows)
+        for part, rows in zip(
+            parts, itertools.starmap(slice, itertools.pairwise(edges)), strict=True
+        )
     ]
 
 

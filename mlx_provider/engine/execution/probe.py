@@ -101,10 +101,7 @@ def unlimited(nbytes: int) -> bool:
 
 
 def probe(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    layouts: Sequence[str],
-    reserve: Reserve = unlimited,
+    model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str], reserve: Reserve = unlimited
 ) -> Probe:
     """Test `layouts`, best first, on the engine thread. `solo` needs no test. `reserve`: if it
     returns `False` for the memory of the passes, none is run."""
@@ -261,8 +258,8 @@ def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRo
 
 
 def share_prefix(cache: Sequence[Any], tokens: int) -> None:
-    """Let copies of a row's cache share its first tokens."""
-    for layer in leaves(cache):
+    """Let copies of a row's cache share its first tokens, if any."""
+    for layer in leaves(cache) if tokens else ():
         if type(layer) in SHAREABLE:
             divide(layer, tokens)
 

@@ -103,7 +103,7 @@ def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
 
 
 def _bias(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Apply biases and forbidden stop tokens in one sparse scatter."""
+    """Add biases, and forbid stop tokens, in one sparse scatter."""
     found: list[tuple[int, int, float]] = []
     for i, row in enumerate(rows):
         offsets: dict[int, float] = dict(row.request.params.logit_bias)
@@ -158,13 +158,8 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
     own = own - mx.logsumexp(own, axis=-1, keepdims=True)
     counts = [rows[i].request.logprobs or 0 for i in wanted]
     top_ids = best(own, max(1, *counts))
-    return Logprobs(
-        indices=wanted,
-        counts=counts,
-        drawn=mx.take_along_axis(own, tokens[index][:, None], axis=-1)[:, 0],
-        top_ids=top_ids,
-        top=mx.take_along_axis(own, top_ids, axis=-1),
-    )
+    drawn = mx.take_along_axis(own, tokens[index][:, None], axis=-1)[:, 0]
+    return Logprobs(wanted, counts, drawn, top_ids, mx.take_along_axis(own, top_ids, axis=-1))
 
 
 @dataclass

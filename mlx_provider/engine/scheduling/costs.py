@@ -197,8 +197,7 @@ class PassTimer:
 
     def stalled(self, now: float) -> float:
         """Seconds that rows will have waited when the chunks behind their last pass have ended."""
-        behind = takewhile(_without_rows, reversed(self._launched))
-        return now - self.advanced + sum(seconds for seconds, _ in behind)
+        return now - self.advanced + sum(_behind_rows(self._launched))
 
     def launch(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
         if now - self._since > sum(seconds for seconds, _ in self._launched):
@@ -211,8 +210,7 @@ class PassTimer:
     def end_rows(self, now: float, *, newer: bool, usual: bool) -> float:
         """The last pass with rows has ended, or the one before (`newer`), see `end`."""
         older = self._launched[: len(self._launched) - newer]
-        behind = sum(1 for _ in takewhile(_without_rows, reversed(older)))
-        return self.end(now, left=newer + behind, usual=usual)
+        return self.end(now, left=newer + len(_behind_rows(older)), usual=usual)
 
     def end(self, now: float, *, left: int = 0, usual: bool = True) -> float:
         """All passes except the `left` newest have ended. Returns their time relative to the
@@ -231,5 +229,7 @@ class PassTimer:
         self._launched.clear()
 
 
-def _without_rows(launched: tuple[float, Load]) -> bool:
-    return not launched[1].keys
+def _behind_rows(launched: Sequence[tuple[float, Load]]) -> list[float]:
+    """Expected seconds of the passes after the last one with rows."""
+    behind = takewhile(lambda each: not each[1].keys, reversed(launched))
+    return [seconds for seconds, _ in behind]
