@@ -172,13 +172,6 @@ class DecodeBatch:
         return found
 
     def _launch(self, group: Pass, drafts: Drafts) -> Output:
-        out = self._run(group, drafts)
-        mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
-        if any(row.retry_alone for row in group.rows[:1]):
-            mx.eval(out.logits)  # a fault here belongs to this pass
-        return out
-
-    def _run(self, group: Pass, drafts: Drafts) -> Output:
         pending = [self._pending[row] for row in group.rows]
         # the token to cache is usually not committed yet, so its position is the row's length
         at = [
@@ -190,7 +183,11 @@ class DecodeBatch:
             first = row.length - 1 + row.request.prompt.rope_delta
             tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._to_array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        return run_pass(self.model, group, _join(tokens), at, shows=self.shows)
+        out = run_pass(self.model, group, _join(tokens), at, shows=self.shows)
+        mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
+        if any(row.retry_alone for row in group.rows[:1]):
+            mx.eval(out.logits)  # a fault here belongs to this pass
+        return out
 
     def _to_array(self, drafts: Sequence[int]) -> mx.array:
         if not isinstance(drafts, DeviceTokens):

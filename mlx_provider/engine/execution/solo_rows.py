@@ -200,14 +200,11 @@ def _repeat(value: Any, count: int, seed: int) -> Any:
 
 
 def _differences(expected: mx.array, found: mx.array) -> mx.array:
-    first, second = (_logprobs(each) for each in (expected, found))
+    """Of the log-probabilities of likely tokens."""
+    logits = (each.astype(mx.float32) for each in (expected, found))
+    first, second = (each - mx.logsumexp(each) for each in logits)
     likely = mx.argpartition(-first, min(LIKELY, first.size) - 1)[:LIKELY]
     return first[likely] - second[likely]
-
-
-def _logprobs(logits: mx.array) -> mx.array:
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits)
 
 
 def _number(value: mx.array) -> float:
