@@ -285,8 +285,8 @@ class OnDevice:
             trial.add(tokens[:length], deepcopy(cache) if shared else cache)
         kept = dict.fromkeys(trial.logits, 1) if drafts else NO_DRAFTS
         for _ in range(self.repeats):
-            grow_by(fresh := self.make_cache(), chunk)
-            along = MixedChunk(tokens[:chunk], range(chunk), fresh) if chunk else None
+            grow_by(cache := self.make_cache(), chunk)
+            along = MixedChunk(tokens[:chunk], range(chunk), cache) if chunk else None
             began = perf_counter()
             trial.step(along, kept, wrong=drafts)
             took.append(perf_counter() - began)
