@@ -257,7 +257,9 @@ def background(part: str) -> Isolation:
 class CircuitBreaker:
     """Disables a feature that keeps failing, and tries it again after growing waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, disabled: str = "", enabled: str = "") -> None:
+        """Texts for the log, if any: `disabled` has a place for the number of failures."""
+        self._disabled, self._enabled = disabled, enabled
         self.closed = True
         self.failures = 0
         self._quiet = 0
@@ -270,6 +272,8 @@ class CircuitBreaker:
             return False
         self.failures += 1
         self.closed = self.failures <= TOLERATED
+        if self._disabled and not self.closed:
+            log.error(self._disabled, self.failures)
         return not self.closed
 
     def passed(self, *, used: bool) -> bool:
@@ -287,4 +291,6 @@ class CircuitBreaker:
             return False
         self.closed, self.failures = True, TOLERATED
         self._wait = min(2 * self._wait, LONGEST_WAIT)
+        if self._enabled:
+            log.info(self._enabled)
         return True

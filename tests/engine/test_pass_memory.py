@@ -56,7 +56,7 @@ model = load_text(build(Path(sys.argv[1]), sys.argv[2]), LoadOptions())
 found = probe(model, model.make_cache, ["solo"])
 rows = found.memory
 # one that no busy machine changes
-curve = Curve([(1, 0.001), (256, 0.01)], [(1, 1e-9), (256, 2e-9)])
+curve = Curve(((1, 0.001), (256, 0.01)), ((1, 1e-9), (256, 2e-9)))
 measured = calibrate(model, model.make_cache, found).passes
 passes = PassMemory.of(measured, curve, seconds=100, most=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
@@ -95,7 +95,7 @@ def test_the_peak_of_a_request_is_within_its_reservation(family: str, tmp_path: 
 
 
 def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
-    curve = Curve([(1, 0.005), (64, 0.32)], [(1, 1e-7), (64, 64e-7)])
+    curve = Curve(((1, 0.005), (64, 0.32)), ((1, 1e-7), (64, 64e-7)))
     passes = PassMemory.of(PassBytes(row=10, token=100, pair=1), curve, 0.5, 64)
     assert (passes.widest, passes.least) == (64, 16)
     assert passes(10, 1) == 10 + 1000 + 100

@@ -338,7 +338,7 @@ def long_prompt(plan: Scheduler) -> None:
 
 CURVES = st.builds(
     lambda fixed, each, bend: Curve(
-        [(1, fixed), *((n, fixed * bend + (n - 8) * each) for n in (8, 64, 256))]
+        ((1, fixed), *((n, fixed * bend + (n - 8) * each) for n in (8, 64, 256)))
     ),
     fixed=st.floats(0.001, 0.03),
     each=st.floats(1e-5, 1e-3),
@@ -478,7 +478,7 @@ def test_if_every_pass_takes_longer_than_that_a_chunk_is_worth_its_pass() -> Non
 @given(rows=st.floats(0.2, 5.0), chunk=st.floats(0.2, 5.0))
 def test_costs_adapt_to_the_device(rows: float, chunk: float) -> None:
     """The cost of a chunk is not attributed to the rows, nor the other way."""
-    true = Costs(Curve([(1, 0.01), (256, 0.2)], [(1, 1e-7), (256, 8e-6)]))
+    true = Costs(Curve(((1, 0.01), (256, 0.2)), ((1, 1e-7), (256, 8e-6))))
     costs, true.pace = Costs(true.curve), {"rows": rows, "chunk": chunk}
     for depth in range(0, 60_000, 512):
         for load in (Load(20_000), Load(0, 256, depth)):
@@ -500,7 +500,7 @@ def test_one_disturbed_pass_changes_little() -> None:
 
 
 def test_a_curve_runs_through_the_measurements_and_never_falls() -> None:
-    curve = Curve.through([(1, 0.01), (8, 0.009), (64, 0.04)], [(1, 0.03), (64, 0.3)], 2000)
+    curve = Curve.through({1: 0.01, 8: 0.009, 64: 0.04}, {1: 0.03, 64: 0.3}, 2000)
     assert [curve.seconds(n) for n in (1, 8, 64)] == [0.01, 0.01, 0.04]
     assert curve.seconds(120) == pytest.approx(0.07)
     costs = Costs(curve)
@@ -614,7 +614,7 @@ def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
 
 def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
     """Attention over a long cache takes longer for several tokens of a row than for one."""
-    curve = Curve([(1, 0.01), (32, 0.012)], [(1, 1e-7), (8, 5e-7)])
+    curve = Curve(((1, 0.01), (32, 0.012)), ((1, 1e-7), (8, 5e-7)))
     chunking = scheduler(curve=curve).chunking
     short, deep = make(100).rows, make(60_000).rows
     little, much = (chunking.wider(StepPlan(tuple(rows)))(7) for rows in (short, deep))
@@ -624,7 +624,7 @@ def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
 
 
 def test_what_drafts_of_a_row_took_at_load_is_part_of_their_price() -> None:
-    curve = Curve([(1, 0.01), (32, 0.012)])
+    curve = Curve(((1, 0.01), (32, 0.012)))
     rows = [*make(100).rows, *make(100).rows]
     measured = scheduler(curve=dataclasses.replace(curve, drafts=[(1, 0.001), (3, 0.002)])).chunking
     plain = scheduler(curve=curve).chunking

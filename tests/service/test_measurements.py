@@ -23,7 +23,7 @@ from mlx_provider.serving.measurements import Measurements, decoding
 from mlx_provider.serving.weights import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
-MEASURED = Measured(PROBE, Curve([(1, 0.001), (8, 0.002)], [(1, 1e-9)], drafts=[(3, 0.001)]))
+MEASURED = Measured(PROBE, Curve(((1, 0.001), (8, 0.002)), ((1, 1e-9),), drafts=((3, 0.001),)))
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from mlx_provider.engine.execution.calibration import (
     LONGEST_ROW,
     REPEATS,
     Times,
-    choose,
 )
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.request import PrefillJob, Request, Row
@@ -93,15 +92,13 @@ class Device:
         self.shapes.add(shape)
         return took + new
 
-    def chunk(self, tokens: int) -> list[float]:
-        return [self.run((), chunk=tokens) for _ in range(REPEATS)]
+    def chunk(self, tokens: int, *, deep: bool = False) -> list[float]:
+        start = self.depth if deep else 0
+        return [self.run((), chunk=tokens, start=start) for _ in range(REPEATS)]
 
     def deepen(self, depth: int) -> bool:
         self.depth = depth
         return True
-
-    def deep(self, tokens: int) -> list[float]:
-        return [self.run((), chunk=tokens, start=self.depth) for _ in range(REPEATS)]
 
     def rows(self, lengths: Sequence[int], layout: str, chunk: int = 0) -> list[float]:
         return [self.run(lengths, layout, chunk) for _ in range(REPEATS)]
@@ -153,7 +150,7 @@ class Engine:
         with Replaced() as patch:
             for name, value in OF_THE_PRODUCT.items():
                 patch.setattr(calibration, name, value)
-            found = choose(Times(device, 40_960, DEPTHS, LONGEST_ROW), PROBE)
+            found = Times(device, 40_960, DEPTHS, LONGEST_ROW).measure(PROBE)
         self.layout = "padded" if found.probe.padded else "grouped"
         ledger = TokenLedger(Limits(64, queue, DIAL, 2048, reserve))
         ledger.give(available=lambda: memory)

@@ -113,12 +113,13 @@ class Estimate:
         return max(read, max(queries, chip.plateau) * model.pair / chip.attention)
 
     def measured(self) -> Curve:
-        deep: list[tuple[int, float]] = []
+        deep: dict[int, float] = {}
         for width in DEEP_WIDTHS:
-            if width <= 64 or deep[-1][1] * width / deep[-1][0] <= LONGEST_GAP:
-                deep.append((width, self.seconds(0, 0, width, DEPTH)))
-        widths = sorted({*WIDTHS, *(n for n, _ in deep)})
-        return Curve.through([(n, self.seconds(0, 0, n)) for n in widths], deep, DEPTH)
+            last, seconds = [(1, 0.0), *deep.items()][-1]
+            if width <= 64 or seconds * width / last <= LONGEST_GAP:
+                deep[width] = self.seconds(0, 0, width, DEPTH)
+        short = {n: self.seconds(0, 0, n) for n in sorted({*WIDTHS, *deep})}
+        return Curve.through(short, deep, DEPTH)
 
     def _products(self, width: int) -> float:
         chip, model = self.chip, self.model

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
 from ...upstream.cache_classes import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
@@ -45,6 +45,8 @@ REUNITED = 32
 """A row with drafts has a group of its own. After so many passes without drafts it is merged again,
 because another group adds kernels to every pass."""
 
+APART = ("solo", "fixed")
+"""Layouts that merge no rows."""
 Widths = Mapping[Row, int]
 NO_DRAFTS: Widths = MappingProxyType({})
 
@@ -76,9 +78,11 @@ class Group:
     """Passes until its only row, which had drafts or a failed step, may share a group again."""
 
     @classmethod
-    def of(cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile) -> Group:
+    def of(
+        cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile, apart: int = 0
+    ) -> Group:
         together = merged(caches) if len(caches) > 1 else caches[0]
-        return cls(rows, together, memory, counting_alike(leaves(together)), rows)
+        return cls(rows, together, memory, counting_alike(leaves(together)), rows, apart)
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows. The cache of the group does not change."""
@@ -86,16 +90,11 @@ class Group:
             return [self.cache for _ in rows]
         return rows_of(self.cache, [self.members.index(row) for row in rows])
 
-    def part(self, rows: list[Row]) -> Group:
-        """Some of its rows, in its cache until `compact`."""
-        return self if rows == self.rows else replace(self, rows=rows)
-
     def compact(self) -> Group:
         """The group in a cache without rows that have left."""
         if len(self.rows) == len(self.members):
             return self
-        fresh = Group.of(self.rows, self.caches(self.rows), self.memory)
-        return replace(fresh, apart=self.apart)
+        return Group.of(self.rows, self.caches(self.rows), self.memory, self.apart)
 
     def own_tokens(self, *more: Row) -> list[int]:
         prefix = shared_prefix(self.cache)
@@ -125,16 +124,13 @@ class Tile:
         self.rows = [row for group in groups for row in group.rows]
         self.sizes = [len(group.rows) for group in groups]
         self.missing = max(0, size - len(self.rows))
-        own = self.caches()
+        self._own = self.caches()
         if self.missing:
-            own.append([by_leaf(fillers, layer) for layer in own[0]])
+            self._own.append([by_leaf(fillers, layer) for layer in self._own[0]])
             self.sizes.append(self.missing)
-        self._joined = joined(own, self.sizes, apart=bool(size)) if len(own) > 1 else None
-        self._own = own
-
-    @property
-    def cache(self) -> RowCache:
-        return self._joined if self._joined is not None else self._own[0]
+        self.cache: RowCache = next(iter(self._own), [])
+        if len(self._own) > 1:
+            self.cache = joined(self._own, self.sizes, apart=bool(size))
 
     def caches(self) -> list[RowCache]:
         """Caches of the groups. The layers of each list in `alike` first share one array of offsets
@@ -147,8 +143,8 @@ class Tile:
 
     def split(self) -> None:
         """Give every group its recurrent state back."""
-        if self._joined is not None:
-            split(self._joined, self._own, self.sizes)
+        if len(self._own) > 1:
+            split(self.cache, self._own, self.sizes)
 
 
 class Layout:
@@ -168,10 +164,6 @@ class Layout:
         """Whether all rows share one pass, which may have drafts and a chunk."""
         return self.name in ("grouped", "padded")
 
-    @property
-    def _merges(self) -> bool:
-        return self.one_pass or self.name == "merged"
-
     def use(self, name: str) -> None:
         """`solo`, or again the layout with which it began. The next passes move the rows."""
         self.name = name
@@ -187,14 +179,33 @@ class Layout:
         return max(1, alone + -(-(len(self.groups) - alone) // max(1, self._size)))
 
     def add(self, row: Row, cache: RowCache) -> None:
-        """The layout owns the cache from now on."""
+        """To the group that fits best, or to a new one, also if they cannot be merged. The layout
+        owns the cache from now on."""
         self._split()
-        self._add(row, cache)
+        joins, prefix = self.name not in APART and not row.retry_alone, shared_prefix(cache)
+        fits = [
+            group
+            for group in (self.groups if joins and mergeable(cache) else ())
+            if not group.apart  # the length after its drafts may not be known yet
+            and shared_prefix(group.cache) is prefix
+            and group.admits(row, self._short, self.bound)
+        ]
+        if fits:
+            best = min(fits, key=lambda group: abs(group.rows[0].held - row.held))
+            rows, memory = [*best.rows, row], best.memory
+            # its last pass may have failed
+            together = attempt(lambda: Group.of(rows, [*best.caches(best.rows), cache], memory))
+            if not isinstance(together, Fault):
+                self.groups[self.groups.index(best)] = together
+                return
+            log.warning("a row cannot be merged with others: %s", together.summary)
+        self.groups.append(Group.of([row], [cache], profile(cache), int(row.retry_alone)))
 
     def drop(self, rows: Collection[Row]) -> None:
         """Remove rows, without an error. The next passes free their part of a merged cache."""
         self._split()
-        self._remove(rows)
+        stay = [(group, [row for row in group.rows if row not in rows]) for group in self.groups]
+        self.groups = [replace(group, rows=left) for group, left in stay if left]
         for row in rows:
             self._unverified.pop(row, None)
 
@@ -208,7 +219,7 @@ class Layout:
         arrays of the layout do not change."""
         self._settle()
         self._split()
-        return self._extract(row)
+        return self._group(row).caches([row])[0]
 
     def merged(self) -> dict[Row, int]:
         """The rows in caches with others, each with `Row.merged`."""
@@ -233,28 +244,25 @@ class Layout:
         if not self.groups:
             return []
         plain = [group for group in self.groups if group.rows[0] not in widths]
+        alone = [[group] for group in plain if group.rows[0].retry_alone]
         others = [group for group in plain if not group.rows[0].retry_alone]
         size = max(1, len(others) if self.one_pass else self._size)
-        wanted = [[group] for group in plain if group.rows[0].retry_alone]
-        wanted += [others[at : at + size] for at in range(0, len(others), size)]
+        wanted = alone + [others[at : at + size] for at in range(0, len(others), size)]
         if wanted != [tile.groups for tile in self._tiles]:
             self._split()
             self._tiles = [Tile(groups, self._size) for groups in wanted]
+        passes = [Pass(tile.rows, tile.cache, fillers=tile.missing) for tile in self._tiles]
         drafting = {
-            row: WideRow(self._extract(row), tokens, drafts=True) for row, tokens in widths.items()
+            row: WideRow(self._group(row).cache, tokens, drafts=True)
+            for row, tokens in widths.items()
         }
         self._unverified |= drafting
         wide = [*drafting.values(), *([] if chunk is None else [chunk.wide])]
-        if not wide or not self.one_pass:
-            return [Pass(tile.rows, tile.cache, fillers=tile.missing) for tile in self._tiles]
-        alone = [tile for tile in self._tiles if tile.rows[0].retry_alone]
-        passes = [Pass(tile.rows, tile.cache) for tile in alone]
-        if len(alone) == len(self._tiles):
-            cache = with_wide_rows(None, [], [], wide)
-            return [*passes, Pass([], cache, tuple(widths), chunk)]
-        tile = self._tiles[-1]
-        cache = with_wide_rows(tile.cache, tile.caches(), tile.sizes, wide)
-        return [*passes, Pass(tile.rows, cache, tuple(widths), chunk)]
+        if wide and self.one_pass:
+            tile = self._tiles[-1] if others else Tile([], 0)
+            cache = with_wide_rows(tile.cache, tile.caches(), tile.sizes, wide)
+            passes[len(alone) :] = [Pass(tile.rows, cache, tuple(widths), chunk)]
+        return passes
 
     def _split(self) -> None:
         """Give each group its recurrent state back and drop the tiles, before groups change."""
@@ -266,38 +274,8 @@ class Layout:
         for row in [row for row, wide in self._unverified.items() if wide.kept is not None]:
             self._unverified.pop(row).settle()
 
-    def _add(self, row: Row, cache: RowCache) -> None:
-        """To the group that fits best, or to a new one, also if they cannot be merged."""
-        fits: list[Group] = []
-        if self._merges and not row.retry_alone and mergeable(cache):
-            prefix = shared_prefix(cache)
-            fits = [
-                group
-                for group in self.groups
-                if not group.apart  # the length after its drafts may not be known yet
-                and shared_prefix(group.cache) is prefix
-                and group.admits(row, self._short, self.bound)
-            ]
-        for best in sorted(fits, key=lambda group: abs(group.rows[0].held - row.held))[:1]:
-            with Isolation() as merging:  # a pass of the group may have failed
-                caches = [*best.caches(best.rows), cache]
-                together = Group.of([*best.rows, row], caches, best.memory)
-                self.groups[self.groups.index(best)] = together
-            if merging.fault is None:
-                return
-            log.warning("a row cannot be merged with others: %s", merging.fault.summary)
-        self.groups.append(Group.of([row], [cache], profile(cache)))
-        self.groups[-1].apart = int(row.retry_alone)
-
-    def _remove(self, rows: Collection[Row]) -> None:
-        stay = [(group, [row for row in group.rows if row not in rows]) for group in self.groups]
-        self.groups = [group.part(left) for group, left in stay if left]
-
     def _group(self, row: Row) -> Group:
         return next(group for group in self.groups if row in group.rows)
-
-    def _extract(self, row: Row) -> RowCache:
-        return self._group(row).caches([row])[0]
 
     def _reunite(self, widths: Widths) -> None:
         """Let rows without recent drafts join the groups of other rows again."""
@@ -305,11 +283,9 @@ class Layout:
         for group in waiting:
             group.apart -= 1
         due = [group for group in waiting if not group.apart]
-        if due and len(self.groups) > 1:
-            self._split()
-            for group in due:
-                self._remove(group.rows)
-                self._add(group.rows[0], *group.caches(group.rows))
+        for group in due if len(self.groups) > 1 else ():
+            self.drop(group.rows)
+            self.add(group.rows[0], *group.caches(group.rows))
 
     def _compact(self) -> None:
         if any(len(group.rows) < len(group.members) for group in self.groups):
@@ -319,12 +295,11 @@ class Layout:
     def _separate(self, widths: Widths) -> None:
         """Rows with drafts have groups of their own, or all rows do, if none are merged. Groups
         above the bound are halved, shorter rows from longer ones."""
-        merged = [group.rows for group in self.groups if len(group.rows) > 1]
-        shared = [row for rows in merged for row in rows if row in widths or not self._merges]
+        several = [row for group in self.groups if group.rows[1:] for row in group.rows]
+        shared = [row for row in several if row in widths or self.name in APART]
         if shared:
-            self._split()
-            alone = [Group.of([r], [self._extract(r)], self._group(r).memory) for r in shared]
-            self._remove(shared)
+            alone = [Group.of([r], [self.extract(r)], self._group(r).memory) for r in shared]
+            self.drop(shared)
             self.groups += alone
         for row in widths:
             self._group(row).apart = REUNITED
@@ -334,7 +309,7 @@ class Layout:
             rows = sorted(grown.rows, key=lambda row: row.held)
             halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
             at = self.groups.index(grown)
-            self.groups[at : at + 1] = [grown.part(half) for half in halves]
+            self.groups[at : at + 1] = [replace(grown, rows=half) for half in halves]
 
 
 def shared_prefix(cache: RowCache) -> Prefix | None:

@@ -19,15 +19,13 @@ from ...isolation import Fault, attempt
 from ...records import LoadedModel, PrefillChunk, Prompt
 from ...records.extensions import MOST_DRAFTS
 from ...upstream.cache_classes import QuantizedKVCache, leaves, take_back
-from ...upstream.shared_kv import SHAREABLE, divide
-from ..request import Row
 from ..row_cache import arrays, grow_by, profile
 from ..scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
-from ..scheduling.costs import UNMEASURED, Curve
+from ..scheduling.costs import UNMEASURED, Curve, non_decreasing
 from ..scheduling.ledger import MemoryProfile
-from .batch_layout import NO_DRAFTS, Layout
+from .batch_layout import NO_DRAFTS
 from .grouped_kv import MixedChunk
-from .probe import Probe, Reserve, one_step, stand_in, unlimited
+from .probe import Probe, Reserve, Trial, share_prefix, unlimited
 from .solo_rows import MakeCache, some_tokens, timed_pass
 
 log = logging.getLogger(__name__)
@@ -54,8 +52,7 @@ COMPILED = 256
 FLAT = 64
 """Widest pass, in tokens, with a flat cost."""
 ENOUGH = 1.5
-"""After so many seconds of passes of a kind, no further ones are timed. First passes do not count:
-what they compile is needed anyway."""
+"""After so many seconds of passes of a kind, no further ones are timed. First ones do not count."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9
@@ -63,17 +60,14 @@ CLEARLY = 0.9
 timed if they take more than this part of the time of as many tokens in narrower ones."""
 SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
 """Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
-takes as long as the additional kernels (by arithmetic for 400 GB/s). If sharing was not faster:
-never, except for a prefix whose copies take much of the free memory."""
+takes as long as the additional kernels. If sharing was not faster: where memory is short."""
 SHARED_GAIN = 1.2
 """Sharing counts as faster if a step with copies takes this many times as long. On an H100, copies
 of 10,000 tokens were faster (36 against 41 ms)."""
 SHARED_DEPTH, SLOW_SHARED_DEPTH, TAIL = 4096, 1024, 16
 """Tokens of the prefix in the trial, on a GPU and on a CPU; own tokens of its two rows."""
-
 REPEATS = 3
-"""Passes of each shape. The first may compile kernels and make plans. The fastest of the others
-counts."""
+"""Passes of each shape. The first may compile kernels. The fastest of the others counts."""
 SCORED = (16, 32)
 """Tokens of passes over the deep cache that show the memory of scores and of copied keys."""
 SHALLOW = 8
@@ -85,69 +79,89 @@ Seconds = dict[int, float]
 """Seconds by the tokens, rows or drafts of a pass."""
 
 
-class Times:
-    def __init__(
-        self, passes: OnDevice, context: int, depths: Sequence[int], longest_row: int
-    ) -> None:
-        """`context`: most tokens of a row. `depths`: of the deep cache, the best first."""
-        self._passes = passes
-        self._context = context
-        self._depths = [n for n in depths if n + FLAT + REPEATS <= context]
-        self._longest_row = min(longest_row, context - REPEATS - MOST_DRAFTS)
-        self.short: Seconds = {}
-        self.deep: Seconds = {}
-        self.depth = 1
-        self._first: list[float] = []
-        """By how many seconds the first passes of whole tiles were slower."""
+@dataclass(frozen=True)
+class Measured:
+    probe: Probe
+    """`padded` only where passes of several rows are then clearly faster."""
+    curve: Curve
+    passes: PassBytes = field(default_factory=PassBytes)
+    least_shared: int = SHARED_UNMEASURED
 
-    def chunks(self) -> None:
-        """Over empty caches, then over the deepest cache for which there is memory."""
+    @property
+    def lasts(self) -> bool:
+        """Whether no part has failed in a way that a later attempt can mend."""
+        return self.probe.conclusive and self.curve != UNMEASURED
+
+
+@dataclass(frozen=True)
+class Times:
+    passes: OnDevice
+    context: int
+    """Most tokens of a row."""
+    depths: Sequence[int]
+    """Of the deep cache, the best first."""
+    longest_row: int
+
+    def measure(self, probe: Probe) -> Measured:
+        """Time what the probe allows, and choose whether rows are padded."""
+        short, curve = self._time_chunks()
+        if probe.layout != "grouped" or not short:
+            return Measured(replace(probe, padded=False), curve)
+        layout, rows = self._time_rows(padded=probe.padded)
+        width = max((n for n, s in short.items() if n <= WIDE and s <= BRIEF), default=0)
+        several = partial(self.passes.rows, self._lengths(MIXED), layout)
+        mixes = probe.mixes and MIXED in rows and width > 1
+        mixed = self._time([width] if mixes else [], several)
+        one = partial(self.passes.rows, self._lengths(1), layout, 0)
+        drafted = self._time(DRAFTS if probe.drafts and 1 in rows else [], one)
+        found = Measured(replace(probe, padded=layout == "padded"), curve)
+        if curve == UNMEASURED:
+            return found
+        least, key = min(short.values()) / 2, curve.per_key(1)
+        alone = {n: max(least, s - key * sum(self._lengths(n))) for n, s in rows.items()}
+        saved = rows[MIXED] + short[width] - mixed[width] if mixed else None
+        curve = replace(curve, rows=non_decreasing(alone), saved=saved)
+        expected = partial(curve.with_drafts, width=1, rows=1, keys=sum(self._lengths(1)))
+        drafts = ((n, max(0.0, s - rows[1] - expected(n))) for n, s in drafted.items())
+        return replace(found, curve=replace(curve, drafts=tuple(drafts)))
+
+    def _time_chunks(self) -> tuple[Seconds, Curve]:
+        """Over empty caches, which is the first result, then over the deepest cache for which there
+        is memory."""
+        slower = list[float]()  # the first passes of whole tiles, by so many seconds
 
         def run(width: int) -> Took:
-            took = self._passes.chunk(width)
-            self._first += [max(0.0, took[0] - min(took[1:]))] if took and width >= FLAT else []
+            took = self.passes.chunk(width)
+            if took and width >= FLAT:
+                slower.append(took[0] - min(took[1:]))
             return took
 
-        self.short = self._time([n for n in WIDTHS if n <= self._context], run)
-        deepest = attempt(lambda: next(filter(self._passes.deepen, self._depths), 1))
-        self.depth = deepest if isinstance(deepest, int) else 1
-        most = min(self.depth // SHALLOW, self._context - self.depth)
-        deep = [n for n in DEEP_WIDTHS if n in self.short and n <= most]
-        self.deep = self._time(deep, self._passes.deep)
+        short = self._time([n for n in WIDTHS if n <= self.context], run)
+        depths = [n for n in self.depths if n + FLAT + REPEATS <= self.context]
+        deepest = attempt(lambda: next(filter(self.passes.deepen, depths), 1))
+        depth = deepest if isinstance(deepest, int) else 1
+        most = min(depth // SHALLOW, self.context - depth)
+        over_deep = partial(self.passes.chunk, deep=True)
+        deep = self._time([n for n in DEEP_WIDTHS if n in short and n <= most], over_deep)
+        if len(short) < 2:
+            return short, UNMEASURED
+        first = min(slower, default=0.0)
+        curve = Curve.through(short, deep, depth)
+        return short, replace(curve, first=first if first >= LITTLE else 0.0)
 
-    def rows(self, layout: str) -> Seconds:
-        return self._time(ROWS, lambda count: self._passes.rows(self.lengths(count), layout))
+    def _time_rows(self, *, padded: bool) -> tuple[str, Seconds]:
+        def run(name: str) -> Seconds:
+            return self._time(ROWS, lambda count: self.passes.rows(self._lengths(count), name))
 
-    def saved(self, layout: str, rows: Seconds) -> float | None:
-        """By how many seconds a mixed pass is faster than two passes. `None`: not measured."""
-        width = max((n for n, s in self.short.items() if n <= WIDE and s <= BRIEF), default=0)
-        if MIXED not in rows or width < 2:
-            return None
-        took = self._time([width], lambda n: self._passes.rows(self.lengths(MIXED), layout, n))
-        return rows[MIXED] + self.short[width] - took[width] if took else None
+        grouped, other = run("grouped"), run("padded") if padded else {}
+        both = [n for n in other if n in grouped and n > 1]
+        if both and sum(other[n] for n in both) < CLEARLY * sum(grouped[n] for n in both):
+            return "padded", other
+        return "grouped", grouped
 
-    def drafts(self, layout: str, rows: Seconds) -> Seconds:
-        """By how many seconds passes of one row with drafts are longer than one without."""
-        counts = DRAFTS if 1 in rows else ()
-        took = self._time(counts, lambda n: self._passes.rows(self.lengths(1), layout, 0, n))
-        return {n: seconds - rows[1] for n, seconds in took.items()}
-
-    def lengths(self, count: int) -> list[int]:
-        return [max(REPEATS, self._longest_row * (i + 1) // count) for i in range(count)]
-
-    def curve(self, rows: Seconds, saved: float | None, drafts: Seconds) -> Curve:
-        if len(self.short) < 2:
-            return UNMEASURED
-        first = min(self._first, default=0.0)
-        short, deep = sorted(self.short.items()), sorted(self.deep.items())
-        per_key = Curve.through(short, deep, self.depth).per_key(1)
-        least = min(self.short.values()) / 2
-        alone = [(n, max(least, t - sum(self.lengths(n)) * per_key)) for n, t in rows.items()]
-        first = first if first >= LITTLE else 0.0
-        found = Curve.through(short, deep, self.depth, alone, saved, first)
-        keys = sum(self.lengths(1))
-        own = [(n, max(0.0, t - found.with_drafts(n, 1, 1, keys))) for n, t in drafts.items()]
-        return replace(found, drafts=own)
+    def _lengths(self, count: int) -> list[int]:
+        longest = min(self.longest_row, self.context - REPEATS - MOST_DRAFTS)
+        return [max(REPEATS, longest * (i + 1) // count) for i in range(count)]
 
     def _time(self, sizes: Sequence[int], run: Callable[[int], Took]) -> Seconds:
         """The fastest time for each of the ascending sizes. Stops if too little memory or time is
@@ -168,36 +182,6 @@ class Times:
         return found
 
 
-@dataclass(frozen=True)
-class Measured:
-    probe: Probe
-    """`padded` only where passes of several rows are then clearly faster."""
-    curve: Curve
-    passes: PassBytes = field(default_factory=PassBytes)
-    least_shared: int = SHARED_UNMEASURED
-
-    @property
-    def lasts(self) -> bool:
-        """Whether no part has failed in a way that a later attempt can mend."""
-        return self.probe.conclusive and self.curve != UNMEASURED
-
-
-def choose(times: Times, probe: Probe) -> Measured:
-    times.chunks()
-    if probe.layout != "grouped" or not times.short:
-        return Measured(replace(probe, padded=False), times.curve({}, None, {}))
-    layout, rows = "grouped", times.rows("grouped")
-    if probe.padded:
-        padded = times.rows("padded")
-        both = [n for n in padded if n in rows and n > 1]
-        if both and sum(padded[n] for n in both) < CLEARLY * sum(rows[n] for n in both):
-            layout, rows = "padded", padded
-    saved = times.saved(layout, rows) if probe.mixes else None
-    drafts = times.drafts(layout, rows) if probe.drafts else {}
-    found = replace(probe, padded=layout == "padded")
-    return Measured(found, times.curve(rows, saved, drafts))
-
-
 def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
     """Run passes of each kind, so that no request waits until their kernels are compiled: on CUDA
     up to 40 s each. Never raises: the probe reports what fails."""
@@ -214,7 +198,7 @@ def calibrate(
     gpu, context = mx.default_device() == mx.gpu, model.info.context_length
     depths, longest = (DEPTHS, LONGEST_ROW) if gpu else (SLOW_DEPTHS, SLOW_ROW)
     passes = OnDevice(model, make_cache, reserve)
-    found = choose(Times(passes, context, depths, longest), probe)
+    found = Times(passes, context, depths, longest).measure(probe)
     shared, prefix = SHARED_UNMEASURED, SHARED_DEPTH if gpu else SLOW_SHARED_DEPTH
     if probe.shares and found.curve.depths and prefix + TAIL + REPEATS <= context:
         shared = least_shared(passes, prefix)
@@ -225,103 +209,86 @@ def least_shared(passes: OnDevice, prefix: int) -> int:
     """Tokens from which on rows share a prefix, from a trial with two rows. A shared prefix is read
     once, but attention in two parts launches more kernels in each layer."""
     alike = [prefix + TAIL] * 2
-
-    def trial() -> int:
-        copies = passes.rows(alike, "grouped")
-        shared = passes.rows(alike, "grouped", shared=prefix) if copies else ()
-        if not shared:
-            return SHARED_UNMEASURED
-        return prefix if min(copies[1:]) >= SHARED_GAIN * min(shared[1:]) else NOT_FASTER
-
-    found = attempt(trial)
-    return SHARED_UNMEASURED if isinstance(found, Fault) else found
+    took = attempt(lambda: [passes.rows(alike, "grouped", shared=n) for n in (0, prefix)])
+    if isinstance(took, Fault) or not all(took):
+        return SHARED_UNMEASURED
+    copies, shared = (min(each[1:]) for each in took)
+    return prefix if copies >= SHARED_GAIN * shared else NOT_FASTER
 
 
+@dataclass
 class OnDevice:
     """Passes of a model, `repeats` of each shape."""
 
-    def __init__(
-        self, model: LoadedModel, make: MakeCache, reserve: Reserve, repeats: int = REPEATS
-    ) -> None:
-        self._model = model
-        self._make = make
-        self._reserve = reserve
-        self._repeats = repeats
-        self._memory = MemoryProfile(0, 0)
-        self._deep: list[Any] = []
-        self._depth = self._held = 0
-        """Tokens of the deep cache, and its bytes."""
-        self._over_empty: dict[int, int] = {}
-        """Peak bytes of temporary arrays in passes over an empty cache, by tokens."""
-        self._over_deep: dict[int, int] = {}
-        """The same over the deep cache."""
+    model: LoadedModel
+    make_cache: MakeCache
+    reserve: Reserve
+    repeats: int = REPEATS
+    _memory: MemoryProfile = field(default_factory=partial(MemoryProfile, 0, 0))
+    _deep: list[Any] = field(default_factory=list)
+    _depth: int = 0
+    """Tokens of the deep cache."""
+    _held: int = 0
+    """Its bytes."""
+    _over_empty: dict[int, int] = field(default_factory=dict)
+    """Peak bytes of temporary arrays in passes over an empty cache, by tokens."""
+    _over_deep: dict[int, int] = field(default_factory=dict)
+    """The same over the deep cache."""
 
-    def chunk(self, tokens: int) -> Took:
-        if tokens == 1:
-            timed_pass(self._model, cache := self._make(), 0, 1)
-            self._memory = profile(cache)
-        took = []
-        for _ in range(self._repeats if self._has_room(self._held, tokens) else 0):
-            grow_by(cache := self._make(), tokens)
-            seconds, self._over_empty[tokens] = timed_pass(self._model, cache, 0, tokens)
+    def chunk(self, tokens: int, *, deep: bool = False, repeats: int | None = None) -> Took:
+        if tokens == 1 and not deep:
+            timed_pass(self.model, first := self.make_cache(), 0, 1)
+            self._memory = profile(first)
+        peaks, took = self._over_deep if deep else self._over_empty, list[float]()
+        repeats = self.repeats if repeats is None else repeats
+        for _ in range(repeats if self._has_room(self._held, tokens) else 0):
+            cache = self._deep if deep else self.make_cache()
+            if not deep:
+                grow_by(cache, tokens)
+            seconds, peaks[tokens] = timed_pass(self.model, cache, deep * self._depth, tokens)
             took.append(seconds)
+            self._depth += deep and tokens == 1
+            for layer in leaves(cache) if deep and tokens > 1 else ():
+                if hasattr(layer, "update_and_fetch"):
+                    take_back(layer, tokens)
         return took
 
     def deepen(self, depth: int) -> bool:
         """Make the deep cache. Returns whether there is memory for it."""
-        more = depth // SHALLOW + self._repeats
+        more = depth // SHALLOW + self.repeats
         held = self._memory.row_bytes(depth + more)
         if not self._has_room(held, 1):
             return False
-        self._deep = deep_cache(self._model, self._make, depth, more)
+        self._deep = deep_cache(self.model, self.make_cache, depth, more)
         self._depth, self._held = depth, held
         for tokens in SCORED:
-            self.deep(tokens, repeats=1)
+            self.chunk(tokens, deep=True, repeats=1)
             if tokens not in self._over_empty:  # no time was left for it
                 self.chunk(tokens)
         return True
-
-    def deep(self, tokens: int, repeats: int = REPEATS) -> Took:
-        took = []
-        for _ in range(repeats if self._has_room(self._held, tokens) else 0):
-            seconds, self._over_deep[tokens] = timed_pass(
-                self._model, self._deep, self._depth, tokens
-            )
-            took.append(seconds)
-            self._depth += tokens == 1
-            for layer in leaves(self._deep):
-                if tokens > 1 and hasattr(layer, "update_and_fetch"):
-                    take_back(layer, tokens)
-        return took
 
     def rows(
         self, lengths: Sequence[int], name: str, chunk: int = 0, drafts: int = 0, shared: int = 0
     ) -> Took:
         """`name`: of the layout. `shared`: tokens of a prefix that equal rows share."""
         self._deep, self._held = [], 0
-        more, width = self._repeats + drafts, len(lengths) * (1 + drafts)
+        more, width = self.repeats + drafts, len(lengths) * (1 + drafts)
         held = 2 * len(lengths) * self._memory.row_bytes(max(lengths) + more)
         if not self._has_room(held, chunk + width):
             return ()
-        layout, took, cache = Layout(name), [], list[Any]()
-        found: dict[Row, list[mx.array]] = {}
-        tokens = some_tokens(self._model, max(*lengths, chunk) + more, 0)
+        trial, took, cache = Trial(self.model, name), [], list[Any]()
+        tokens = some_tokens(self.model, max(*lengths, chunk) + more, 0)
         for length in lengths:
             if not (cache and shared):
-                cache = deep_cache(self._model, self._make, length, more)
-                for layer in leaves(cache) if shared else ():
-                    if type(layer) in SHAREABLE:
-                        divide(layer, shared)
-            found[row := stand_in(tokens[:length], 0)] = []
-            layout.add(row, deepcopy(cache) if shared else cache)
-        kept = dict.fromkeys(found, 1) if drafts else NO_DRAFTS
-        for _ in range(self._repeats):
-            along = None
-            if chunk:
-                along = MixedChunk(tokens[:chunk], range(chunk), cache := self._make())
-                grow_by(cache, chunk)
+                cache = deep_cache(self.model, self.make_cache, length, more)
+                share_prefix(cache, shared)
+            trial.add(tokens[:length], deepcopy(cache) if shared else cache)
+        kept = dict.fromkeys(trial.logits, 1) if drafts else NO_DRAFTS
+        for _ in range(self.repeats):
+            grow_by(cache := self.make_cache(), chunk)
+            along = MixedChunk(tokens[:chunk], range(chunk), cache) if chunk else None
             began = perf_counter()
-            one_step(self._model, layout, found, along, kept, wrong=drafts)
+            trial.step(along, kept, wrong=drafts)
             took.append(perf_counter() - began)
         return took
 
@@ -339,14 +306,11 @@ class OnDevice:
     def _has_room(self, held: int, width: int) -> bool:
         """Reserve `held` bytes and the most of a pass of this width and of its own cache. Scores of
         attention over an empty cache grow with the square of the width."""
-        short, over_empty = next(reversed(self._over_empty.items()), (1, 0))
-        deepest = self._over_deep if self._deep else {}
-        deep, over_deep = next(reversed(deepest.items()), (1, 0))
-        times = width / short
-        released = max(
-            over_empty * max(times, times**2), over_deep * width / deep * (1 + 1 / SHALLOW)
-        )
-        return self._reserve(held + self._memory.row_bytes(width) + int(released))
+        short, over_empty = [(1, 0), *self._over_empty.items()][-1]
+        deep, over_deep = [(1, 0), *(self._over_deep.items() if self._deep else ())][-1]
+        scores = over_empty * max(width / short, (width / short) ** 2)
+        released = max(scores, over_deep * width / deep * (1 + 1 / SHALLOW))
+        return self.reserve(held + self._memory.row_bytes(width) + int(released))
 
 
 def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int) -> list[Any]:
@@ -356,19 +320,14 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
     for layer in leaves(cache):
-        if isinstance(layer, QuantizedKVCache):  # in the buffers of the layer
+        if isinstance(layer, QuantizedKVCache):
             for each in (*layer.keys, *layer.values):
-                each[:, :, 1:depth] = _repeat(each, depth - 1)
+                each[:, :, 1:depth] = each[:, :, :1]
             layer.offset = depth
         elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
-            first = [_repeat(each, depth - 1) for each in (layer.keys, layer.values)]
-            mx.eval(first)  # so that the buffers of the layer are filled in place
-            layer.update_and_fetch(*first)
+            first = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
+            rest = [mx.broadcast_to(a, (*a.shape[:2], depth - 1, a.shape[3])) for a in first]
+            mx.eval(rest)  # so that the buffers of the layer are filled in place
+            layer.update_and_fetch(*rest)
     mx.eval(arrays(cache))
     return cache
-
-
-def _repeat(array: mx.array, tokens: int) -> mx.array:
-    """The first token as (1, heads, tokens, D), without a copy of each."""
-    first = mx.contiguous(array[:, :, :1])
-    return mx.broadcast_to(first, (1, array.shape[1], tokens, array.shape[3]))

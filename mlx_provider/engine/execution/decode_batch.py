@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +15,9 @@ from ...records import DeviceTokens, LoadedModel, ShowsHidden
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from ..scheduling.chunking import FixedShapes
-from .batch_layout import Layout, Pass
+from .batch_layout import APART, Layout, Pass
 from .grouped_kv import MixedBatches, MixedChunk, offsets
 from .sampler import Drawn
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ Drafts = Mapping[Row, Sequence[int]]
 NO_DRAFTS: Drafts = MappingProxyType({})
 
 
-@dataclass(frozen=True)
+@dataclass
 class Forward:
     """Logits after the pending tokens, (B, vocab), in the order of `rows`, and the failed rows."""
 
@@ -80,7 +77,6 @@ class Pending(NamedTuple):
 
     @classmethod
     def again(cls, row: Row, behind: int) -> Pending:
-        """A token that is committed already, with `behind` committed tokens after it."""
         token = row.tokens[-1 - behind]
         return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, behind=behind)
 
@@ -105,8 +101,10 @@ class DecodeBatch:
         self.mixed = MixedBatches(mixes and fixed is None)
         self.shows: ShowsHidden | None = None
         """The model, if passes return hidden states: those behind their logits, or others."""
-        self._together = CircuitBreaker()
-        """For passes with several rows."""
+        self._together = CircuitBreaker(
+            "batched decoding failed %d times: rows decode alone now",
+            f"rows decode together again, with layout {self._best}",
+        )
         self._pending: dict[Row, Pending] = {}
 
     @property
@@ -121,16 +119,13 @@ class DecodeBatch:
         """A pass of so many rows did not fail. Rows that decode alone may try again together."""
         self.mixed.passed()
         if self._together.passed(used=rows > 1):
-            log.info("rows decode together again, with layout %s", self._best)
             self.layout.use(self._best)
 
     def failed(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
-        if self.mixed.blame() or self._best in ("solo", "fixed"):
+        if self.mixed.blame() or self._best in APART:
             return
         if self._together.failed():
-            count = self._together.failures
-            log.error("batched decoding failed %d times: rows decode alone now", count)
             self.layout.use("solo")
 
     def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
@@ -154,42 +149,29 @@ class DecodeBatch:
     def forward(self, chunk: MixedChunk | None = None, drafts: Drafts = NO_DRAFTS) -> Forward:
         """Launch the model on the pending token of every row, and on a chunk. Does not wait.
         `drafts`: behind the pending tokens of rows whose tokens are all read."""
-        rows, logits, hidden, failed = list[Row](), [], [], []
-        took_chunk, after_chunk, chunk_hidden = False, None, None
+        found = Forward([], None, [], drafts=drafts)
+        logits, hidden = list[mx.array](), list[mx.array]()
         widths = {row: 1 + len(own) for row, own in drafts.items()}
         for group in self.layout.passes(chunk, widths):
             out = attempt(partial(self._launch, group, drafts))
             if isinstance(out, Fault):
-                failed.append(([*group.rows, *group.drafting], out))
+                found.failed.append(([*group.rows, *group.drafting], out))
                 continue
-            took = [*group.rows, *(row for row in group.drafting for _ in range(widths[row]))]
-            rows.extend(took)
-            if group.chunk is not None:
-                took_chunk = True
-                after_chunk = out.logits[-1] if group.chunk.ends_prompt else None
-            logits.append(out.logits[: len(took)])
+            own = [*group.rows, *(row for row in group.drafting for _ in range(widths[row]))]
+            found.rows.extend(own)
+            logits.append(out.logits[: len(own)])
             if out.hidden is not None:
-                hidden.append(out.hidden[: len(took)])
-                chunk_hidden = out.hidden[len(took) :] if after_chunk is not None else None
-        return Forward(
-            rows,
-            _join(logits) if logits else None,
-            failed,
-            took_chunk,
-            after_chunk,
-            drafts,
-            _join(hidden) if hidden else None,
-            chunk_hidden,
-        )
+                hidden.append(out.hidden[: len(own)])
+            if group.chunk is not None:
+                found.took_chunk = True
+                if group.chunk.ends_prompt:
+                    found.chunk_logits = out.logits[-1]
+                    found.chunk_hidden = None if out.hidden is None else out.hidden[-1:]
+        found.logits = _join(logits) if logits else None
+        found.hidden = _join(hidden) if hidden else None
+        return found
 
     def _launch(self, group: Pass, drafts: Drafts) -> Output:
-        out = self._run(group, drafts)
-        mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
-        if any(row.retry_alone for row in group.rows[:1]):
-            mx.eval(out.logits)  # a fault here belongs to this pass
-        return out
-
-    def _run(self, group: Pass, drafts: Drafts) -> Output:
         pending = [self._pending[row] for row in group.rows]
         # the token to cache is usually not committed yet, so its position is the row's length
         at = [
@@ -201,7 +183,11 @@ class DecodeBatch:
             first = row.length - 1 + row.request.prompt.rope_delta
             tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._to_array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        return run_pass(self.model, group, _join(tokens), at, shows=self.shows)
+        out = run_pass(self.model, group, _join(tokens), at, shows=self.shows)
+        mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
+        if any(row.retry_alone for row in group.rows[:1]):
+            mx.eval(out.logits)  # a fault here belongs to this pass
+        return out
 
     def _to_array(self, drafts: Sequence[int]) -> mx.array:
         if not isinstance(drafts, DeviceTokens):
@@ -212,8 +198,8 @@ class DecodeBatch:
         """Wait for the pending tokens, which are in the last pass already. Raises any error of the
         device. The tokens then stay pending."""
         found = self.catch_up()
-        again = {row: pending.behind for row, pending in self._pending.items() if pending.behind}
-        self._pending = {row: Pending.again(row, behind - 1) for row, behind in again.items()}
+        behind = [(row, each.behind - 1) for row, each in self._pending.items() if each.behind]
+        self._pending = {row: Pending.again(row, left) for row, left in behind}
         return found
 
     def catch_up(self) -> list[PassResult]:
@@ -273,23 +259,20 @@ def run_pass(
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
     prompt. `shows`: the same model, if hidden states are wanted."""
-    at, chunk, wanted = list(positions), group.chunk, None
-    if group.fillers:
-        first = [0] * group.fillers
-        tokens = mx.concatenate([tokens, mx.array(first, dtype=tokens.dtype)])
-        places = mx.array(at + first, dtype=mx.int32)
-        return Output(model.decode(tokens, group.cache, places)[: len(at)])
+    at, chunk, wanted = list(positions), group.chunk, tuple[mx.array, ...]()
+    rows, more = len(at), [0] * group.fillers
+    at += more
     if chunk is not None:
-        rows = len(at)
-        tokens = mx.concatenate([tokens, mx.array(list(chunk.tokens), dtype=tokens.dtype)])
+        more = [*chunk.tokens]
         at += chunk.positions
-        wanted = mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])])
+        wanted = (mx.array([*range(rows), *([len(at) - 1] if chunk.ends_prompt else [])]),)
+    if more:
+        tokens = mx.concatenate([tokens, mx.array(more, dtype=tokens.dtype)])
     places = mx.array(at, dtype=mx.int32)
     if shows is not None:
-        return Output(*shows.decode_hidden(tokens, group.cache, places, wanted))
-    if wanted is None:
-        return Output(model.decode(tokens, group.cache, places))
-    return Output(model.decode(tokens, group.cache, places, wanted))
+        return Output(*shows.decode_hidden(tokens, group.cache, places, *wanted))
+    logits = model.decode(tokens, group.cache, places, *wanted)
+    return Output(logits[:rows] if group.fillers else logits)
 
 
 def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
@@ -331,12 +314,8 @@ def read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
     asked = drawn.logprobs
     if asked is None:
         return {}
-    values: list[float] = asked.drawn.tolist()  # type: ignore[assignment]
-    ids: list[list[int]] = asked.top_ids.tolist()  # type: ignore[assignment]
-    tops: list[list[float]] = asked.top.tolist()  # type: ignore[assignment]
+    found: Any = (each.tolist() for each in (asked.drawn, asked.top_ids, asked.top))
     return {
-        at: Logprob(value, tuple(zip(i, t, strict=True))[:count])
-        for at, count, value, i, t in zip(
-            asked.indices, asked.counts, values, ids, tops, strict=True
-        )
+        at: Logprob(value, tuple(zip(ids, logprobs, strict=True))[:count])
+        for at, count, value, ids, logprobs in zip(asked.indices, asked.counts, *found, strict=True)
     }

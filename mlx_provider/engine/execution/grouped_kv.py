@@ -7,7 +7,6 @@ at once, and separately over the tokens of a chunk (needs `upstream.recurrent.ro
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,8 +21,6 @@ from ...upstream.cache_classes import ArraysCache, by_leaf, leaves, take_back
 from ...upstream.recurrent import StateParts, StateRun
 from ..request import PrefillJob
 from ..scheduling.chunking import Chunk
-
-log = logging.getLogger(__name__)
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
@@ -50,13 +47,8 @@ class MixedChunk:
             positions = job.places[start:stop]
         elif job.prompt.positions is not None:
             positions = job.prompt.positions[0, start:stop].tolist()
-        return cls(
-            job.tokens[start:stop],
-            positions,
-            job.held(),
-            ends_prompt=stop == len(job.tokens),
-            sparse=job.places is not None,
-        )
+        ends_prompt, sparse = stop == len(job.tokens), job.places is not None
+        return cls(job.tokens[start:stop], positions, job.held(), ends_prompt, sparse)
 
     @property
     def wide(self) -> WideRow:
@@ -65,12 +57,13 @@ class MixedChunk:
 
 
 class MixedBatches:
-    """Chunks in the passes of rows that decode."""
-
     def __init__(self, possible: bool) -> None:
         """`possible`: result of the probe."""
         self._possible = possible
-        self._breaker = CircuitBreaker()
+        self._breaker = CircuitBreaker(
+            "mixed passes failed %d times: chunks run in passes of their own now",
+            "chunks share the passes of rows that decode again",
+        )
         self._passes = 0
         self._jobs: list[tuple[int, PrefillJob, bool]] = []
         """Jobs with chunks in the last pass and in this one (`True`), and in passes of their own
@@ -97,15 +90,12 @@ class MixedBatches:
             job.restart()
         mixed = any(mixed for _, _, mixed in self._jobs)
         self._jobs = []
-        if mixed and self._breaker.failed():
-            times = self._breaker.failures
-            log.error("mixed passes failed %d times: chunks run in passes of their own now", times)
+        if mixed:
+            self._breaker.failed()
         return mixed
 
     def passed(self) -> None:
-        used = any(at == self._passes and mixed for at, _, mixed in self._jobs)
-        if self._breaker.passed(used=used):
-            log.info("chunks share the passes of rows that decode again")
+        self._breaker.passed(used=any(at == self._passes and mixed for at, _, mixed in self._jobs))
 
 
 @dataclass
@@ -208,8 +198,8 @@ def with_wide_rows(
 ) -> RowCache:
     """The joint cache `together`, if any, and the caches of rows with several tokens in this
     pass."""
-    together = wide[0].cache if together is None else together
-    counted = Offsets(EarlyStart() if any(each.drafts for each in wide) else None)
+    together = together or wide[0].cache
+    counted = Offsets(early=any(each.drafts for each in wide))
     tokens, groups = [each.tokens for each in wide], len(sizes)
 
     def join(layer: Any, *parts: Any) -> Any:
@@ -240,34 +230,29 @@ def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) 
 def offsets(cache: RowCache) -> list[mx.array]:
     """Rotary offsets on the device. Evaluate them with the pass: if the model gets its positions
     from outside, nothing else does, and each step would add an unevaluated sum to every layer."""
-    layers: list[Any] = leaves(cache)
-    parts = [p for x in layers for p in (x.parts if isinstance(x, GroupedKV) else [x])]
-    counts = [getattr(part, "offset", None) for part in parts]
+    parts = [p for x in leaves(cache) for p in (x.parts if isinstance(x, GroupedKV) else [x])]
+    counts = (getattr(part, "offset", None) for part in parts)
     return [count for count in counts if isinstance(count, mx.array)]
-
-
-class EarlyStart:
-    """Lets the device begin a pass with drafts while the host still builds it, at each layer whose
-    number is a power of two."""
-
-    def __init__(self) -> None:
-        self._layers = 0
-
-    def reached(self, keys: mx.array) -> None:
-        self._layers += 1
-        if self._layers & (self._layers - 1) == 0:
-            mx.async_eval(keys)  # type: ignore[no-untyped-call]
 
 
 class Offsets:
     """Rotary offsets of all rows, computed once per step for all layers with equal counts: the same
     numbers or the same arrays. `merged` creates them so, and the next layer reuses them."""
 
-    def __init__(self, early: EarlyStart | None = None) -> None:
-        self.early = early
+    def __init__(self, *, early: bool = False) -> None:
+        """`early`: see `start_layer`."""
+        self._early = early
+        self._layers = 0
         self._made: tuple[list[Count], mx.array] | None = None
         self._followed: tuple[list[Count], list[Count]] | None = None
         """Counts before and after a layer's tokens."""
+
+    def start_layer(self, keys: mx.array) -> None:
+        """Let the device begin a pass with drafts while the host still builds it, at each layer
+        whose number is a power of two."""
+        self._layers += 1
+        if self._early and self._layers & (self._layers - 1) == 0:
+            mx.async_eval(keys)  # type: ignore[no-untyped-call]
 
     def of(self, counts: list[Count], sizes: Sequence[int]) -> mx.array:
         """(all rows,) int32."""
@@ -315,7 +300,7 @@ class GroupedKV:
 
     @property
     def offset(self) -> mx.array:
-        return self._counted.of(self._counts(), self.sizes)
+        return self._counted.of([part.offset for part in self.parts], self.sizes)
 
     @property
     def _offset(self) -> int:
@@ -327,29 +312,25 @@ class GroupedKV:
         return [part.make_mask(*args, **kwargs) for part in self.parts]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
-        if self._counted.early is not None:
-            self._counted.early.reached(keys)
-        before = self._counts()
+        self._counted.start_layer(keys)
+        before = [part.offset for part in self.parts]
         pairs = [
             part.update_and_fetch(keys[run.rows], values[run.rows])
             for part, run in zip(self.parts, self.runs, strict=True)
         ]
         self._counted.advance(self.parts, before)
-        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
-        found = [Parts(each, self.runs, apart=self.apart) for each in (all_keys, all_values)]
-        return found[0], found[1]
-
-    def _counts(self) -> list[Count]:
-        return [part.offset for part in self.parts]
+        arrays = zip(*pairs, strict=True)
+        found = (Parts(list(each), self.runs, apart=self.apart) for each in arrays)
+        return next(found), next(found)
 
 
 def runs(parts: Sequence[Any], sizes: Sequence[int]) -> list[Run]:
     edges = itertools.accumulate(sizes, initial=0)
     return [
-        Run(part.inner, slice(*rows), turned=True)
-        if isinstance(part, ChunkKV)
-        else Run(part, slice(*rows))
-        for part, rows in zip(parts, itertools.pairwise(edges), strict=True)
+        Run(part.inner, rows, turned=True) if isinstance(part, ChunkKV) else Run(part, rows)
+        for part, rows in zip(
+            parts, itertools.starmap(slice, itertools.pairwise(edges)), strict=True
+        )
     ]
 
 
@@ -358,10 +339,8 @@ def _stack(states: Sequence[Any], sizes: Sequence[int]) -> Any:
     known = next((state for state in states if state is not None), None)
     if known is None:
         return None
-    blank = known.shape[1:], known.dtype
-    return mx.concatenate(
-        [
-            mx.zeros((size, *blank[0]), blank[1]) if state is None else state
-            for state, size in zip(states, sizes, strict=True)
-        ]
-    )
+    rows = [
+        mx.zeros((size, *known.shape[1:]), known.dtype) if state is None else state
+        for state, size in zip(states, sizes, strict=True)
+    ]
+    return mx.concatenate(rows)

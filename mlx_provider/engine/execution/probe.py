@@ -7,11 +7,11 @@ chunks in the pass of rows, drafts, shared prefixes. The tolerance is measured, 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -28,16 +28,7 @@ from . import solo_rows
 from .batch_layout import NO_DRAFTS, Layout, Widths
 from .decode_batch import run_pass
 from .grouped_kv import MixedChunk, can_share_a_pass
-from .solo_rows import (
-    CHUNK_ENDS,
-    CHUNK_START,
-    CHUNKED_LENGTH,
-    STEPS,
-    ByStep,
-    MakeCache,
-    SoloRow,
-    timed_pass,
-)
+from .solo_rows import CHUNKS, STEPS, ByStep, MakeCache, SoloRow, timed_pass
 
 Reserve = Callable[[int], bool]
 """Reserves bytes, in place of those reserved before. Returns whether they are free."""
@@ -46,15 +37,12 @@ Results = Iterable[tuple[SoloRow, ByStep]]
 LENGTHS, ROPE_DELTAS = (5, 11, 270, 283), (0, 4, 9, 2)
 """Lengths of the test prompts: two groups with two rows each; and their rotary deltas, as of
 images."""
-DRAFTED = ((1, 2, 0, 1), (3, 1), (0, 1, 2))
-"""For the first rows: the number of correct tokens in each pass, followed by `WRONG` wrong ones.
-0: the row has one token, like others."""
-WRONG = 2
+DRAFTED, WRONG = ((1, 3, 0), (2, 1, 1), (0, 0, 2), (1, 0, 0)), 2
+"""In each pass: the correct tokens of each of the first rows, which `WRONG` wrong ones follow. 0:
+the row has one token, like others."""
 CHUNK, SHARING_STEPS = FEW + 1, 2
 """Tokens of a chunk after a shared prefix, which sees that and its own tokens in one product, and
 those that rows decode after it."""
-APART = 1
-"""The step before which one row of each group leaves. It rejoins after the step."""
 ROWS = 15
 """Caches of the longest row that are in memory together, at most."""
 NO_ROOM = "too little memory is free to try them together"
@@ -113,10 +101,7 @@ def unlimited(nbytes: int) -> bool:
 
 
 def probe(
-    model: LoadedModel,
-    make_cache: MakeCache,
-    layouts: Sequence[str],
-    reserve: Reserve = unlimited,
+    model: LoadedModel, make_cache: MakeCache, layouts: Sequence[str], reserve: Reserve = unlimited
 ) -> Probe:
     """Test `layouts`, best first, on the engine thread. `solo` needs no test. `reserve`: if it
     returns `False` for the memory of the passes, none is run."""
@@ -126,21 +111,12 @@ def probe(
     if not room or not together:
         longest = solo_rows.prefilled(model, make_cache, prompts[-1])
         return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
-    rows = [
-        solo_rows.decoding(model, make_cache, tokens, delta)
-        for tokens, delta in zip(prompts, ROPE_DELTAS, strict=True)
-    ]
-    judged: dict[str, Judgement] = {}
-    for name in together:
-        judged[name] = _judge(partial(_together, model, rows, name))
-        if not judged[name].problem:
-            break
-    if name == "grouped" and not judged[name].problem and can_share_a_pass(rows[-1].cache):
-        for kind, run in _trials(model, make_cache, rows).items():
-            judged[kind] = _judge(run)
+    decode = partial(solo_rows.decoding, model, make_cache)
+    rows = [decode(*each) for each in zip(prompts, ROPE_DELTAS, strict=True)]
+    layout, judged = _judge_layouts(model, make_cache, rows, together)
     passed = {kind for kind, each in judged.items() if not each.problem}
     return Probe(
-        name if name in passed else "solo",
+        layout,
         profile(rows[-1].cache),
         tuple(
             f"{NOT_USED.get(kind, f'layout {kind!r} is not used')}: {each.problem}"
@@ -162,63 +138,110 @@ def has_room(model: LoadedModel, make_cache: MakeCache, tokens: int, reserve: Re
     return reserve(ROWS * profile(first).row_bytes(tokens) + one * tokens)
 
 
-def _trials(
-    model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]
-) -> dict[str, Callable[[], Results]]:
-    found: dict[str, Callable[[], Results]] = {
-        "mixed": partial(_run_mixed, model, make_cache, rows),
-        "drafted": partial(_run_drafted, model, rows),
-    }
-    if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
-        found["shared"] = partial(_run_shared, model, make_cache, rows)
-    if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
-        found["padded"] = partial(_together, model, rows, "padded")
-    return found
+def _judge_layouts(
+    model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow], layouts: Sequence[str]
+) -> tuple[str, dict[str, Judgement]]:
+    """The first layout without a problem, and what was found of it, of those before it, and of what
+    the layout `grouped` allows."""
+    judged: dict[str, Judgement] = {}
+    for layout in layouts:
+        judged[layout] = _judge(partial(_run_together, model, rows, layout))
+        if not judged[layout].problem:
+            break
+    else:
+        return "solo", judged
+    if layout == "grouped" and can_share_a_pass(rows[-1].cache):
+        judged["mixed"] = _judge(partial(_run_mixed, model, make_cache, rows))
+        judged["drafted"] = _judge(partial(_run_drafted, model, rows))
+        if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
+            judged["shared"] = _judge(partial(_run_shared, model, make_cache, rows))
+        if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
+            judged["padded"] = _judge(partial(_run_together, model, rows, "padded"))
+    return layout, judged
 
 
 def _judge(run: Callable[[], Results]) -> Judgement:
     """Compare rows together with the same rows alone. Never raises."""
-    found = attempt(lambda: _compare(run()))
+    found = attempt(lambda: [(row.problem(logits), row.widest(logits)) for row, logits in run()])
     if isinstance(found, Fault):
         return Judgement(found.summary, failed=not isinstance(found.error, UnsupportedModel))
-    return found
+    problem = next((each for each, _ in found if each), "")
+    return Judgement(problem, 0.0 if problem else max(widest for _, widest in found))
 
 
-def _compare(results: Results) -> Judgement:
-    pairs = list(results)
-    problems = [problem for row, found in pairs if (problem := row.problem(found))]
-    widest = max(row.widest(found) for row, found in pairs)
-    return Judgement(problems[0]) if problems else Judgement(widest=widest)
+class Trial:
+    """Rows without output in a layout, and their logits (vocab,) step by step."""
+
+    def __init__(
+        self, model: LoadedModel, layout: str, rows: Sequence[SoloRow] = (), size: int = 0
+    ) -> None:
+        self._model = model
+        self.layout, self.apart = Layout(layout, size), Layout("solo")
+        self.logits: dict[Row, list[mx.array]] = {}
+        for each in rows:
+            self.add(each.tokens, deepcopy(each.cache), each.rope_delta)
+
+    def add(self, tokens: list[int], cache: list[Any], rope_delta: int = 0) -> None:
+        prompt, no_text = Prompt(tokens, rope_delta=rope_delta), cast("RowOutput", None)
+        request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
+        request.rows.append(row := Row(request, 0, no_text))
+        self.layout.add(row, cache)
+        self.logits[row] = []
+
+    def step(
+        self, chunk: MixedChunk | None = None, kept: Widths = NO_DRAFTS, wrong: int = WRONG
+    ) -> mx.array:
+        """One token for each row. Returns logits (B, vocab) of the last pass. `kept`: rows with so
+        many correct tokens, which stay, and `wrong` ones behind them."""
+        logits = mx.array([])
+        widths = {row: count + wrong for row, count in kept.items()}
+        for each in (*self.layout.passes(chunk, widths), *self.apart.passes()):
+            tokens, at, starts = list[int](), list[int](), dict[Row, int]()
+            for row in (*each.rows, *each.drafting):
+                width, starts[row] = widths.get(row, 1), len(tokens)
+                right = row.request.prompt.tokens[len(row.tokens) :][: kept.get(row, 1)]
+                tokens += [*right, *([right[-1]] * (width - len(right)))]
+                first = row.length + row.request.prompt.rope_delta
+                at += range(first, first + width)
+            logits = run_pass(self._model, each, mx.array(tokens, dtype=mx.int32), at).logits
+            mx.eval(logits)
+            for row, start in starts.items():
+                stay = kept.get(row, 1)
+                self.logits[row].extend(logits[start : start + stay])
+                row.tokens += tokens[start : start + stay]
+                self.layout.keep(row, stay)
+        return logits
+
+    def run(self, steps: int) -> list[ByStep]:
+        for _ in range(steps):
+            self.step()
+        return [*self.logits.values()]
 
 
-def _together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
-    """One row of each group decodes apart for one step."""
-    layout, apart = Layout(name), Layout("solo")
-    found = _run_joined(layout, rows)
-    leave = list(found)[1::2]
-    for step in range(STEPS):
-        if step == APART:
-            _move(leave, layout, apart)
-        if step == APART + 1:
-            _move(leave, apart, layout)
-        one_step(model, layout, found)
-        one_step(model, apart, found)
-    return zip(rows, found.values(), strict=True)
+def _run_together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Results:
+    """One row of each group decodes apart in the second step."""
+    trial = Trial(model, name, rows)
+    both = [trial.layout, trial.apart]
+    trial.run(1)
+    for layout, other in (both, both[::-1]):
+        leave = list(trial.logits)[1::2]
+        for row in leave:
+            other.add(row, layout.extract(row))
+        layout.drop(leave)
+        trial.run(1)
+    return zip(rows, trial.run(STEPS - 3), strict=True)
 
 
 def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
     """The rows in passes with chunks of one more prompt, and its row."""
-    tokens = solo_rows.some_tokens(model, CHUNKED_LENGTH, len(rows))
+    tokens = solo_rows.some_tokens(model, CHUNKS[-1] + 2, len(rows))
     chunked = solo_rows.chunked(model, make_cache, tokens)
-    layout = Layout("grouped")
-    found = _run_joined(layout, rows)
-    cache, after, start = deepcopy(chunked.cache), [], CHUNK_START
-    for stop in CHUNK_ENDS:
-        chunk = MixedChunk(tokens[start:stop], range(start, stop), cache)
-        after.append(one_step(model, layout, found, chunk)[-1])
-        start = stop
-    after += solo_rows.decoded(model, cache, tokens[start:], start)
-    return zip([*rows, chunked], [*found.values(), after], strict=True)
+    trial = Trial(model, "grouped", rows)
+    cache, after = deepcopy(chunked.cache), list[mx.array]()
+    for start, stop in itertools.pairwise(CHUNKS):
+        after.append(trial.step(MixedChunk(tokens[start:stop], range(start, stop), cache))[-1])
+    after += solo_rows.decoded(model, cache, tokens[stop:], stop)
+    return zip([*rows, chunked], [*trial.logits.values(), after], strict=True)
 
 
 def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
@@ -226,88 +249,28 @@ def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRo
     tokens = rows[-1].tokens
     start = len(tokens) - CHUNK
     cache = solo_rows.prefilled(model, make_cache, tokens[:start])
-    for layer in leaves(cache):
-        if type(layer) in SHAREABLE:
-            divide(layer, start // 2)
+    share_prefix(cache, start // 2)
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))
     twin = replace(rows[-1], cache=cache)
-    rows, layout = [rows[0], twin, twin], Layout("grouped")
-    found = _run_joined(layout, rows)
-    for _ in range(SHARING_STEPS):
-        one_step(model, layout, found)
-    return zip(rows, found.values(), strict=True)
+    rows = [rows[0], twin, twin]
+    return zip(rows, Trial(model, "grouped", rows).run(SHARING_STEPS), strict=True)
+
+
+def share_prefix(cache: Sequence[Any], tokens: int) -> None:
+    """Let copies of a row's cache share its first tokens, if any."""
+    for layer in leaves(cache) if tokens else ():
+        if type(layer) in SHAREABLE:
+            divide(layer, tokens)
 
 
 def _run_drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> Results:
     """Some rows have several tokens in a pass, of which the last are wrong."""
-    layout = Layout("grouped")
-    found = _run_joined(layout, rows)
-    drafting = list(found)[: len(DRAFTED)]
-    for step in range(max(map(len, DRAFTED))):
-        kept = {
-            row: own[step]
-            for row, own in zip(drafting, DRAFTED, strict=True)
-            if step < len(own) and own[step]
-        }
-        one_step(model, layout, found, kept=kept)
-    return zip(rows, (each[:STEPS] for each in found.values()), strict=True)
-
-
-def _run_joined(layout: Layout, rows: Sequence[SoloRow]) -> dict[Row, list[mx.array]]:
-    found: dict[Row, list[mx.array]] = {}
-    for each in rows:
-        row = stand_in(each.tokens, each.rope_delta)
-        layout.add(row, deepcopy(each.cache))
-        found[row] = []
-    return found
-
-
-def _move(rows: Sequence[Row], layout: Layout, other: Layout) -> None:
-    for row in rows:
-        other.add(row, layout.extract(row))
-    layout.drop(rows)
-
-
-def one_step(
-    model: LoadedModel,
-    layout: Layout,
-    found: Mapping[Row, list[mx.array]],
-    chunk: MixedChunk | None = None,
-    kept: Widths = NO_DRAFTS,
-    wrong: int = WRONG,
-) -> mx.array:
-    """One token for each row of the layout. Returns logits (B, vocab) of the last pass. `kept`:
-    rows with so many correct tokens, which stay, and `wrong` ones behind them."""
-    logits = mx.array([])
-    widths = {row: max(2, count + wrong) for row, count in kept.items()}
-    for each in layout.passes(chunk, widths):
-        tokens: list[int] = []
-        at: list[int] = []
-        starts: dict[Row, int] = {}
-        for row in (*each.rows, *each.drafting):
-            starts[row] = len(tokens)
-            right = row.request.prompt.tokens[len(row.tokens) :][: kept.get(row, 1)]
-            tokens += [*right, *([right[-1]] * (widths.get(row, 1) - len(right)))]
-            first = row.length + row.request.prompt.rope_delta
-            at += range(first, first + widths.get(row, 1))
-        logits = run_pass(model, each, mx.array(tokens, dtype=mx.int32), at).logits
-        mx.eval(logits)
-        for row, start in starts.items():
-            stay = kept.get(row, 1)
-            found[row].extend(logits[start + i] for i in range(stay))
-            row.tokens += row.request.prompt.tokens[len(row.tokens) :][:stay]
-            if row in widths:
-                layout.keep(row, stay)
-    return logits
-
-
-def stand_in(tokens: list[int], delta: int) -> Row:
-    """A row without output."""
-    prompt, no_text = Prompt(tokens, rope_delta=delta), cast("RowOutput", None)
-    request = Request("probe", prompt, SamplingParams(), STEPS + 1, EventQueue())
-    request.rows.append(row := Row(request, 0, no_text))
-    return row
+    trial = Trial(model, "grouped", rows)
+    for counts in DRAFTED:
+        kept = zip(trial.logits, counts, strict=False)
+        trial.step(kept={row: count for row, count in kept if count})
+    return zip(rows, (each[:STEPS] for each in trial.logits.values()), strict=True)
 
 
 # -- passes of a reproducible model
@@ -330,53 +293,38 @@ def exact_rows(
     not accept rows with separate caches. Runs on the engine thread. Never raises. `reserve`: if it
     returns `False` for the memory of the passes, none is run."""
     found = attempt(lambda: _exact_rows(model, make_cache, wanted, reserve))
-    return found if isinstance(found, Exact) else Exact(1, note=f"{ROWS_ALONE}: {found.summary}")
+    if isinstance(found, Exact):
+        return found
+    why = found.summary if isinstance(found, Fault) else found
+    return Exact(1, note=f"{ROWS_ALONE}: {why}")
 
 
-def _exact_rows(model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve) -> Exact:
+def _exact_rows(
+    model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve
+) -> Exact | str:
+    """Else why rows must not share passes."""
     if not has_room(model, make_cache, REPEATED[-1] + STEPS, reserve):
-        return Exact(1, note=f"{ROWS_ALONE}: {NO_ROOM}")
-    if not _steady(model, make_cache):
+        return NO_ROOM
+    ends = [n for n in REPEATED if n + STEPS <= model.info.context_length]
+    tokens = solo_rows.some_tokens(model, ends[-1], 0) if ends else []
+    twice = (solo_rows.in_chunks(model, make_cache(), tokens, ends) for _ in range(2))
+    if not _equal(*twice):
         return Exact(1, steady=False)
     if wanted == 1:
         return Exact(1)
-    rows = [
-        solo_rows.decoding(model, make_cache, solo_rows.some_tokens(model, *kind), kind[1])
-        for kind in KINDS
-    ]
-    problem = _inexact(model, rows, wanted)
-    return Exact(1, note=f"{ROWS_ALONE}: {problem}") if problem else Exact(wanted)
-
-
-def _steady(model: LoadedModel, make_cache: MakeCache) -> bool:
-    ends = [n for n in REPEATED if n + STEPS <= model.info.context_length]
-    tokens = solo_rows.some_tokens(model, ends[-1], 0) if ends else []
-    first, second = (solo_rows.in_chunks(model, make_cache(), tokens, ends) for _ in range(2))
-    return all(map(_equal, first, second))
-
-
-def _inexact(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> str:
-    """Why rows must not share passes of this size. Empty: they may."""
-    filled = [_run_fixed(model, [row], size)[0] for row in rows]
-    wrong = next((p for row, own in zip(rows, filled, strict=True) if (p := row.problem(own))), "")
-    if wrong:
-        return wrong
-    order = [i % len(rows) for i in range(size)]
+    decode = partial(solo_rows.decoding, model, make_cache)
+    rows = [decode(solo_rows.some_tokens(model, *kind), kind[1]) for kind in KINDS]
+    alone = [Trial(model, "fixed", [row], wanted).run(STEPS)[0] for row in rows]
+    if problem := next(filter(None, map(SoloRow.problem, rows, alone)), ""):
+        return problem
+    order = [i % len(rows) for i in range(wanted)]
     for several in (order, order[::-1]):
-        found = _run_fixed(model, [rows[i] for i in several], size)
-        for place, (i, own) in enumerate(zip(several, found, strict=True)):
-            if not all(map(_equal, filled[i], own)):
-                return f"at place {place} of {size} its logits differ from those alone"
-    return ""
+        found = Trial(model, "fixed", [rows[i] for i in several], wanted).run(STEPS)
+        for place, (i, logits) in enumerate(zip(several, found, strict=True)):
+            if not _equal(alone[i], logits):
+                return f"at place {place} of {wanted} its logits differ from those alone"
+    return Exact(wanted)
 
 
-def _equal(some: mx.array, other: mx.array) -> bool:
-    return bool(mx.array_equal(some, other, equal_nan=True))
-
-
-def _run_fixed(model: LoadedModel, rows: Sequence[SoloRow], size: int) -> list[ByStep]:
-    layout = Layout("fixed", size)
-    found = _run_joined(layout, rows)
-    for _ in range(STEPS):
-        one_step(model, layout, found)
-    return list(found.values())
+def _equal(some: ByStep, others: ByStep) -> bool:
+    return all(mx.array_equal(a, b, equal_nan=True) for a, b in zip(some, others, strict=True))

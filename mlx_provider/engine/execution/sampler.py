@@ -77,14 +77,15 @@ def draw(
     """Draw the next token of each row. logits: (B, vocab), any float dtype; `masks[i]`: bits of
     allowed tokens, (ceil(vocab/32),)."""
     raw = logits.astype(mx.float32)
-    if all(map(_plain, rows)) and all(mask is None for mask in masks):
+    unchanged = all(r.request.params.plain and len(r.tokens) >= r.request.min_tokens for r in rows)
+    if unchanged and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
     changed = _mask(_bias(penalised(raw, rows), rows), masks)
     kinds: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if not row.request.params.greedy:
-            kinds.setdefault(kind(row.request.params), []).append(i)
+            kinds.setdefault(_method(row.request.params), []).append(i)
     if [*map(len, kinds.values())] == [len(rows)]:  # no logits are copied, no token is replaced
         tokens = _sample(changed, rows, *kinds)
     else:
@@ -95,23 +96,14 @@ def draw(
     return Drawn(tokens, _logprobs(raw, tokens, rows))
 
 
-def _sample(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
-    return sample(method, logits, [row.request.params for row in rows], _keys(rows))
-
-
 def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
     """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities. logits:
     (T, vocab), before each of them."""
     return Drawn(tokens, _logprobs(logits.astype(mx.float32), tokens, [row] * tokens.size))
 
 
-def _plain(row: Row) -> bool:
-    """Whether the row is greedy and nothing changes its logits."""
-    return row.request.params.plain and len(row.tokens) >= row.request.min_tokens
-
-
 def _bias(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Apply biases and forbidden stop tokens in one sparse scatter."""
+    """Add biases, and forbid stop tokens, in one sparse scatter."""
     found: list[tuple[int, int, float]] = []
     for i, row in enumerate(rows):
         offsets: dict[int, float] = dict(row.request.params.logit_bias)
@@ -166,13 +158,8 @@ def _logprobs(raw: mx.array, tokens: mx.array, rows: Sequence[Row]) -> Logprobs 
     own = own - mx.logsumexp(own, axis=-1, keepdims=True)
     counts = [rows[i].request.logprobs or 0 for i in wanted]
     top_ids = best(own, max(1, *counts))
-    return Logprobs(
-        indices=wanted,
-        counts=counts,
-        drawn=mx.take_along_axis(own, tokens[index][:, None], axis=-1)[:, 0],
-        top_ids=top_ids,
-        top=mx.take_along_axis(own, top_ids, axis=-1),
-    )
+    drawn = mx.take_along_axis(own, tokens[index][:, None], axis=-1)[:, 0]
+    return Logprobs(wanted, counts, drawn, top_ids, mx.take_along_axis(own, top_ids, axis=-1))
 
 
 @dataclass
@@ -270,21 +257,19 @@ def _sort(values: mx.array, ids: mx.array) -> mx.array:
     return mx.take_along_axis(ids, order, axis=-1)
 
 
-def kind(params: SamplingParams) -> str:
-    """The method for these parameters, a key of `DRAWS`."""
+def _sample(logits: mx.array, rows: Sequence[Row], method: str) -> mx.array:
+    """Tokens (R,) int32 of rows that have one method."""
+    draws = COMPILED if compiles() else DRAWS
+    return draws[method](logits, _columns([row.request.params for row in rows]), _keys(rows))
+
+
+def _method(params: SamplingParams) -> str:
+    """A key of `DRAWS`."""
     if not params.truncated:
         return "all"
     if 0 < params.top_k <= MANY:
         return "few" if params.top_k <= FEW else "many"
     return "above"
-
-
-def sample(
-    method: str, logits: mx.array, params: Sequence[SamplingParams], keys: mx.array
-) -> mx.array:
-    """Tokens (R,) int32 of rows that have one method. Nothing is read back."""
-    draws = COMPILED if compiles() else DRAWS
-    return draws[method](logits, _columns(params), keys)
 
 
 def compiles() -> bool:
@@ -307,11 +292,6 @@ def _column(values: list[float]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]
 
 
-def _all(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
-    scaled = logits / columns["temperature"]
-    return mx.argmax(scaled + _noise(keys, scaled.shape[-1]), axis=-1).astype(mx.int32)
-
-
 def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> mx.array:
     """Among the best `count` tokens that top-k, top-p and min-p allow."""
     scaled = logits / columns["temperature"]
@@ -331,7 +311,7 @@ def _best(logits: mx.array, columns: Columns, keys: mx.array, *, count: int) -> 
 
 
 def _above(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
-    """Among the tokens above the logit threshold of top-k, top-p and min-p."""
+    """Among the tokens above the logit threshold of top-k, top-p and min-p, or all."""
     scaled = logits / columns["temperature"]
     highest = mx.max(scaled, axis=-1, keepdims=True)
     bounds, kept = [], scaled
@@ -346,8 +326,10 @@ def _above(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
         share = columns["top_p"]
         found = threshold(scaled, units(mx.softmax(kept, axis=-1)), units(mx.minimum(share, 1)))
         bounds.append(mx.where(share <= 1, found, -inf))
-    kept = (scaled >= reduce(mx.maximum, bounds)) | (scaled == highest)
-    noisy = mx.where(kept, scaled + _noise(keys, scaled.shape[-1]), -inf)
+    noisy = scaled + _noise(keys, scaled.shape[-1])
+    if bounds:
+        kept = (scaled >= reduce(mx.maximum, bounds)) | (scaled == highest)
+        noisy = mx.where(kept, noisy, -inf)
     return mx.argmax(noisy, axis=-1).astype(mx.int32)
 
 
@@ -357,7 +339,7 @@ def _noise(keys: mx.array, count: int) -> mx.array:
 
 
 DRAWS: Mapping[str, Draw] = {
-    "all": _all,
+    "all": _above,
     "few": partial(_best, count=FEW),
     "many": partial(_best, count=MANY),
     "above": _above,

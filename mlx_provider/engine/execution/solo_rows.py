@@ -28,9 +28,8 @@ EQUAL, EQUAL_STEPS = 4, 3
 """Equal rows for the measurement of the noise, and the tokens that they decode."""
 TIMES = 2
 """For the same purpose, a prompt runs alone in chunks this many times."""
-CHUNK_START, CHUNK_ENDS = 3, (8, 12)
+CHUNKS = (3, 8, 12)
 """Tokens before the first mixed chunk, few, so that each of them matters; ends of the chunks."""
-CHUNKED_LENGTH = CHUNK_ENDS[-1] + 2
 
 MakeCache = Callable[[], list[Any]]
 ByStep = Sequence[mx.array]
@@ -61,13 +60,13 @@ class SoloRow:
     """The cache before the first step. Each run uses a copy."""
     logits: ByStep
     bound: float
-    """See `bound`."""
+    """See `_rounding_bound`."""
     rope_delta: int = 0
 
     def problem(self, found: ByStep) -> str:
-        """What is wrong with the logits of its first or all steps in a batch. Empty: nothing. Needs
-        two steps."""
-        differs = lasting([spread(*pair) for pair in self._pairs(found)])
+        """What is wrong with the logits of its first or all steps in a batch: a difference that at
+        least two of them show. Empty: nothing."""
+        differs = sorted(spread(*pair) for pair in zip(self.logits, found, strict=False))[-2]
         if differs <= self.bound and math.isfinite(differs):
             return ""
         return (
@@ -77,10 +76,8 @@ class SoloRow:
 
     def widest(self, found: ByStep) -> float:
         """Largest difference of the log-probabilities of likely tokens in a batch."""
-        return max(widest(*pair) for pair in self._pairs(found))
-
-    def _pairs(self, found: ByStep) -> list[tuple[mx.array, mx.array]]:
-        return list(zip(self.logits, found, strict=False))
+        pairs = zip(self.logits, found, strict=False)
+        return max(_number(mx.max(mx.abs(_differences(*pair)))) for pair in pairs)
 
 
 def decoding(
@@ -97,16 +94,14 @@ def decoding(
 
 
 def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
-    """A row with its prompt in `CHUNKS`. A step is the end of a chunk, then each decoded token.
-    Alone it runs token by token. Its noise is the difference of chunks that run alone."""
-    cache = prefilled(model, make_cache, tokens[:CHUNK_START])
-    ends = [CHUNK_START, *CHUNK_ENDS]
-    by_token = decoded(model, copy.deepcopy(cache), tokens[CHUNK_START:], CHUNK_START)
-    alone = [by_token[end - CHUNK_START - 1] for end in ends[1:]]
-    alone += by_token[ends[-1] - CHUNK_START :]
-    others = [
-        in_chunks(model, copies(cache, 1, i), tokens, CHUNK_ENDS, CHUNK_START) for i in range(TIMES)
-    ]
+    """A row with its prompt in chunks. A step is the end of a chunk, then each decoded token. Alone
+    it runs token by token. Its noise is the difference of chunks that run alone."""
+    start, *ends = CHUNKS
+    cache = prefilled(model, make_cache, tokens[:start])
+    by_token = decoded(model, copy.deepcopy(cache), tokens[start:], start)
+    steps = (*ends, *range(ends[-1] + 1, len(tokens) + 1))
+    alone = [by_token[end - start - 1] for end in steps]
+    others = [in_chunks(model, copies(cache, 1, i), tokens, ends, start) for i in range(TIMES)]
     return SoloRow(tokens, cache, alone, _rounding_bound(model, alone, others))
 
 
@@ -166,34 +161,21 @@ def _decode_equal(
 
 
 def _rounding_bound(model: LoadedModel, alone: ByStep, equal: Sequence[ByStep]) -> float:
-    spreads = [spread(*pair) for row in equal for pair in zip(alone, row, strict=False)]
+    """The largest difference at which a row still counts as the same as alone. `equal`: logits of
+    equal rows, which differ by noise; empty if they could not run."""
+    noise = [spread(*pair) for row in equal for pair in zip(alone, row, strict=False)]
     contexts = [spread(*pair) for pair in itertools.pairwise(alone)]
-    return bound(model.info.precision, spreads, contexts)
+    reach = sum(contexts) / len(contexts)
+    explained = UNMEASURED * reach
+    if noise:
+        explained = min(MULTIPLE * sum(noise) / len(noise), REACH * reach)
+    return max(HARMLESS[model.info.precision], explained)
 
 
 def spread(expected: mx.array, found: mx.array) -> float:
     """Root mean square difference of log-probabilities over the tokens likely by `expected`. Both
     are logits (vocab,). Infinite if any of them is not a number."""
     return _number(mx.sqrt(mx.mean(mx.square(_differences(expected, found)))))
-
-
-def widest(expected: mx.array, found: mx.array) -> float:
-    return _number(mx.max(mx.abs(_differences(expected, found))))
-
-
-def lasting(spreads: Sequence[float]) -> float:
-    """The difference that at least two steps show."""
-    return sorted(spreads)[-2]
-
-
-def bound(precision: str, noise: Sequence[float], contexts: Sequence[float]) -> float:
-    """The largest `lasting` difference at which a row still counts as the same as alone. `noise`:
-    spreads of equal rows; empty if they could not run. `contexts`: between different contexts."""
-    reach = sum(contexts) / len(contexts)
-    if not noise:
-        return max(HARMLESS[precision], UNMEASURED * reach)
-    mean = sum(noise) / len(noise)
-    return max(HARMLESS[precision], min(MULTIPLE * mean, REACH * reach))
 
 
 def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
@@ -218,14 +200,11 @@ def _repeat(value: Any, count: int, seed: int) -> Any:
 
 
 def _differences(expected: mx.array, found: mx.array) -> mx.array:
-    first, second = (_logprobs(each) for each in (expected, found))
+    """Of the log-probabilities of likely tokens."""
+    logits = (each.astype(mx.float32) for each in (expected, found))
+    first, second = (each - mx.logsumexp(each) for each in logits)
     likely = mx.argpartition(-first, min(LIKELY, first.size) - 1)[:LIKELY]
     return first[likely] - second[likely]
-
-
-def _logprobs(logits: mx.array) -> mx.array:
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits)
 
 
 def _number(value: mx.array) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 log = logging.getLogger(__name__)
@@ -14,13 +15,12 @@ log = logging.getLogger(__name__)
 EWMA_DECAY = 0.9
 """Weight of the old value at each new measurement."""
 SPIKE = 3.0
-"""A measurement above this multiple of the expected duration counts as this multiple: it may be a
-disturbance."""
+"""A measurement counts as at most this multiple of the expected one: it may be a disturbance."""
 WRONG, ENOUGH = 1.5, 8
 """If a kind of pass is on average this many times slower or faster than measured at load, after so
 many passes, the measurements are corrected."""
 
-Points = Sequence[tuple[int, float]]
+Points = tuple[tuple[int, float], ...]
 """(tokens or rows of a pass, seconds), the first ascend."""
 
 
@@ -59,11 +59,6 @@ class Curve:
     """Extra seconds to verify the drafts of one row, by their number: a row with drafts runs
     separate operations. Empty: none."""
 
-    def __post_init__(self) -> None:
-        """Curves from JSON, which has lists, equal others."""
-        for name in ("widths", "depths", "rows", "drafts"):
-            object.__setattr__(self, name, tuple((n, s) for n, s in getattr(self, name)))
-
     def seconds(self, tokens: int) -> float:
         """Of a chunk: linear between two measured widths and beyond the last one."""
         return _interpolate(self.widths, tokens)
@@ -82,14 +77,8 @@ class Curve:
         beyond the last point proportional to the tokens, which is the upper limit."""
         if not self.depths:
             return 0.0
-        at = bisect_left(self.depths, (tokens, 0.0))
-        if at == 0:
-            return self.depths[0][1]
-        n, slope = self.depths[at - 1]
-        if at == len(self.depths):
-            return slope * tokens / n
-        m, next_slope = self.depths[at]
-        return slope + (tokens - n) * (next_slope - slope) / (m - n)
+        widest, slope = self.depths[-1]
+        return slope * tokens / widest if tokens > widest else _interpolate(self.depths, tokens)
 
     def with_drafts(self, drafts: int, width: int, rows: int, keys: int) -> float:
         """Seconds that a decode pass takes longer with drafts, spread over its rows. Those of one
@@ -107,7 +96,7 @@ class Curve:
         """The curve if passes of a kind take `factor` times as long."""
 
         def longer(points: Points) -> Points:
-            return [(n, factor * seconds) for n, seconds in points]
+            return tuple((n, factor * seconds) for n, seconds in points)
 
         rows = self.rows or self.widths
         if kind == "rows":
@@ -115,34 +104,24 @@ class Curve:
         return replace(self, widths=longer(self.widths), depths=longer(self.depths), rows=rows)
 
     @classmethod
-    def through(
-        cls,
-        short: Points,
-        deep: Points,
-        depth: int,
-        rows: Points = (),
-        saved: float | None = None,
-        first: float = 0.0,
-    ) -> Curve:
-        """The curve through measurements over short caches, and over a cache of `depth` tokens for
-        some widths."""
-        beside = dict(short)
-        depths = [(n, max(0.0, s - beside[n]) / depth) for n, s in deep]
-        return cls(_non_decreasing(short), depths, _non_decreasing(rows), saved, first)
+    def through(cls, short: Mapping[int, float], deep: Mapping[int, float], depth: int) -> Curve:
+        """The curve through the seconds of ascending widths over short caches, and of some of them
+        over a cache of `depth` tokens."""
+        depths = ((n, max(0.0, seconds - short[n]) / depth) for n, seconds in deep.items())
+        return cls(non_decreasing(short), tuple(depths))
 
 
-def _non_decreasing(points: Points) -> Points:
-    return [(n, max(s for m, s in points if m <= n)) for n, _ in points]
+def non_decreasing(seconds: Mapping[int, float]) -> Points:
+    return tuple(zip(seconds, accumulate(seconds.values(), max), strict=True))
 
 
 def _interpolate(points: Points, at: float) -> float:
     """Linear interpolation between points. Past the last point the last segment goes on; with one
     point, the line starts at zero."""
-    i = bisect_left(points, (at, 0.0))
-    if i == 0:
+    if at <= points[0][0]:
         return points[0][1]
-    before = points[i - 1] if i < len(points) else points[-2] if len(points) > 1 else (0, 0.0)
-    (n, s), (m, t) = before, points[min(i, len(points) - 1)]
+    i = min(bisect_left(points, (at, 0.0)), len(points) - 1)
+    (n, s), (m, t) = points[i - 1] if i else (0, 0.0), points[i]
     return t + (at - m) * (t - s) / (m - n)
 
 
@@ -200,11 +179,8 @@ class Costs:
             return
         self.curve = self.curve.times(pace, kind)
         self.pace[kind], self._count[kind] = 1.0, 0
-        log.info(
-            "%s take %.2g times as long as measured at load: the measurements are corrected",
-            KINDS[kind],
-            pace,
-        )
+        summary = "%s take %.2g times as long as measured at load: the measurements are corrected"
+        log.info(summary, KINDS[kind], pace)
 
 
 class PassTimer:
@@ -221,11 +197,7 @@ class PassTimer:
 
     def stalled(self, now: float) -> float:
         """Seconds that rows will have waited when the chunks behind their last pass have ended."""
-        waited, at = now - self.advanced, len(self._launched)
-        while at and not self._launched[at - 1][1].keys:
-            at -= 1
-            waited += self._launched[at][0]
-        return waited
+        return now - self.advanced + sum(_behind_rows(self._launched))
 
     def launch(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
         if now - self._since > sum(seconds for seconds, _ in self._launched):
@@ -237,10 +209,8 @@ class PassTimer:
 
     def end_rows(self, now: float, *, newer: bool, usual: bool) -> float:
         """The last pass with rows has ended, or the one before (`newer`), see `end`."""
-        done = len(self._launched) - newer
-        while done > 0 and not self._launched[done - 1][1].keys:
-            done -= 1
-        return self.end(now, left=len(self._launched) - done, usual=usual)
+        older = self._launched[: len(self._launched) - newer]
+        return self.end(now, left=newer + len(_behind_rows(older)), usual=usual)
 
     def end(self, now: float, *, left: int = 0, usual: bool = True) -> float:
         """All passes except the `left` newest have ended. Returns their time relative to the
@@ -257,3 +227,9 @@ class PassTimer:
 
     def forget(self) -> None:
         self._launched.clear()
+
+
+def _behind_rows(launched: Sequence[tuple[float, Load]]) -> list[float]:
+    """Expected seconds of the passes after the last one with rows."""
+    behind = takewhile(lambda each: not each[1].keys, reversed(launched))
+    return [seconds for seconds, _ in behind]
