@@ -10,11 +10,11 @@ from typing import Any
 from ..chat.media.fetch import MediaPolicy
 from ..chat.media.load import MediaClaim, load_media
 from ..chat.messages.normalise import MediaSupport, Normalised, normalise
-from ..chat.messages.tools_as_text import described_tools, fold_tools, lacks_tools
+from ..chat.messages.tools_as_text import described_tools, fold_tools
 from ..errors import BadRequest, ContextTooLong, MediaError, PluginError
 from ..families.tokenizer.template import TemplateLimit, fit_messages, fit_tools
 from ..protocol.requests import GenerateRequest, ModelOptions
-from ..records import MediaItem, ModelInfo, Prompt
+from ..records import MediaItem, ModelInfo, Prompt, TemplateForm
 from .weights import ModelView
 
 log = logging.getLogger(__name__)
@@ -216,6 +216,15 @@ def has_tools(messages: Sequence[Any]) -> bool:
         for m in messages
         if isinstance(m, Mapping)
     )
+
+
+def lacks_tools(form: TemplateForm, messages: Sequence[Any]) -> bool:
+    if form.shows_tools == "with_system":
+        return not any(
+            isinstance(m, Mapping) and m.get("role") in ("system", "developer")
+            for m in messages[:1]
+        )
+    return form.shows_tools == "never"
 
 
 def _attempt(
