@@ -11,7 +11,7 @@ from ..chat.output.whole_reply import read_chunks
 from ..config import PREFIX
 from ..families.checkpoint import named_context
 from ..families.tokenizer.hf_tokenizer import common_length
-from ..families.tokenizer.template_fit import fit_messages
+from ..families.tokenizer.template import fit_messages
 from ..families.tokenizer.template_probe import (
     AGAIN,
     ASKED,

@@ -58,6 +58,16 @@ class Key:
         return {"origin": "named", "tenant": own + (tenant or ""), "account": own, "share": 1.0}
 
 
+def sender_marks(scope: Scope, tenant: str | None) -> dict[str, Any]:
+    key: Key = scope[FOUND]
+    return key.marks(tenant)
+
+
+def no_marks(scope: Scope, tenant: str | None) -> dict[str, Any]:
+    """On the user's own socket."""
+    return {}
+
+
 def owner_of(scope: Scope) -> str:
     key: Key | None = scope.get(FOUND)
     return (key.name or "") if key else ""

@@ -24,7 +24,16 @@ from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
-from .access import FOUND, Gate, Key, OperatorsAlone, error_response, own_names, owner_of
+from .access import (
+    Gate,
+    Key,
+    OperatorsAlone,
+    error_response,
+    no_marks,
+    own_names,
+    owner_of,
+    sender_marks,
+)
 from .agent_listener import HEARTBEAT, ListenerRequest, ListenerRoute, until_stopped
 from .generate import Count, Generate
 from .handover import Activity, Handover
@@ -74,7 +83,7 @@ class EngineApp:
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
-        incoming = self._incoming(_sender if remote else lambda scope, tenant: {})
+        incoming = self._incoming(sender_marks if remote else no_marks)
         alone = [Middleware(OperatorsAlone)]
         owners = [
             _post("/v1/stop", self.handover.__call__),
@@ -202,11 +211,6 @@ class EngineApp:
 
 def _post(path: str, endpoint: Any) -> Route:
     return Route(path, endpoint, methods=["POST"])
-
-
-def _sender(scope: Scope, tenant: str | None) -> dict[str, Any]:
-    key: Key = scope[FOUND]
-    return key.marks(tenant)
 
 
 async def typed_response(request: Request, error: Exception) -> Response:

@@ -18,20 +18,12 @@ from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
 from ..registry import PluginRegistry
-from .hub import no_folder
 from .weight_files import check_folder
 
 log = logging.getLogger(__name__)
 
 OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
-
-
-def check_drafts(options: ModelOptions) -> None:
-    if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
-        raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
-    if options.draft_model is not None and not _folder(options.draft_model).is_dir():
-        raise wrong_option("draft_model", no_folder(options.draft_model))
 
 
 @dataclass(frozen=True)
@@ -151,17 +143,6 @@ def _folder(name: str) -> Path:
 NAME = "sparse_prefill"
 LONG = 8192
 """Prompts of fewer tokens are prefilled whole."""
-
-
-def check_sparse_prefill(options: ModelOptions) -> None:
-    if options.sparse_prefill is None:
-        return
-    if options.reproducible:
-        raise wrong_option(NAME, "a reproducible model computes every token of a prompt")
-    if options.kv_bits is not None:
-        raise wrong_option(NAME, "no tokens can be left out of a quantised KV cache (kv_bits)")
-    if options.drafter == "off":
-        raise wrong_option(NAME, "a draft model finds out which tokens matter; drafter is off")
 
 
 def sparse_prefill_of(

@@ -27,14 +27,15 @@ from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
 from ..upstream import mlx_lm
 from .drafting import Drafts, drafts_of, sparse_prefill_of
-from .loader import LoadProgress, load_error
+from .loader import load_error
 from .measurements import (
     Measurements,
     batching,
     circumstances,
     fixed_passes,
 )
-from .prefixes import RowBudgets, RowLedger
+from .residents import RowBudgets, RowLedger
+from .stats import LoadProgress
 from .weights import EngineInstance, Reproducible, Weights, kv_kind
 
 log = logging.getLogger(__name__)

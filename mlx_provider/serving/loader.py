@@ -4,9 +4,8 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -29,7 +28,6 @@ from ..errors import (
 from ..families.checkpoint import named_template, read_json
 from ..families.tokenizer.template_probe import try_template
 from ..isolation import LOG, Fault, attempt
-from ..protocol.health import LoadingStats
 from ..protocol.requests import ModelOptions
 from ..records import (
     Function,
@@ -44,6 +42,7 @@ from ..registry import Plugin, PluginRegistry
 from ..upstream.patching import namespaces, patch, unpatch
 from .load_queue import LoadPlan
 from .residents import MemoryLedger
+from .stats import LoadProgress
 from .weight_files import check_folder, weights_dtype, weights_estimate, wire
 from .weights import Weights, WeightsKey
 
@@ -65,32 +64,6 @@ def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
 
 
 log = logging.getLogger(__name__)
-
-
-class LoadProgress:
-    """What is loaded or measured now, for those who wait for a model. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self._stages: dict[Callable[[], LoadingStats], None] = {}
-
-    @contextmanager
-    def stage(
-        self, model: str, what: str, done: Callable[[], int] = int, total: int = 0, unit: str = ""
-    ) -> Iterator[None]:
-        """Report a stage during the block. `done` is called by other threads."""
-
-        def stats() -> LoadingStats:
-            reached = min(max(0, done()), total)
-            return LoadingStats(model=model, what=what, done=reached, total=total, unit=unit)
-
-        self._stages[stats] = None
-        try:
-            yield
-        finally:
-            del self._stages[stats]
-
-    def stats(self) -> list[LoadingStats]:
-        return [stats() for stats in list(self._stages)]
 
 
 def stranger_of(plugin: Plugin) -> str:

@@ -17,17 +17,18 @@ from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, wrong_option
 from ..families.checkpoint import DEFAULT_CONTEXT, named_context, read_json
-from ..families.tokenizer.template_fit import fit_messages
+from ..families.tokenizer.template import fit_messages
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
-from .drafting import UNNAMED, check_drafts, check_sparse_prefill
+from .drafting import NAME, OFF, UNNAMED
 from .engine_builder import EngineBuilder
-from .hub import folder_of
+from .hub import folder_of, no_folder
 from .load_queue import LoadQueue
-from .loader import Loader, LoadProgress
-from .prefixes import Prefixes, RowBudgets
-from .residents import Lease, MemoryLedger, memory_limit, pool_limit
+from .loader import Loader
+from .prefixes import Prefixes
+from .residents import Lease, MemoryLedger, RowBudgets, memory_limit, pool_limit
+from .stats import LoadProgress
 from .weights import EngineInstance, ModelView, Weights, WeightsKey
 
 VIEWS_PER_MODEL = 64
@@ -171,8 +172,22 @@ def _check(registry: PluginRegistry, options: ModelOptions) -> None:
             registry.drafter(options.drafter)
     except BadRequest as error:
         raise wrong_option(error.param or "", error.message) from None
-    check_drafts(options)
-    check_sparse_prefill(options)
+    if options.reproducible and (options.drafter not in UNNAMED or options.draft_model):
+        raise wrong_option("drafter", "passes of a reproducible model have no room for drafts")
+    draft_model = options.draft_model
+    if draft_model is not None and not Path(draft_model).expanduser().is_dir():
+        raise wrong_option("draft_model", no_folder(draft_model))
+    if options.sparse_prefill is not None:
+        _check_sparse_prefill(options)
+
+
+def _check_sparse_prefill(options: ModelOptions) -> None:
+    if options.reproducible:
+        raise wrong_option(NAME, "a reproducible model computes every token of a prompt")
+    if options.kv_bits is not None:
+        raise wrong_option(NAME, "no tokens can be left out of a quantised KV cache (kv_bits)")
+    if options.drafter == OFF:
+        raise wrong_option(NAME, "a draft model finds out which tokens matter; drafter is off")
 
 
 def _view_of(

@@ -117,8 +117,9 @@ class Turn:
 
 
 def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> Turn | None:
-    """`None`: it cannot end with calls, or its images would have to be loaded again."""
-    calls = wire.messages and wire.tools and wire.tool_choice != "none"
+    """Of a request with tools. `None`: it cannot end with calls, or its images would have to be
+    loaded again."""
+    calls = wire.messages and wire.tool_choice != "none"
     return Turn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
 
 

@@ -10,17 +10,11 @@ from typing import Any
 from ..chat.media.fetch import MediaPolicy
 from ..chat.media.load import MediaClaim, load_media
 from ..chat.messages.normalise import MediaSupport, Normalised, normalise
-from ..chat.messages.tools_as_text import (
-    described_tools,
-    fold_tools,
-    has_tools,
-    lacks_tools,
-)
+from ..chat.messages.tools_as_text import described_tools, fold_tools
 from ..errors import BadRequest, ContextTooLong, MediaError, PluginError
-from ..families.tokenizer.template_fit import fit_messages, fit_tools
-from ..families.tokenizer.template_renderer import TemplateLimit
+from ..families.tokenizer.template import TemplateLimit, fit_messages, fit_tools
 from ..protocol.requests import GenerateRequest, ModelOptions
-from ..records import MediaItem, ModelInfo, Prompt
+from ..records import MediaItem, ModelInfo, Prompt, TemplateForm
 from .weights import ModelView
 
 log = logging.getLogger(__name__)
@@ -208,11 +202,29 @@ def _log_once(model: str, warning: str, complaint: str) -> None:
 def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
     """Forms to try in turn: the template's own, then with more and more parts as text."""
     form, tools = view.model.info.template, bool(_tools(request))
-    history = has_tools([m for m in request.messages or [] if isinstance(m, Mapping)])
+    history = has_tools(request.messages or [])
     lacks = tools and lacks_tools(form, request.messages or [])
     first = _AsText(lacks, history and not form.takes_calls)
     further = [_AsText(t, h) for h in {first.history, history} for t in {first.tools, tools}]
     return list(dict.fromkeys([first, *further]))
+
+
+def has_tools(messages: Sequence[Any]) -> bool:
+    """Calls or results, also in messages that are refused later."""
+    return any(
+        m.get("role") in ("tool", "function") or m.get("tool_calls") or m.get("function_call")
+        for m in messages
+        if isinstance(m, Mapping)
+    )
+
+
+def lacks_tools(form: TemplateForm, messages: Sequence[Any]) -> bool:
+    if form.shows_tools == "with_system":
+        return not any(
+            isinstance(m, Mapping) and m.get("role") in ("system", "developer")
+            for m in messages[:1]
+        )
+    return form.shows_tools == "never"
 
 
 def _attempt(

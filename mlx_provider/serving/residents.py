@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
 from ..errors import LoadFailed, MemoryInUse
 
 if TYPE_CHECKING:
     from ..engine.prefix_cache.cache import PrefixCache
+    from .load_queue import LoadQueue
+    from .prefixes import Prefixes
     from .weights import Weights
 
 RESERVE = 0.15
@@ -209,6 +212,72 @@ class MemoryLedger:
             f"in use; try again in {RETRY_AFTER:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
             retry_after=RETRY_AFTER,
         )
+
+
+@dataclass(frozen=True)
+class RowBudgets:
+    ledger: MemoryLedger
+    queue: LoadQueue
+    prefixes: Prefixes
+    unload: Callable[[Weights], None]
+    """Called on the engine thread."""
+
+    def reserve(self, nbytes: int) -> bool:
+        """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
+        left = self.ledger.unused - nbytes
+        if left >= 0:
+            self.prefixes.evict_to(left + self.ledger.in_use)
+        return left >= 0
+
+
+@dataclass(eq=False)
+class RowLedger(Ledger):
+    """For the rows of one engine."""
+
+    limits: Limits
+    _process: RowBudgets
+    _weights: Weights
+    _memory: MemoryProfile
+    _passing: Callable[[int, int], int]
+    """Bytes of a pass, see `pass_bytes`."""
+
+    def row_bytes(self, tokens: int) -> int:
+        return self._memory.row_bytes(tokens)
+
+    def pass_bytes(self, tokens: int, rows: int) -> int:
+        return self._passing(tokens, rows)
+
+    def available(self) -> int:
+        return self._process.ledger.free - self._others()
+
+    def alone(self) -> int:
+        return self._process.ledger.limit - self._process.ledger.of(self._weights.key)
+
+    def image_bytes(self) -> int:
+        return self._process.ledger.media()
+
+    def others_go_on(self) -> bool:
+        return self._process.queue.others_go_on(self._weights.key)
+
+    def unloadable(self, need: int, pinned: int) -> int:
+        others, queue = self._others() + pinned, self._process.queue
+        return queue.unloadable(self._weights.key, need, others, stuck=self._stuck(need))
+
+    def reclaim(self, need: int) -> None:
+        others, stuck, process = self._others(), self._stuck(need), self._process
+        process.queue.make_way(self._weights.key, need, others, process.unload, stuck=stuck)
+        left = self.available() - need
+        if left >= 0:
+            process.prefixes.evict_to(left + process.ledger.in_use)
+
+    def _others(self) -> int:
+        """Bytes that rows of other models, and the part of the prefix cache in use, have."""
+        return self._process.ledger.live(apart=self._weights.key)
+
+    def _stuck(self, need: int) -> bool:
+        """Running rows need no more than they have, or no row runs."""
+        live = self._weights.live_bytes
+        return need <= live or not live
 
 
 def memory_limit(chosen: int | None) -> int:

@@ -155,7 +155,7 @@ class ChatService:
             view, lease, prepared, accepted = self._prepare(request, entry, until_entered)
             if isinstance(wire, GenerateRequest):
                 self._warm(wire, request.options.warm, view)
-            if isinstance(request, GenerateRequest):
+            if isinstance(request, GenerateRequest) and request.tools:
                 entry.turn = turn_of(request, view, prepared.prompt)
             active = self.in_flight.enter(entry, prepared, view, lease)
             self._call(partial(self._hand_over, active))  # never waits for the engine thread

@@ -3,7 +3,8 @@ the prefix tree comes from the engine thread, between two steps."""
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from os import getpid
@@ -128,6 +129,32 @@ class InFlight:
             for entry in gone:
                 del self._entries[entry.id]
         return gone
+
+
+class LoadProgress:
+    """What is loaded or measured now, for those who wait for a model. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._stages: dict[Callable[[], LoadingStats], None] = {}
+
+    @contextmanager
+    def stage(
+        self, model: str, what: str, done: Callable[[], int] = int, total: int = 0, unit: str = ""
+    ) -> Iterator[None]:
+        """Report a stage during the block. `done` is called by other threads."""
+
+        def stats() -> LoadingStats:
+            reached = min(max(0, done()), total)
+            return LoadingStats(model=model, what=what, done=reached, total=total, unit=unit)
+
+        self._stages[stats] = None
+        try:
+            yield
+        finally:
+            del self._stages[stats]
+
+    def stats(self) -> list[LoadingStats]:
+        return [stats() for stats in list(self._stages)]
 
 
 WINDOW = 10.0

@@ -18,7 +18,7 @@ from ..chat.output.reply import Reply
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.detokenizer import Detokenizer, marker_tokens
 from ..engine.request import Request, Row, RowConstraint
-from ..families.tokenizer.template_fit import call_ids, short_id
+from ..families.tokenizer.template import call_ids, short_id
 from ..protocol.requests import GenerateRequest
 from ..records import ReasoningParser, ToolParser
 from .weights import ModelView

@@ -11,16 +11,12 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from mlx_provider.chat.messages.normalise import normalise
-from mlx_provider.chat.messages.tools_as_text import (
-    described_tools,
-    fold_tools,
-    has_tools,
-    lacks_tools,
-)
+from mlx_provider.chat.messages.tools_as_text import described_tools, fold_tools
 from mlx_provider.families.tokenizer import HFTokenizer, load_tokenizer
-from mlx_provider.families.tokenizer.template_fit import fit_messages, fit_tools
+from mlx_provider.families.tokenizer.template import fit_messages, fit_tools
 from mlx_provider.families.tokenizer.template_probe import has_system_role, wants_turns
 from mlx_provider.records import LoadOptions
+from mlx_provider.serving.prompt import has_tools, lacks_tools
 
 pytestmark = pytest.mark.real
 

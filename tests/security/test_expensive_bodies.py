@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from mlx_provider.bounds import MAX_FIELDS
 from mlx_provider.errors import BadRequest
-from mlx_provider.families.tokenizer import long_text as sliced
+from mlx_provider.families.tokenizer import control_tokens as sliced
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
 from mlx_provider.server.handover import Activity
 from mlx_provider.server.incoming import AT_ONCE, Bodies, Incoming, own, parse_request

@@ -8,8 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.serving.model_cache import ModelCache
-from mlx_provider.serving.prefixes import RowBudgets
-from mlx_provider.serving.residents import MemoryLedger
+from mlx_provider.serving.residents import MemoryLedger, RowBudgets
 
 GIGA = 2**30
 

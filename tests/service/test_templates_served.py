@@ -11,7 +11,7 @@ from mlx_provider.bounded_process import BoundedProcesses
 from mlx_provider.chat.constraints import compiler
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.chat.messages.tools_as_text import described_tools, written_call
-from mlx_provider.families.tokenizer import template_renderer
+from mlx_provider.families.tokenizer import template
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_CALLS as NOTE_CALLS
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, REFUSES
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TOOLS as NOTE_TOOLS
@@ -233,7 +233,7 @@ def test_nested_loops_are_tried_once_and_other_requests_continue(
         return ask(processes, message, setups)
 
     monkeypatch.setattr(BoundedProcesses, "ask", note)
-    monkeypatch.setattr(template_renderer, "SECONDS", 0.5)
+    monkeypatch.setattr(template, "SECONDS", 0.5)
     try:
         with pytest.raises(UnsupportedModel, match="takes too much processor time"):
             tiny("qwen3", NO_TOOLS + NESTED).ask(max_tokens=2)
@@ -247,7 +247,7 @@ def test_a_text_longer_than_the_context_is_not_blamed_on_the_template(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exceeds(*given: Any) -> None:
-        raise template_renderer.TemplateLimit("the template makes too large a value")
+        raise template.TemplateLimit("the template makes too large a value")
 
     model = tiny("qwen3", NO_TOOLS)
     model.ask(max_tokens=1)

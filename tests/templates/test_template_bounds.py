@@ -8,8 +8,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from mlx_provider import BadRequest, UnsupportedModel
 from mlx_provider.bounded_process import BoundedProcesses, ProcessEnded
-from mlx_provider.families.tokenizer import template_renderer
-from mlx_provider.families.tokenizer.template_renderer import TemplateRenderer
+from mlx_provider.families.tokenizer import template
+from mlx_provider.families.tokenizer.template import TemplateRenderer
 
 ASKED = [{"role": "user", "content": "xASKx \udc80 é <b>"}]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -46,7 +46,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_renderer, "SECONDS", 0.5)
+    monkeypatch.setattr(template, "SECONDS", 0.5)
     with pytest.raises(UnsupportedModel, match=r"chat template is refused: .*; put its maker"):
         render(BOMBS[name])
     assert render("{{ messages[0].content }}") == ASKED[0]["content"], "another one is served"
@@ -125,7 +125,7 @@ def test_a_template_that_wants_a_list_of_tools_gets_one() -> None:
 
 
 def test_processes_are_few_and_end_with_their_owner() -> None:
-    owner = BoundedProcesses(template_renderer.PROGRAM, template_renderer.MEMORY, at_once=2)
+    owner = BoundedProcesses(template.PROGRAM, template.MEMORY, at_once=2)
     setups = {str(i): b'{"template": "%d", "source": "", "seconds": 1}' % i for i in range(200)}
     message = (
         b'{"template": "%d", "messages": [], "tools": [], "variables": {}, '

@@ -14,17 +14,17 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_provider import BadRequest, TemplateForm
 from mlx_provider.chat.messages.normalise import normalise
-from mlx_provider.chat.messages.tools_as_text import (
-    described_tools,
-    fold_tools,
-    has_tools,
-    lacks_tools,
-)
+from mlx_provider.chat.messages.tools_as_text import described_tools, fold_tools
 from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
-from mlx_provider.families.tokenizer.template_fit import fit_messages, fit_tools, short_id
+from mlx_provider.families.tokenizer.template import (
+    TemplateRenderer,
+    fit_messages,
+    fit_tools,
+    short_id,
+)
 from mlx_provider.families.tokenizer.template_probe import has_system_role, template_form
-from mlx_provider.families.tokenizer.template_renderer import TemplateRenderer
+from mlx_provider.serving.prompt import has_tools, lacks_tools
 
 BASE = """\
 {%- if tools %}[tools]{% for tool in tools %}{{ TOOL }}{% endfor %}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
-from ...families.tokenizer.template_fit import SHORT_ID
+from ...families.tokenizer.template import SHORT_ID
 from ...records.json_reading import (
     function_of,
     implied_type,

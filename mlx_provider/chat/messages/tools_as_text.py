@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import BadRequest
-from ...families.tokenizer.template_fit import short_id
+from ...families.tokenizer.template import short_id
 from ...protocol.requests import GenerateRequest
-from ...records import CallGrammar, TemplateForm, ToolParser, Tools
+from ...records import CallGrammar, ToolParser, Tools
 from ...records.json_reading import function_of, listed_parameters, resolved
 from ...records.parsing import TaggedArguments
 from ..constraints.calls import shown_name, written_as_object
@@ -103,18 +103,6 @@ EXAMPLE = "example_function"
 EXAMPLE_ARGUMENTS = {"first_parameter": "value", "second_parameter": "another value"}
 
 
-def has_tools(messages: Messages) -> bool:
-    return any(
-        m.get("role") in _RESULTS or m.get("tool_calls") or m.get("function_call") for m in messages
-    )
-
-
-def lacks_tools(form: TemplateForm, messages: Messages) -> bool:
-    if form.shows_tools == "with_system":
-        return not any(isinstance(m, Mapping) and m.get("role") in _SYSTEM for m in messages[:1])
-    return form.shows_tools == "never"
-
-
 def described_tools(tools: Tools, parser: ToolParser | None) -> str:
     if parser is not None and parser.describe is not None:
         return parser.describe(tools)
@@ -134,8 +122,6 @@ def described_tools(tools: Tools, parser: ToolParser | None) -> str:
     )
 
 
-_SYSTEM = ("system", "developer")
-_RESULTS = ("tool", "function")
 _EXAMPLE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {name: {"type": "string"} for name in EXAMPLE_ARGUMENTS},

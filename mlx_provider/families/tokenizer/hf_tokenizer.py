@@ -17,9 +17,8 @@ from ..checkpoint import read_json
 from .control_tokens import ControlTokens
 from .long_text import PIECE, LongText
 from .spelling import Encoded, Hidden, Messages, Variables, hide, spelt
-from .template_fit import fit_messages
+from .template import TemplateLimit, TemplateRenderer, fit_messages, try_render
 from .template_probe import ASKED, template_form
-from .template_renderer import TemplateLimit, TemplateRenderer, try_render
 
 OTHER_USER = "\N{SOFT HYPHEN}"
 """The beginning of a message that no real message shares."""

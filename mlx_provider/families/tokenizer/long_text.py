@@ -1,7 +1,7 @@
 """Long texts: cut where a tokenizer separates them itself, so that the tokens do not change.
 
 To encode megabytes of text at once takes about a hundred times its size in memory, and blocks all
-other users of the tokenizer; one call of `re` blocks all other threads. Valid for tokenizers 0.23.
+other users of the tokenizer. Valid for tokenizers 0.23.
 """
 
 import re
@@ -11,21 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 from ...errors import ContextTooLong
-
-SLICE = 2**18
-"""Characters that are searched in a few milliseconds."""
-
-
-def starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
-    """Ascending start positions of matches, for a pattern that reads at most `longest` characters.
-    A match across the end of a slice may be found twice or hide one that begins within it. Exact
-    for patterns that consume nothing, and for whether there is a match at all."""
-    for begin in range(0, len(text), SLICE):
-        end = begin + SLICE
-        for match in pattern.finditer(text, begin, end + longest - 1):
-            if match.start() < end:
-                yield match.start()
-
 
 PIECE = 2**15
 NEAR = 256

@@ -14,8 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...records import TemplateForm
-from .template_fit import fit_messages, fit_tools
-from .template_renderer import TemplateRenderer, try_render
+from .template import TemplateRenderer, fit_messages, fit_tools, try_render
 
 if TYPE_CHECKING:
     from .hf_tokenizer import HFTokenizer

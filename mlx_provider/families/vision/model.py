@@ -330,7 +330,7 @@ class VisionModel:
             media=media,
             variables=variables,
         )
-        if not self.rotary:
+        if not (self.rotary and prompt.spans):
             return prompt
         positions, delta = rotary_positions(len(prompt.tokens), prompt.spans)
         return replace(prompt, positions=positions, rope_delta=delta)

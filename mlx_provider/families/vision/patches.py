@@ -30,17 +30,13 @@ def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
     return item.scaled(max(1, int(height * scale)), max(1, int(width * scale)))
 
 
-def rotary_positions(
-    length: int, spans: Sequence[MediaSpan]
-) -> tuple[NDArray[np.int32] | None, int]:
+def rotary_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int32], int]:
     """M-RoPE positions (3, length), and what to add to the index of a generated token.
 
-    Text advances all three axes by one; a media span advances by its longest side. `None` without
-    media: positions are then 0 .. length - 1. The `inputs` of a span have its `grid`, patches in
-    time, height and width, and `merge`, the patches per side of one token.
+    Text advances all three axes by one; a media span advances by its longest side. The `inputs` of
+    a span have its `grid`, patches in time, height and width, and `merge`, the patches per side of
+    one token.
     """
-    if not spans:
-        return None, 0
     positions = np.empty((3, length), np.int32)
     at = following = 0
     for span in spans:
