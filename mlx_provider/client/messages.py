@@ -1,6 +1,5 @@
 """What a client sends to an engine and reads from it: addresses, bodies, events and errors."""
 
-import ipaddress
 import json
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,12 +37,6 @@ def parse_address(api_base: str) -> Address:
         f"api_base {api_base!r} is neither http(s)://host:port nor unix:/path/to.sock",
         param="api_base",
     )
-
-
-def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host)
-    return None
 
 
 def request_body(request: ModelRequest) -> bytes:

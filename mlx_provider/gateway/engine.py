@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 from ..client.connection import local_client
 from ..client.http import HttpClient, When
-from ..client.messages import Address
 from ..client.runtime_folder import POLL, has_ended, holder, is_held
 from ..config import LOCK, PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError
@@ -76,8 +75,7 @@ def end_engine(engine: HttpClient) -> None:
 def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
     """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it does not
     end."""
-    here = runtime(environ)
-    engine = HttpClient(Address("http://engine", os.fspath(here.socket)))
+    here, engine = runtime(environ), local_client(environ)
     try:
         pid = engine.health().pid
         if not engine.stop(reason, when):

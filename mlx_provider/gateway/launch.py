@@ -23,7 +23,7 @@ from ..config import runtime
 from ..errors import BadRequest, EngineUnavailable, NotInstalled, PluginError
 from ..isolation import plugin_call
 from ..records import Client, Gateway, Profile
-from ..safe_open import create_own
+from ..safe_open import replace_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .engine import Tell, loading, show_prefill
@@ -43,10 +43,6 @@ def executable(client: Client, environ: Mapping[str, str] = os.environ) -> str:
     return found
 
 
-def direct(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
-
-
 @dataclass(frozen=True)
 class Prepared:
     command: tuple[str, ...]
@@ -62,10 +58,7 @@ class Prepared:
 
     def write(self, folder: Path) -> None:
         for name, content in self.files.items():
-            path = folder / name
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(create_own(path), "w", encoding="utf-8") as file:
-                file.write(content)
+            replace_own(folder / name, content.encode())
 
 
 def prepare(
@@ -95,7 +88,8 @@ def prepare(
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise PluginError(f"client {client.name!r}: file {name!r} is outside of its folder")
     hidden = {n for n in environ if any(fnmatchcase(n, p) for p in profile.hidden)}
-    added = {**direct(environ), **profile.environment}
+    direct = {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
+    added = {**direct, **profile.environment}
     return Prepared(command, added, tuple(sorted(hidden - added.keys())), profile.files)
 
 

@@ -1,7 +1,6 @@
 """A LiteLLM proxy as a child process on loopback. `python -m mlx_provider.gateway.proxy` is that
 process, on a socket of its parent, which `litellm` cannot take (1.106.2, `proxy_cli.py`)."""
 
-import errno
 import importlib.util
 import os
 import secrets
@@ -103,9 +102,13 @@ def start_proxy(
     on, so that no program of another user can listen there and receive the key (unset: a new one).
     `lock`: a persistent proxy holds it, and runs in the config's folder. Raises `NotInstalled`, and
     `EngineUnavailable` if the port cannot be bound."""
+    from ..server.connections import listen_tcp
+
     require_proxy()
-    listener, key, log = bind(port), key or master_key(), config.with_name("proxy.log")
-    port = listener.getsockname()[1]
+    listener = listen_tcp("127.0.0.1", port).socket
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
+    port, key = listener.getsockname()[1], key or master_key()
+    log = config.with_name("proxy.log")
     own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
     own |= {
         "LITELLM_MASTER_KEY": key,
@@ -143,18 +146,6 @@ def require_proxy() -> None:
             f"LiteLLM's proxy is not installed ({', '.join(missing)} missing): "
             "pip install '.[proxy]' in the clone of mlx-provider"
         )
-
-
-def bind(port: int) -> socket.socket:
-    """Listens on loopback; 0: any free port. Raises `EngineUnavailable` with the remedy."""
-    try:
-        listener = socket.create_server(("127.0.0.1", port), backlog=2048)
-    except OSError as error:
-        used = error.errno == errno.EADDRINUSE
-        what = "is in use" if used else f"cannot be used ({error.strerror})"
-        raise EngineUnavailable(f"port {port} {what}: choose another with --port") from None
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
-    return listener
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 named keys for others, and the refusal of web pages and of clients without a key."""
 
 import hashlib
+import ipaddress
 import os
 import re
 import secrets
@@ -18,7 +19,6 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..client.messages import ip_address
 from ..config import PREFIX
 from ..errors import (
     BadRequest,
@@ -208,7 +208,7 @@ class Gate:
     def _check(self, headers: Headers) -> None:
         host = host_of(headers.get("host", ""))
         # A page can rebind its host name to this machine, but not an IP address.
-        if host not in self._hosts and ip_address(host) is None:
+        if host not in self._hosts and not _is_ip(host):
             raise Forbidden(
                 "this Host is not the engine's: address it by IP, or let its owner list the name "
                 "(MLX_PROVIDER_ALLOWED_HOSTS)",
@@ -237,6 +237,12 @@ def own_names(host: str) -> set[str]:
     """Names by which other machines may address this one, if it listens on `host`."""
     machine = socket.gethostname()
     return {"localhost", host, machine, f"{machine.partition('.')[0]}.local"}
+
+
+def _is_ip(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def host_of(header: str) -> str:

@@ -32,5 +32,5 @@ def test_a_missing_extra_is_named(monkeypatch):
 def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(EngineUnavailable, match=f"port {port} is in use"):
+        with pytest.raises(EngineUnavailable, match=f"port {port} on 127.0.0.1 is in use"):
             start_proxy(tmp_path / "config.yaml", {}, port=port)

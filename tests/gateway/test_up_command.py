@@ -318,7 +318,7 @@ def test_a_port_of_somebody_else_is_named(
             kept.write(last)
             code, shown, told = invoke("up", "demo", "--port", str(port))
             assert (code, shown) == (1, "")
-            assert f"port {port} is in use: choose another with --port" in told
+            assert f"port {port} on 127.0.0.1 is in use: choose another with --port" in told
             assert kept.running() is None
             assert kept.record() == last  # the next `up` does not try that port again
 
