@@ -53,9 +53,9 @@ def running_engine(
 def none_runs(here: Runtime) -> str:
     """Why there is no engine; empty: a process holds the lock. Raises `EngineUnavailable` for
     another user's folder, and for something else at the socket's path."""
-    from ..client.runtime_folder import inspect, is_held
+    from ..client.runtime_folder import check_folder, is_held
 
-    if not inspect(here) or not here.socket.exists():
+    if not check_folder(here) or not here.socket.exists():
         none = f"no engine runs in {here.folder}: the first request starts one"
         return "" if is_held(here.lock) else none
     if not here.socket.is_socket():

@@ -1,5 +1,5 @@
-"""Connections to engines, one per address and key in a process. An engine is the process of this
-machine and user, which the first client starts, or one at an address."""
+"""Finds or starts engines: one client per address and key in a process. An engine is this user's
+process on this machine, which the first client starts, or one at an address."""
 
 import os
 import select
@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from pydantic import ValidationError
+
 from ..config import PREFIX, Runtime, runtime
 from ..errors import EngineUnavailable
 from ..protocol.events import ErrorBody
@@ -22,9 +24,10 @@ from .messages import Address, parse_address
 from .runtime_folder import EngineLock, holder, identity, open_own_file, prepare
 
 START_LIMIT = 180.0
+"""Seconds."""
 POLL = 0.05
 READY = b"ready\n"
-"""What a started engine reports once it listens; else an `ErrorBody`."""
+"""What a started engine writes to `--ready-fd` once it listens. If it fails, an `ErrorBody`."""
 LARGEST_LOG = 8 * 2**20
 """Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
 LOG_POLL = 1.0
@@ -33,7 +36,7 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Safe from any thread and any process."""
+    """Starts this user's engine process. Safe from any thread and any process."""
 
     runtime: Runtime
     command: Sequence[str] = ENGINE_COMMAND
@@ -55,7 +58,7 @@ class LocalEngine:
                     )
                 time.sleep(POLL)
             try:
-                os.ftruncate(lock.descriptor, 0)  # the process id of an earlier engine
+                os.ftruncate(lock.descriptor, 0)  # removes the process id of an earlier engine
                 self._start(lock)
             finally:
                 lock.release()
@@ -65,23 +68,29 @@ class LocalEngine:
             ) from None
 
     def _start(self, lock: EngineLock) -> None:
-        own = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
+        folder = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
         with os.fdopen(_open_log(self.runtime.log), "ab") as log, ExitStack() as ending:
-            begin = log.seek(0, os.SEEK_END)
-            hear, tell = os.pipe()
-            report = ending.enter_context(os.fdopen(hear, "rb"))
+            begin = log.seek(0, os.SEEK_END)  # where the output of this start begins
+            read_end, write_end = os.pipe()
+            report = ending.enter_context(os.fdopen(read_end, "rb"))
             try:
                 process = subprocess.Popen(
-                    [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(tell)],
+                    [
+                        *self.command,
+                        "--lock-fd",
+                        str(lock.descriptor),
+                        "--ready-fd",
+                        str(write_end),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(lock.descriptor, tell),
+                    pass_fds=(lock.descriptor, write_end),
                     start_new_session=True,
-                    env={**self.runtime.environment, **own},
+                    env={**self.runtime.environment, **folder},
                 )
             finally:
-                os.close(tell)
+                os.close(write_end)
             # waits for the child, so that it never becomes a zombie
             threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
             self._await_report(process, report, begin)
@@ -103,18 +112,22 @@ class LocalEngine:
             last = f"{_tail(log, begin)}; full log: {log}"
             raise EngineUnavailable(f"the engine process ended at its start ({how}): {last}")
         if line != READY:
-            raise ErrorBody.model_validate_json(line).exception()
+            try:
+                raise ErrorBody.model_validate_json(line).exception()
+            except ValidationError:  # it ended while it wrote
+                last = _tail(log, begin)
+                raise EngineUnavailable(f"the engine process ended at its start: {last}") from None
 
 
 def limit_log(path: Path) -> None:
-    """Begin a new log file whenever `path`, this process's output, is larger than `LARGEST_LOG`. A
-    thread looks every `LOG_POLL` seconds."""
+    """Begin a new log file whenever `path`, to which this process's output goes, is larger than
+    `LARGEST_LOG`. A thread looks every `LOG_POLL` seconds."""
 
     def watch() -> None:
         while True:
             time.sleep(LOG_POLL)
-            if os.fstat(2).st_size > LARGEST_LOG:
-                with suppress(EngineUnavailable, OSError):  # the next look tries again
+            with suppress(EngineUnavailable, OSError):  # the next look tries again
+                if os.fstat(2).st_size > LARGEST_LOG:
                     descriptor = _open_log(path)
                     os.dup2(descriptor, 1)
                     os.dup2(descriptor, 2)
@@ -130,29 +143,34 @@ def _open_log(path: Path) -> int:
 
 
 def _tail(log: Path, begin: int) -> str:
-    with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
-        file.seek(begin)
-        text = file.read(2**20).decode(errors="replace")
+    try:
+        with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - 2**20))
+            text = file.read(2**20).decode(errors="replace")
+    except EngineUnavailable as error:
+        return f"its log cannot be read ({error.message})"
     summary = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
     return " / ".join(summary[-5:]) or "nothing in the log"
 
 
 def connect(api_base: str | None = None, api_key: str | None = None) -> HttpClient:
-    """Contacts and starts nothing before its first use. `api_base`: `http(s)://host:port` or
+    """Connects and starts nothing before its first request. `api_base`: `http(s)://host:port` or
     `unix:/path/to.sock`; unset: this user's engine on this machine. Raises `BadRequest` for another
     form."""
     return _connections.client(api_base, api_key)
 
 
 def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
+    """A new client of this user's engine."""
     here = runtime(environ)
     address, mine = Address("http://engine", os.fspath(here.socket)), partial(identity, environ)
     return HttpClient(address, start=LocalEngine(here).ensure, identity=mine)
 
 
 class Connections:
-    """One client per address and key; the runtime folder of the variables is this user's address.
-    Safe from any thread and across `fork`: without a lock, which a child could inherit locked."""
+    """One client per address and key. The address of this user's engine is the socket in the runtime
+    folder. Safe from any thread and across `fork`: it uses no lock, which a child could inherit
+    locked."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ

@@ -1,5 +1,5 @@
-"""The owner-only folder where clients find a user's engine: its lock, and the identity of its
-process, by which a client sees that it needs another one."""
+"""The owner-only folder of a user's engine: its checks, the engine's lock, and the identity
+(versions, plugins, settings) by which a client sees that a running engine is out of date."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ..upstream.runtime import NAMES
 
 OWN, PYTHON = "mlx-provider", "python"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
-NOT_THE_ENGINES = {
+NOT_IDENTITY = {
     *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")),
     *NAMES,
 }
-"""Secret variables, those without effect for clients of a running engine, and those that the engine
-sets itself."""
-OTHERS = (
+"""Variables that make no engine out of date: a secret, those in which its clients may differ, and
+those that the engine sets itself."""
+OTHER_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "HF_ENDPOINT",
     "HF_HOME",
@@ -41,27 +41,31 @@ OTHERS = (
     "PYTHONPATH",
 )
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
+"""How further variables of the identity begin and end: those of MLX, and of Gemma 3's window."""
 SECRET = ("HF_TOKEN",)
 OWN_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
 POLL = 0.05
 LONGEST_SOCKET_PATH = 103
-"""Bytes on any system (macOS 103, Linux 107)."""
+"""Bytes, the least of all systems (macOS 103, Linux 107)."""
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Versions, plugins of third parties, Python and settings, by name. Secrets as digests."""
+    """What an engine would be that starts now: versions, plugins of third parties, Python and
+    variables, by name. Secrets are digests."""
     code = {name: installed_version(name) for name in PACKAGES} | dict(_plugins(environ))
     code |= {OWN: __version__, PYTHON: f"{sys.prefix} ({platform.python_version()})"}
-    names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHERS]
+    # an empty variable counts as unset, except that of the plugins: none
+    names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHER_VARIABLES]
     return code | {
         name: _digest(environ[name]) if name in SECRET else environ[name]
         for name in names
-        if name not in NOT_THE_ENGINES and (environ[name] or name == SELECTION)
+        if name not in NOT_IDENTITY and (environ[name] or name == SELECTION)
     }
 
 
 def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Not those that only this program finds, beside its script or by its own `sys.path`."""
+    """Of third parties, without those that an engine would not find: beside this program's script,
+    or on its own `sys.path`."""
     wanted, searched = selection(environ), [*site.getsitepackages(), site.getusersitepackages()]
     searched += filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     folders = {os.path.realpath(folder) for folder in searched}
@@ -74,6 +78,7 @@ def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Texts by name. Empty also if the other engine told no identity."""
     if not theirs:
         return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
@@ -92,11 +97,12 @@ def _digest(text: str) -> str:
 def prepare(runtime: Runtime) -> None:
     """Create the folder, or check that no other user can access it. Raises `EngineUnavailable` that
     names the folder and the remedy."""
-    inspect(runtime, make=True)
+    check_folder(runtime, make=True)
 
 
-def inspect(runtime: Runtime, *, make: bool = False) -> bool:
-    """Whether the folder exists. Creates nothing, unless `make`. Raises like `prepare`."""
+def check_folder(runtime: Runtime, *, make: bool = False) -> bool:
+    """Whether the folder exists. Creates nothing, unless `make`. Raises like `prepare`, also if it
+    could not be created later. Each message ends with a remedy, after its last ": "."""
     folder = runtime.folder
     if len(os.fsencode(runtime.socket)) > LONGEST_SOCKET_PATH:
         raise EngineUnavailable(
@@ -143,8 +149,8 @@ def open_own_file(path: Path, flags: int) -> int:
 
 
 class EngineLock:
-    """Held by the engine process from before its start to its end. A client acquires it and passes
-    the descriptor to the process that it starts, so that no second engine can start in between."""
+    """The engine process has it as long as it lives. A client acquires it and passes the descriptor
+    to the process that it starts, so that no second engine can start in between."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -172,15 +178,17 @@ class EngineLock:
         return cls(descriptor)
 
     def sign(self, pid: int | None = None) -> None:
+        """Write the process id of the holder into the file."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{pid or os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """A child that inherited the descriptor keeps it."""
+        """Close this process's descriptor. A child process with a copy still has the lock."""
         os.close(self.descriptor)
 
 
 def holder(path: Path) -> str:
+    """Its process id, or `unknown`."""
     try:
         return read_bounded(path, 100).decode(errors="replace").strip() or "unknown"
     except OSError:
@@ -188,6 +196,7 @@ def holder(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
+    """Whether a process has the lock. Takes it for a moment to find out."""
     if not path.exists():
         return False
     lock = EngineLock.try_take(path)

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..client.connection import local_client
-from ..client.runtime_folder import differences, holder, identity, inspect, is_held
+from ..client.runtime_folder import check_folder, differences, holder, identity, is_held
 from ..config import PREFIX, SETTING_NAMES
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
@@ -83,11 +83,11 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
     remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
     summary = f"{folder} will be made"
     try:
-        if inspect(subject.runtime):
+        if check_folder(subject.runtime):
             summary = f"{folder} is this user's alone"
         if (free := _free(folder)) < LOG_BYTES:
             problem = f"{folder}: only {size(free)} are free for sockets and the engine's log"
-    except EngineUnavailable as error:  # `inspect` ends its messages with a remedy
+    except EngineUnavailable as error:  # `check_folder` ends its messages with a remedy
         problem, _, remedy = error.message.rpartition(": ")
     yield Finding.of("runtime.folder", problem, summary, remedy)
 

@@ -126,9 +126,9 @@ class Row:
     error: MLXProviderError | None = None
     """A failure in the row's own work. Its request ends with its next token."""
     corrupted: bool = False
-    """Its cache, by a failed pass: nothing of it is stored."""
+    """A pass of it has failed, so nothing of its cache is stored."""
     retry_alone: bool = False
-    """After a failed device step: its next pass has no other row."""
+    """Its last pass has failed, so its next one has no other row."""
 
     lease: Lease | None = None
     """Its buffers that entries of the prefix cache may refer to."""
@@ -184,7 +184,7 @@ class Request:
     """Share of the device of its account, relative to others."""
     session: str | None = None
     retain: bool = False
-    """Whether its session comes back, however late."""
+    """Whether the client has announced that its session comes back."""
     drafts: bool = True
     may_skip: bool = True
     echoed: bool = False
@@ -218,7 +218,8 @@ class Request:
 
     @property
     def ahead(self) -> bool:
-        """Whether it has no reply: its prompt is the beginning of one that will come."""
+        """Whether it is a background prefill: it has no reply, and its prompt is the beginning of
+        one that will come."""
         return self.max_tokens == 0 and self.inputs is None
 
     @property
@@ -283,7 +284,7 @@ class PrefillJob:
     scoring: Scoring | None = None
     """Nothing is prefilled before it ends."""
     pieces: int = 0
-    """Of the scoring, so far."""
+    """Scored pieces so far."""
 
     @property
     def restoring(self) -> bool:

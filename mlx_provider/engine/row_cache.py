@@ -73,7 +73,7 @@ def kv_arrays(layer: Any) -> list[Any]:
 
 
 def own_arrays(layer: Any) -> list[Any]:
-    """The same without those of a common prefix."""
+    """Keys and values without those of a common prefix."""
     if layer.keys is None:
         return []
     both = (layer.keys, layer.values)

@@ -29,7 +29,7 @@ SMOOTHING = 13
 FIRST = 32
 """First tokens of the prompt that are always kept, because they get much of the attention."""
 LAST = 128
-"""The same at its end: the question, and the start of the reply."""
+"""Last tokens that are always kept: the question, and the start of the reply."""
 LENGTH = 12
 MOVED = 70
 AT_ONCE = 7

@@ -43,14 +43,14 @@ class RowBuffers:
         self.first = first
         self.base = base
         self.nodes: set[Node] = set()
-        """Those that refer to it. They are on one path."""
+        """The nodes whose tokens are in these buffers. They are on one path."""
         self.stored = 0
-        """Bytes of these nodes, which the prefix cache counts: they are not charged to the row."""
+        """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
         self.intact = True
         """False after a device failure in its last row."""
         self._users: tuple[weakref.ref[Lease], ...] = ()
         self.above = weakref.WeakSet[RowBuffers]()
-        """Those that begin with this prefix."""
+        """The buffers of rows that continue this prefix."""
         self._heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = {}
         if base is not None:
             base.above.add(self)
@@ -95,7 +95,8 @@ class RowBuffers:
         return [each[..., start:stop, :] for each in found]
 
     def head(self, length: int) -> Mapping[int, Prefix]:
-        """The same objects as long as a row has them: they tell which rows attend together."""
+        """The first `length` tokens. The same objects as long as a row has them: rows with the same
+        objects attend to them together."""
         held = self._heads.setdefault(length, weakref.WeakValueDictionary())
         found = {leaf: held.get(leaf) or each.head(length) for leaf, each in self.layers.items()}
         held.update(found)
@@ -164,18 +165,19 @@ class RowBuffers:
 
 @dataclass(eq=False)
 class Lease:
-    """What a row, or a queued prompt that may soon begin, uses of the prefix cache: it stays."""
+    """What a row, or a queued prompt that may soon begin, uses of the prefix cache. It is not
+    evicted."""
 
     own: RowBuffers | None = None
     """The row's buffers. `None` if no entry can refer to them."""
     base: RowBuffers | None = None
-    """Those of the common prefix with tokens `[0, shared)`."""
+    """The buffers of the common prefix with tokens `[0, shared)`."""
     shared: int = 0
     claimed: tuple[RowBuffers, ...] = ()
     """What a queued prompt will use if it is admitted."""
     claimed_bytes: int = 0
     token_bytes: int = 0
-    """Of a token in the common prefix."""
+    """Bytes of a token in the common prefix."""
     capacity: int = 0
     """Tokens. 0: unknown, because the row did not begin with buffers of an entry or a prefix."""
 
@@ -184,7 +186,7 @@ class Lease:
             self.token_bytes = self.base.token_bytes
 
     def acquire(self) -> Lease:
-        """From now on its buffers stay."""
+        """From now on its buffers are not evicted."""
         for each in self.buffers:
             each.used_by(self)
         if self.own is not None:
@@ -331,7 +333,7 @@ class Leases:
         return copied, Lease(other, own.base, own.first, capacity=other.capacity).acquire()
 
     def claim(self, match: Match) -> Lease | None:
-        """What a queued prompt will use. Changes nothing; `Lease.acquire` makes it stay."""
+        """A lease on what a queued prompt will use, not acquired yet. `None`: nothing."""
         own, base, tokens = self._plan(match)
         if own is None and base is None:
             return None
@@ -343,12 +345,12 @@ class Leases:
         return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
 
     def lease(self, cache: list[Any]) -> Lease | None:
-        """For a row that has copied all its tokens."""
+        """Of a row that has copied all its tokens. `None`: entries may not refer to rows."""
         layers = own_layers(cache)
         return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
 
     def _takeable(self, own: RowBuffers, match: Match) -> bool:
-        """Whether a row may take the buffers over, which then have all that it needs."""
+        """Whether a row may take the buffers over: unused, intact, and with the whole match."""
         if own.common or own.needed or not own.intact:
             return False
         fits = all(

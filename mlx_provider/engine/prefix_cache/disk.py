@@ -65,7 +65,7 @@ class Index:
         self._segments: dict[tuple[str, int], set[str]] = {}
         """Their names, by the digest of the tokens before them and their first token."""
         self._states: Counter[int] = Counter()
-        """How many snapshots there are after so many tokens."""
+        """The number of snapshots, by token count."""
 
     def add(self, header: Header) -> None:
         self.remove(header.name)

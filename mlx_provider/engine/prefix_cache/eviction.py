@@ -27,7 +27,7 @@ ATTENTION_DEPTH = 8192
 PINNED = 16
 """Weight of the newest path of a session."""
 AWAITED = 256
-"""The weight while tools run whose results will come, or if the client says that it comes back."""
+"""The same while tools run whose results will come, or if the client has announced its return."""
 PROVEN = 3
 """Hits up to which the weight of a node grows."""
 FRESH = 0.3
@@ -39,7 +39,7 @@ class Pin:
     """The newest path of a session."""
 
     leaf: Node
-    """Its end, or that of the part which is stored."""
+    """Its last stored node."""
     nbytes: int
     """Of the whole path."""
     awaited: bool
@@ -49,7 +49,7 @@ class Pin:
 
 
 class Sessions(dict[str, Pin]):
-    """By their names, the oldest first."""
+    """The newest paths by the names of sessions, the oldest first."""
 
     turn = 0
     last = ""

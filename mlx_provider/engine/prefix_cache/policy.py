@@ -116,7 +116,7 @@ class PrefixCachePolicy:
         return ()
 
     def claim(self, job: PrefillJob) -> None:
-        """Let the rows of a queued prompt hold them."""
+        """Acquire the leases of `claims` for the rows of a queued prompt."""
         with isolated_cache(job.request):
             for row, lease in zip(job.rows, self.claims(job), strict=False):
                 row.lease = lease and lease.acquire()
@@ -231,7 +231,7 @@ class PrefixCachePolicy:
         return done // self._grid * self._grid
 
     def keep_prefill(self, job: PrefillJob) -> None:
-        """If tokens were left out, the tokens after them differ from those of other prompts."""
+        """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
         if job.cache is None or job.ids is None or job.places is not None:
             return
         whole = self._whole(job.done)
@@ -267,14 +267,14 @@ class PrefixCachePolicy:
         request.stored = max(request.stored, min(stored, prompted) - request.cached)
 
     def give_back(self, rows: Iterable[Row]) -> None:
-        """They have ended, or were merged with others, and none of their passes has failed."""
+        """Release the leases of rows that ended or were merged, and of which no pass has failed."""
         for row in rows:
             if row.lease is not None:
                 with isolated_cache(row.request):
                     self.cache.release(row.lease)
 
     def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
-        """The layout may have merged rows."""
+        """Release the leases of rows that the layout has merged."""
         own = (row for row in rows if row.lease is not None and row.lease.own is not None)
         self.give_back(row for row in own if cache_of(row) is None)
 

@@ -35,7 +35,7 @@ Encoded = list[Any]
 
 
 def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
-    """They keep no larger buffer alive."""
+    """Contiguous copies, which keep no larger buffer alive."""
     made = {leaf: [mx.contiguous(array) for array in each] for leaf, each in layers.items()}
     mx.eval(made)
     return made

@@ -105,7 +105,7 @@ class Node:
     hits: int = 0
     """Number of rows restored through it. Starts at 1 if it continued a stored path."""
     generated: bool = False
-    """Its tokens are from a reply: a prompt that leaves it has tokenized the reply differently."""
+    """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
     def hold(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
         """Replace what it holds. Nothing else changes the totals of nodes."""
@@ -153,7 +153,7 @@ class Node:
 
     @property
     def needed(self) -> bool:
-        """Whether its eviction frees nothing."""
+        """Whether its buffers are in use, so that its eviction frees nothing."""
         return self.row is not None and self.row.needed
 
     @property
@@ -187,7 +187,7 @@ class Match:
     asked: int = 0
     """Tokens of the prompt."""
     stateful: Node | None = None
-    """Its snapshot is needed."""
+    """The row resumes with the snapshot of this node. `None`: it needs none."""
     diverged_at: int | None = None
     """First position that differs from the path, if any."""
     branch: int = 0

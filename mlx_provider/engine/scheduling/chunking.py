@@ -159,7 +159,7 @@ class Chunking:
             return alone + self.costs.pass_of(0, 0, size, job.done)
 
         def with_repayment(size: int) -> float:
-            """With the following steps without a chunk that compensate for it."""
+            """Seconds with the steps without a chunk that follow and compensate for it."""
             return max(gap(size), fair * (gap(size) - alone) / (fair - alone))
 
         sizes = self._wide(sizes, gap)

@@ -219,7 +219,8 @@ class StepBuilder:
         self._released = sum(row.stored for request in late for row in request.rows)
         """Bytes of the prefix cache that rows no longer use."""
         self._claims: dict[PrefillJob, Sequence[Lease | None]] = {}
-        """What prompts would use of it. The record has no lease, so reclaimed memory is free."""
+        """Leases of queued prompts, not acquired. They are not in the record, where they would keep
+        memory."""
 
     @property
     def live(self) -> list[Row]:

@@ -164,7 +164,7 @@ class AcceptanceRate:
 
 @dataclass
 class SharedRate(AcceptanceRate):
-    """Of all rows together, which a new row is expected to have, too."""
+    """The acceptance rate of all rows together, which a new row is expected to have, too."""
 
     memory: int = LASTING
 
@@ -195,7 +195,7 @@ class RowAcceptance(AcceptanceRate):
 
 
 Row = Sequence[RowAcceptance | None]
-"""Of each drafter; `None`: it cannot draft for the row."""
+"""Acceptance rates of one row, by drafter; `None`: it cannot draft for the row."""
 
 
 @dataclass
@@ -213,7 +213,7 @@ class Policy:
     _rows: int = 1
     """Of the last pass."""
     _rests: bool = False
-    """No drafts, until a drafter of a row may be tried or the result of a draft is known."""
+    """No drafts until a parked drafter may be tried, or the result of a draft is known."""
 
     def wanted(self, rows: Sequence[Row], others: int, seconds: Seconds) -> list[Asks]:
         """The drafters to ask for each row. `others`: rows without drafters."""

@@ -45,7 +45,7 @@ class Source:
 
 @dataclass
 class Origin:
-    """Of the drafts of a row in the last pass."""
+    """Who made the drafts of a row in the last pass."""
 
     known: int = 0
     """Number of leading drafts from its grammar or its forecast."""
@@ -92,7 +92,7 @@ class Speculation:
         self._possible = True
         self._asked: set[int] = set()
         self._kind: Kind = frozenset()
-        """Of the last pass with drafts."""
+        """The drafters of the last pass with drafts."""
         self._guessing = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
