@@ -168,9 +168,9 @@ def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
 
 
 class Connections:
-    """One client per address and key. The address of this user's engine is the socket in the runtime
-    folder. Safe from any thread and across `fork`: it uses no lock, which a child could inherit
-    locked."""
+    """One client per address and key. The socket in the runtime folder is the address of this
+    user's engine. Safe from any thread and across `fork`: it uses no lock, which a child could
+    inherit locked."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
