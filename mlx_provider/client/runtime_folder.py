@@ -41,7 +41,7 @@ OTHER_VARIABLES = (
     "PYTHONPATH",
 )
 MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
-"""How further variables of the identity begin and end: those of MLX, and of Gemma 3's window."""
+"""How further variables of the identity begin and end: those of MLX, and windows of families."""
 SECRET = ("HF_TOKEN",)
 OWN_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
 POLL = 0.05

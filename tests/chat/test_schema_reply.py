@@ -64,6 +64,9 @@ def test_null_is_a_value() -> None:
 def test_a_broken_schema_is_refused() -> None:
     with pytest.raises(BadRequest, match="schema is not valid"):
         violation(1, {"type": 3})
+    for nowhere in ("#/nope", "#"):
+        with pytest.raises(BadRequest, match="leads nowhere"):
+            violation(1, {"$ref": nowhere})
 
 
 @pytest.mark.parametrize("case", cases("response_format_parse"))

@@ -21,6 +21,7 @@ from mlx_provider.errors import (
     EngineUnavailable,
     MLXProviderError,
     Overloaded,
+    RequestFailed,
 )
 from mlx_provider.protocol.events import Accepted, Done, Failed
 from waiting import PATIENCE
@@ -232,6 +233,22 @@ def test_an_unread_generation_does_not_hold_up_another(
     events = read(unread)
     assert text(events) == "x" * 1_000_000
     assert len(events) < 1000
+
+
+def test_an_engine_that_does_not_answer_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = HttpClient(Address(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        with pytest.raises(EngineUnavailable, match=r"did not answer within 0\.2 s"):
+            client.ask("GET", "/health", seconds=0.2)
+        client.close()
+
+
+def test_why_no_request_can_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadRequest, match="beyond ASCII"):
+        HttpClient(Address("https://127.0.0.1:9"), "k\u00e9y")
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent.pem")
+    with pytest.raises(RequestFailed, match="request to the engine failed: FileNotFoundError"):
+        HttpClient(Address("https://127.0.0.1:9")).send("/v1/generate", b"{}")
 
 
 def test_nobody_there_is_unavailable() -> None:

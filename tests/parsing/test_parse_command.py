@@ -58,6 +58,7 @@ def test_a_cut_call_is_not_among_the_calls() -> None:
     ("line", "word"),
     [
         ("no json", "Expecting value"),
+        ('{"chunks": ' + "[" * 100_000, "recursion"),
         ("[1]", "dictionary"),
         ({"id": 7, "chunks": ["a"]}, "name a tool_parser"),
         ({"id": 7, "tool_parser": "nobody", "chunks": ["a"]}, "no tool parser 'nobody'"),
