@@ -55,11 +55,8 @@ def wired_memory(subject: Subject) -> Iterator[Finding]:
     if subject.is_mac:
         summary, limit = "the limit of wired memory is the system's own", subject.wired()
         remedy = "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system"
-        problem = (
-            f"iogpu.wired_limit_mb is {limit}: with a raised limit, several requests at the same "
-            "time have made machines panic (mlx issue 3186)"
-        )
-        problem = problem if limit else ""
+        raised = f"iogpu.wired_limit_mb is {limit}: with a raised limit, several requests at once "
+        problem = f"{raised}have made machines panic (mlx issue 3186)" if limit else ""
         yield Finding.of("memory.wired", problem, summary, remedy, "warn")
 
 
@@ -237,7 +234,8 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
         yield f"{OPTIONS_PATH} is not a mapping", f"write {OPTIONS_PATH}: {{kv_bits: 8}}"
         return
     # `model_info.mlx_kv_bits` is the same as `model_info.mlx.kv_bits`
-    flat = {str(name).removeprefix("mlx_"): info[name] for name in info if _is_flat(name)}
+    named = {str(name): value for name, value in info.items()}
+    flat = {name[4:]: value for name, value in named.items() if name.startswith("mlx_")}
     given = flat | {str(name): value for name, value in nested.items()}
     for name in given.keys() - OPTIONS:
         remedy = _similar(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
@@ -277,10 +275,6 @@ def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
     elif not path.is_absolute():
         summary = f"{name} depends on the folder in which an engine was started"
         yield summary, f"write model: mlx/{(config.parent / path).resolve()}"
-
-
-def _is_flat(name: object) -> bool:
-    return str(name).startswith("mlx_")
 
 
 def _model(entry: Fields) -> str:

@@ -196,7 +196,7 @@ class EngineBuilder:
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         model, make_cache, reserve = weights.model, kv.make_cache, self._budgets.reserve
         if compiles():
-            with self._progress.stage(weights.name, "compiling kernels"):
+            with self._progress.stage(weights.name, "compiling kernels, once on this machine"):
                 compile_kernels(model, make_cache, reserve)
         if (known := self._measurements.find(kv.key)) is not None:
             return known

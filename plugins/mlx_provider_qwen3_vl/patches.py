@@ -114,9 +114,8 @@ class PatchMedia:
         pixels = OnDemand(lambda: item.scaled(*scaled))
         blocks, text = [], []
         for group in range(-(-count // span)):
-            # the mean of the first and the last frame, which fills the last group
-            last = min((group + 1) * span, count) - 1
-            seconds = (group * span + last) / 2 / videos.fps
+            # the mean time of the group's frames, at the sampling rate of the processor
+            seconds = (group * span + (span - 1) / 2) / videos.fps
             cut = partial(self._video_group, group)
             blocks.append(self._block(item, pixels, cut, grid, group))
             text.append(TIME.format(seconds=seconds) + GROUP)

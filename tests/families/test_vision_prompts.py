@@ -226,7 +226,7 @@ def test_prompts_are_prepared_on_many_threads(name: str, load, ask) -> None:
 def test_patches_in_strips_are_upstreams(
     size: tuple[int, int], load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patches, "STRIP", 4096)
+    monkeypatch.setattr(patches, "STRIP_PIXELS", 4096)
     model, item = load("qwen3_vl"), tiny_image(7, *size)
     images = model.marks.place.__self__.images
     want, grid = images._process_one(item.pixels.transpose(2, 0, 1))

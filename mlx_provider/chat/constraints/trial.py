@@ -58,8 +58,7 @@ class GrammarTrial:
     `size`: tokens of the vocabulary. `names`: ids of its special tokens."""
 
     def __init__(self, size: int, names: Mapping[str, int]) -> None:
-        vocabulary = json.dumps({"size": size, "names": dict(names)}).encode()
-        self._setups = {"vocabulary": vocabulary}
+        self._setups = {"vocabulary": json.dumps({"size": size, "names": dict(names)}).encode()}
         self._processes = BoundedProcesses(CHILD, MEMORY, [json.dumps(dict(LIMITS))])
 
     def find_fault(self, lark: str, allowance: Allowance) -> str:

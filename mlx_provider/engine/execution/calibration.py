@@ -51,8 +51,9 @@ COMPILED = 256
 """Tokens of the widest pass for which a GPU may have to compile kernels."""
 FLAT = 64
 """Widest pass, in tokens, with a flat cost."""
-ENOUGH = 1.5
-"""After so many seconds of passes of a kind, no further ones are timed. First ones do not count."""
+ENOUGH, IN_ALL = 1.5, 5.0
+"""After so many seconds of passes of a kind, or of all kinds, no further ones are timed. First ones
+do not count."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9
@@ -93,7 +94,7 @@ class Measured:
         return self.probe.conclusive and self.curve != UNMEASURED
 
 
-@dataclass(frozen=True)
+@dataclass
 class Times:
     passes: OnDevice
     context: int
@@ -101,6 +102,7 @@ class Times:
     depths: Sequence[int]
     """Of the deep cache, the best first."""
     longest_row: int
+    seconds_left: float = IN_ALL
 
     def measure(self, probe: Probe) -> Measured:
         """Time what the probe allows, and choose whether rows are padded."""
@@ -119,7 +121,7 @@ class Times:
             return found
         least, key = min(short.values()) / 2, curve.per_key(1)
         alone = {n: max(least, s - key * sum(self._lengths(n))) for n, s in rows.items()}
-        saved = rows[MIXED] + short[width] - mixed[width] if mixed else None
+        saved = rows[MIXED] + short[width] - mixed[width] if mixed else 0.0  # unmeasured: none
         curve = replace(curve, rows=non_decreasing(alone), saved=saved)
         expected = partial(curve.with_drafts, width=1, rows=1, keys=sum(self._lengths(1)))
         drafts = ((n, max(0.0, s - rows[1] - expected(n))) for n, s in drafted.items())
@@ -171,13 +173,15 @@ class Times:
             # the two widest so far: (size, seconds)
             (n, s), (m, t) = [(1, inf), (1, 0.0), *found.items()][-2:]
             linear = m > FLAT and t >= CLEARLY * s * m / n
-            late = spent > ENOUGH or (size > FLAT and (linear or t * size / m > LONGEST_GAP))
-            took = () if late else attempt(partial(run, size))
+            late = spent > ENOUGH or self.seconds_left <= 0
+            wasted = size > FLAT and (linear or t * size / m > LONGEST_GAP)
+            took = () if late or wasted else attempt(partial(run, size))
             if isinstance(took, Fault):
                 log.warning("passes could not be timed: %s", took.summary)
             if isinstance(took, Fault) or not took:
                 break
             spent += sum(took[1:])
+            self.seconds_left -= sum(took[1:])
             found[size] = min(took[1:])
         return found
 

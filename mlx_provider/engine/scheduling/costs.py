@@ -52,7 +52,7 @@ class Curve:
     each). Empty: they take as long as a chunk of as many tokens."""
     saved: float | None = None
     """Seconds by which a chunk in the pass of rows is faster than two passes; negative: slower.
-    `None`: as long as one token takes, because the weights are read once."""
+    `None`, without any measurement: as long as one token takes, as if only weights took time."""
     first: float = 0.0
     """Extra seconds of the first chunk with a new pair of (chunk tokens, cached tokens)."""
     drafts: Points = ()
