@@ -48,7 +48,7 @@ def _demand(owner: type[BaseModel], loc: list[str | int], error: Any) -> str:
     if kind in _WHOLE:
         return str(error["msg"])
     ranged = kind.startswith(_BOUNDS) and len(loc) == 1
-    return f"{allowed_range(owner, str(loc[0])) if ranged else error['msg']}, got {shown(value)}"
+    return f"{allowed_range(owner, str(loc[0])) if ranged else error['msg']}, got {quote(value)}"
 
 
 def allowed_range(owner: type[BaseModel], name: str) -> str:
@@ -64,7 +64,7 @@ def allowed_range(owner: type[BaseModel], name: str) -> str:
     return "must be " + " and ".join(bounds)
 
 
-def shown(value: object, length: int = 80) -> str:
+def quote(value: object, length: int = 80) -> str:
     """The beginning of a value, without formatting a large value completely."""
     brief = Repr()
     brief.maxstring = brief.maxother = brief.maxlong = length

@@ -73,10 +73,10 @@ class HttpClient(Transport):
         return parse_stats(self.ask("GET", "/v1/stats"))
 
     def cache_report(self) -> Any:
-        return json.loads(self.ask("GET", "/cache"))
+        return json.loads(self.ask("GET", "/cache", seconds=None))
 
     def cache_clear(self) -> None:
-        self.ask("DELETE", "/cache")
+        self.ask("DELETE", "/cache", seconds=None)
 
     def open_listener(self, request: Mapping[str, Any]) -> tuple[str, Stream]:
         """Let the owner's engine open a port. Returns its URL, and the connection that keeps the

@@ -19,7 +19,7 @@ from pathlib import Path
 from .. import __version__
 from ..config import PREFIX, Runtime, installed_version
 from ..errors import EngineUnavailable
-from ..registry.discovery import SELECTION, installed, selection, times
+from ..registry.discovery import SELECTION, find_plugins, selection, times
 from ..safe_open import make_folder, open_own, read_bounded
 from ..upstream.runtime import NAMES
 
@@ -69,7 +69,7 @@ def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     wanted, searched = selection(environ), [*site.getsitepackages(), site.getusersitepackages()]
     searched += filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     folders = {os.path.realpath(folder) for folder in searched}
-    for plugin, point in installed():
+    for plugin, point in find_plugins():
         if plugin.ours or (wanted is not None and plugin.name not in wanted):
             continue
         if point.dist is not None and os.path.realpath(str(point.dist.locate_file(""))) in folders:

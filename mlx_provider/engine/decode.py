@@ -63,7 +63,7 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -
     load = engine.scheduler.chunking.load(plan.rows, chunk)
     engine.timer.launch(expected, began if read_at is None else engine.clock(), load)
     if drafts and read_at is not None:
-        engine.drafting.waited(drafts, engine.clock() - read_at)
+        engine.drafting.record_idle(drafts, engine.clock() - read_at)
     for row in [row for rows, _ in forward.failed for row in rows]:
         row.corrupted = True
     if read_at is not None:
@@ -94,7 +94,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
         _draw_next(engine, forward, forward.logits)
     engine.timer.advanced = engine.clock()
     if not (forward.failed or recovers):
-        engine.batch.passed(len(forward.rows))
+        engine.batch.record_success(len(forward.rows))
 
 
 def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
@@ -106,7 +106,7 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | Non
     may_draft = may_draft and not any(row.retry_alone for row in plan.rows)
     if may_draft:
         seconds = _estimate_seconds(engine, plan)
-        requested, first = drafting.wanted(plan.rows, seconds)
+        requested, first = drafting.plan_drafts(plan.rows, seconds)
     if not (requested or first or (plan.rows and engine.batch.drafted)):
         return plan, NO_DRAFTS, None
     found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
@@ -116,7 +116,7 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | Non
     else:
         _take(engine, found, read_at, before=True)
     if may_draft and readable:
-        drafts = drafting.guessed(plan.rows, seconds, requested, fails_next)
+        drafts = drafting.make_drafts(plan.rows, seconds, requested, fails_next)
     return engine.scheduler.remaining_plan(plan, readable=readable), drafts, read_at
 
 
@@ -131,7 +131,7 @@ def _take(engine: Engine, found: Sequence[PassResult], now: float, *, before: bo
     drafts one by one, after the others, whose caches have all their tokens already."""
     with_drafts = any(result.drafts for result in found)
     times = engine.timer.end_rows(now, newer=not before, usual=not with_drafts)
-    engine.drafting.passed(found, times)
+    engine.drafting.record_pass(found, times)
     together = [result for result in found if not (before and result.drafts)]
     take_tokens(engine, [read for result in together for read in result.reads], now)
     for result in found:
@@ -142,7 +142,7 @@ def _take(engine: Engine, found: Sequence[PassResult], now: float, *, before: bo
 def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
     """Take a row's accepted drafts, token by token."""
     row, accepted = result.row, len(result.reads) - 1
-    engine.drafting.held(row, result.drafts, accepted)
+    engine.drafting.record_accepted(row, result.drafts, accepted)
     engine.output.add_drafts(result.drafts, accepted)
     for stay, read in enumerate(result.reads, 1):
         if row.finish is None:
@@ -161,15 +161,15 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     if fixed is not None:
         for i, row in enumerate(rows):
             again = partial(retry, engine, [row])
-            own = engine.isolated(row.request, "its sampling")
+            own = engine.isolate(row.request, "its sampling")
             with own if row.retry_alone else Isolation(again):
-                batch.drawn([row], draw(logits[i : i + 1], [row], [mask(row, 0)]))
+                batch.set_drawn([row], draw(logits[i : i + 1], [row], [mask(row, 0)]))
                 row.retry_alone = False
     elif rows:
         with Isolation(partial(retry, engine, list(dict.fromkeys(rows)))):
             masks = [mask(row, at, forward.drafts) for row, at in wanted]
             drawn = [ahead(row, forward.drafts.get(row, ()), at) for row, at in wanted]
-            batch.drawn(rows, draw(logits, drawn, masks), forward.drafts)
+            batch.set_drawn(rows, draw(logits, drawn, masks), forward.drafts)
             for row in rows:
                 row.retry_alone = False  # its own pass has worked
 
@@ -282,7 +282,7 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     engine.drop_rows(rows)
     for job in engine.scheduler.retry_rows(rows):
         engine.look_up(job)
-    engine.batch.failed()
+    engine.batch.record_failure()
 
 
 def select_places(

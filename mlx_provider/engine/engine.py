@@ -117,7 +117,7 @@ class Engine:
         if self.abandon(request):
             self.output.fail(request, error)
 
-    def isolated(self, request: Request, part: str) -> Isolation:
+    def isolate(self, request: Request, part: str) -> Isolation:
         """Wraps a request's own work. An error in it ends only this request."""
         return Isolation(partial(self.fail_by_fault, request, part))
 
@@ -197,7 +197,7 @@ class Engine:
         return self.scheduler.schedule(
             now,
             mixes=self.batch.mixes and not alone,
-            stalled=self.timer.stalled(now),
+            stalled=self.timer.stall_seconds(now),
             passes=self.batch.layout.pass_count,
         )
 
@@ -253,7 +253,7 @@ class Engine:
             if job not in self.scheduler.waiting:
                 continue
             self.output.start(job.request)
-            with self.isolated(job.request, "its prefill"):
+            with self.isolate(job.request, "its prefill"):
                 prefill.begin(self, job)
 
     def charge_merged(self) -> None:

@@ -17,7 +17,7 @@ from ..upstream.cache_classes import sparse
 from . import decode
 from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
 from .execution.grouped_kv import MixedChunk
-from .execution.sampler import draw, scored
+from .execution.sampler import draw, score
 from .inputs import Inputs
 from .prefix_cache.policy import isolated_cache
 from .request import PrefillJob, Request, Row
@@ -93,7 +93,7 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
     elif prefilled.logits is not None and job.request.ahead:
         engine.abandon(job.request)
     elif prefilled.logits is not None:
-        with engine.isolated(job.request, "its prefill"):
+        with engine.isolate(job.request, "its prefill"):
             _end_prefill(engine, job, prefilled.logits)
 
 
@@ -111,7 +111,7 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
         log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.summary)
         engine.batch.mixed.blame()
     elif logits is not None and job in engine.scheduler.waiting:
-        with engine.isolated(job.request, "its prefill"):
+        with engine.isolate(job.request, "its prefill"):
             _end_prefill(engine, job, logits)
 
 
@@ -124,7 +124,7 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | Non
         elif job.scoring is not None and engine.sparse_prefill is not None:
             engine.sparse_prefill.advance(job, seconds)
             if job.scoring is None:
-                grow_by(job.held(), engine.scheduler.ledger.kv_capacity(job))
+                grow_by(job.row_cache(), engine.scheduler.ledger.kv_capacity(job))
                 engine.output.recorder.count("tokens_skipped", job.request.skipped)
     engine.timer.forget()  # this time is not that of a pass
     return None if tried.fault is None else Prefilled(job, None, tried.fault)
@@ -149,7 +149,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
     """Append the chunk to its row's cache. Returns logits (vocab,) if it is the last one of a
     prompt. The last one of an input makes its vector."""
     job, request = chunk.job, chunk.job.request
-    inputs, cache, last = request.inputs, job.held(), chunk.stop == len(job.tokens)
+    inputs, cache, last = request.inputs, job.row_cache(), chunk.stop == len(job.tokens)
     media = [s for s in job.prompt.spans if s.start < chunk.stop and s.end > chunk.start]
     load = engine.scheduler.chunking.load((), chunk)
     engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
@@ -175,7 +175,7 @@ def _logits(engine: Engine, chunk: Chunk, prefill_chunk: PrefillChunk) -> mx.arr
     if job.places is not None:
         return run_alone(engine.model, MixedChunk.of(chunk))
     if not job.wants_prompt_logprobs:
-        return engine.drafting.prefilled(engine.model, job, prefill_chunk)
+        return engine.drafting.prefill(engine.model, job, prefill_chunk)
     found, logits = prompt_logprobs(engine.model, prefill_chunk, job.request, engine.token_names)
     for row in job.request.rows:
         engine.output.post(job.request, [Delta(index=row.index, logprobs=found)])
@@ -243,7 +243,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
             engine.prefix_cache.keep_prefill(job)
     if job.request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-    cache, job.cache = job.held(), None
+    cache, job.cache = job.row_cache(), None
     grow_by(cache, engine.scheduler.ledger.kv_growth(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:
@@ -263,7 +263,7 @@ def _start_row(engine: Engine, row: Row, cache: list[Any], logits: mx.array) -> 
     """Take the first token of a row, one step before the row joins."""
     if row.finish is not None:  # another choice of its request has failed
         return
-    with engine.isolated(row.request, "its sampling") as work:
+    with engine.isolate(row.request, "its sampling") as work:
         drawn = draw(logits[None], [row], [decode.mask(row, 0)])
         read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
     if work.fault is not None:
@@ -284,7 +284,7 @@ def prompt_logprobs(
         raise RequestFailed("the model does not tell how likely a prompt's tokens were")
     tokens, logits = chunk.prompt.tokens, model.prefill_logits(chunk)
     following = list(tokens[chunk.start + 1 : chunk.stop + 1])
-    drawn = scored(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
+    drawn = score(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
     found = read_logprobs(drawn) if following else {}
     whole = [names.describe(tokens[0], None)] if chunk.start == 0 else []
     whole += [names.describe(token, found[at]) for at, token in enumerate(following)]

@@ -375,7 +375,7 @@ class PrefillJob:
         self.tokens, self.ids, self.match = tokens, None, None
         self.cuts, self.keeps, self.estimated_cached = (), (), 0
 
-    def held(self) -> list[Any]:
+    def row_cache(self) -> list[Any]:
         if self.cache is None:
             raise RuntimeError("the prefill has not begun")
         return self.cache

@@ -190,7 +190,7 @@ class SparsePrefill:
         if len(kept) == tokens:
             self._prefill_whole(job, "all of it is kept")
             return
-        job.request.kept, job.cache = kept, sparse(job.held())
+        job.request.kept, job.cache = kept, sparse(job.row_cache())
         job.request.prefilling = f"sparse: {len(kept)} of {tokens} prompt tokens were kept"
         job.thin_out(kept)
 

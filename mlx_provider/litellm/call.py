@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import BadRequest, RequestTimedOut, wrong_part
-from ..invalid import shown
+from ..invalid import quote
 from ..protocol.events import Finish
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..wire import api
@@ -126,7 +126,7 @@ class Deadline:
         seconds: Any = getattr(timeout, "read", timeout)
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (number and seconds > 0):
-            raise BadRequest(f"timeout must be a number of seconds above 0, got {shown(seconds)}")
+            raise BadRequest(f"timeout must be a number of seconds above 0, got {quote(seconds)}")
         self._limit = seconds
         self._ends: float | None = None if seconds is None else time.monotonic() + seconds
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ..chat.messages.normalise import typed_index
 from ..chat.messages.parts import foreign_text
 from ..errors import BadRequest, wrong_part
-from ..invalid import shown
+from ..invalid import quote
 from ..wire.anthropic import request as anthropic
 from ..wire.openai.request import Parameters, as_functions
 from ..wire.responses import conversation as responses
@@ -58,15 +58,15 @@ def _check_others(kwargs: Mapping[str, Any]) -> None:
     for name in ("allowed_openai_params", "additional_drop_params"):
         names = kwargs.get(name) or []
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
-            raise wrong_part(name, f"must be a list of texts, got {shown(names)}")
+            raise wrong_part(name, f"must be a list of texts, got {quote(names)}")
     timeout, form = kwargs.get("timeout"), kwargs.get("response_format")
     try:
         float(timeout if isinstance(timeout, str | list | dict) else 0)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        demand = f"must be a number of seconds, got {shown(timeout)}"
+        demand = f"must be a number of seconds, got {quote(timeout)}"
         raise wrong_part("timeout", demand) from None
     if not isinstance(form, Mapping | type | None):  # a script can pass a class
-        raise wrong_part("response_format", f"must be an object, got {shown(form)}")
+        raise wrong_part("response_format", f"must be an object, got {quote(form)}")
 
 
 def _list_items(items: Any, name: str) -> list[Any]:
@@ -82,7 +82,7 @@ def _list_items(items: Any, name: str) -> list[Any]:
 def _fit_message(message: Mapping[str, Any], index: int, warnings: Warnings | None) -> Any:
     role, content, at = message.get("role"), message.get("content"), f"messages.{index}"
     if not isinstance(role, str):
-        raise wrong_part(f"{at}.role", f"must be a text, got {shown(role)}")
+        raise wrong_part(f"{at}.role", f"must be a text, got {quote(role)}")
     if not isinstance(content, str | list | None):
         problem = f"must be a text or a list, got {type(content).__name__}"
         raise wrong_part(f"{at}.content", problem)
@@ -97,7 +97,7 @@ def _fit_message(message: Mapping[str, Any], index: int, warnings: Warnings | No
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ValidUserMessageContentTypes:
             known = ", ".join(ValidUserMessageContentTypes)
-            unknown = f"unknown type {shown(kind)}, known are {known}"
+            unknown = f"unknown type {quote(kind)}, known are {known}"
             raise wrong_part(f"{at}.content.{n}:", unknown)
     return message if parts == content else {**message, "content": parts}
 

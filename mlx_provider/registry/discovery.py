@@ -49,7 +49,7 @@ SELECTION = "MLX_PROVIDER_PLUGINS"
 """Variable that chooses plugins. Unset: all. Empty: none. Else a comma-separated list of names."""
 
 
-def installed() -> list[tuple[Plugin, EntryPoint]]:
+def find_plugins() -> list[tuple[Plugin, EntryPoint]]:
     """Installed plugins, not loaded yet: built-in ones first, then by distribution and name."""
     points = list(entry_points(group=PROJECT))
     known = {id(point.dist): _read_distribution(point.dist) for point in points}

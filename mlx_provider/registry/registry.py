@@ -23,7 +23,7 @@ from ..records import (
     ToolParser,
 )
 from .contents import KINDS, Catalog, Contents, R, adopt, load
-from .discovery import SELECTION, Plugin, digest, installed, selection
+from .discovery import SELECTION, Plugin, digest, find_plugins, selection
 
 if TYPE_CHECKING:
     import pluggy
@@ -50,7 +50,7 @@ class PluginRegistry:
         raises: a plugin that fails is listed with its error."""
         registry = cls()
         wanted = selection(environ)
-        found = installed()
+        found = find_plugins()
         for plugin, entry_point in found:
             if wanted is None or plugin.name in wanted:
                 registry._load(plugin, entry_point)

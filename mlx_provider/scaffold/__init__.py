@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from .. import __version__
 from ..errors import BadRequest
 from ..hookspecs import API_VERSION
-from ..registry import PluginRegistry, canonical, installed
+from ..registry import PluginRegistry, canonical, find_plugins
 
 LONGEST = 40
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -50,7 +50,7 @@ class PluginName:
 def plugin_name(given: str, kind: Kind, registry: PluginRegistry) -> PluginName:
     """A name that is not in use. Raises `BadRequest` with the remedy."""
     name = PluginName(_plain(given))
-    for plugin, _ in installed():
+    for plugin, _ in find_plugins():
         same = canonical(plugin.name) == canonical(name.name)
         if same or canonical(plugin.distribution) == canonical(name.distribution):
             raise BadRequest(

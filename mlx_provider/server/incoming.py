@@ -26,7 +26,7 @@ from ..errors import (
     RequestTimedOut,
     for_another,
 )
-from ..invalid import bad_request, shown
+from ..invalid import bad_request, quote
 from ..protocol.events import EVENT_BATCH, Event
 from ..protocol.requests import ModelOptions, ModelRequest
 from ..wire.api import ParsedRequest, Read
@@ -229,7 +229,7 @@ def foreign(read: Read) -> Parse:
     def parse(marks: Marks, body: bytearray) -> ParsedRequest:
         value, fields = _json(body), marks(None)
         if not isinstance(value, dict):
-            raise BadRequest(f"body: must be an object, got {shown(value)}")
+            raise BadRequest(f"body: must be an object, got {quote(value)}")
         model = {"model": fields["model"]} if "model" in fields else {}
         return read(value | model, {"options": ModelOptions(), **fields})
 

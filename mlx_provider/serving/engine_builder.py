@@ -231,7 +231,7 @@ def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:
     sizes = _head_sizes(model)
     for group in GROUPS:
         if not any(size % group for size in sizes):
-            return lambda: mlx_lm.quantised(model.make_cache(), bits, group)
+            return lambda: mlx_lm.quantise_cache(model.make_cache(), bits, group)
     raise wrong_option(
         "kv_bits",
         f"the size of this model's heads ({', '.join(map(str, sorted(sizes)))}) is no multiple of "

@@ -219,7 +219,7 @@ class ChatService:
             if found is None:
                 continue
             entry, active = found
-            entry.media.prefilled()  # its first event is the end of its prefill
+            entry.media.end_prefill()  # its first event is the end of its prefill
             if entry.turn is not None and entry.turn.take(events):
                 self.next_prompts.await_results(entry.turn)
             if last:

@@ -177,7 +177,7 @@ class Eager(Policy):
     def __init__(self) -> None:
         super().__init__(beside_prompts=True)
 
-    def wanted(
+    def choose(
         self, rows: Sequence[Sequence[RowAcceptance | None]], others: int, seconds: object
     ) -> list[Asks]:
         self.turns += 1

@@ -21,7 +21,7 @@ from ..records import Function, Parts, Run
 from .patching import namespaces, patch, unpatch
 from .shared_kv import Call, Shared, attend_apart, calls_of, multiplies_quantised
 
-__all__ = ["Parts", "Run", "route", "routed", "watch_attention"]
+__all__ = ["Parts", "Run", "route", "route_attention", "watch_attention"]
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
@@ -39,10 +39,10 @@ FUSED_WIDTHS = (64, 80, 128)
 def route(model: Any) -> bool:
     """Make the attention functions in the modules of `model` accept `Parts`. Idempotent. Returns
     whether any module has such a function."""
-    return patch(namespaces(model), NAME, routed)
+    return patch(namespaces(model), NAME, route_attention)
 
 
-def routed(original: Function) -> Function:
+def route_attention(original: Function) -> Function:
     @functools.wraps(original)
     def attend(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any

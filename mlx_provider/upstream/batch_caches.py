@@ -33,7 +33,7 @@ def mergeable(cache: Sequence[Any]) -> bool:
     return all(hasattr(type(layer), "merge") for layer in leaves(cache))
 
 
-def merged(rows: Sequence[RowCache]) -> RowCache:
+def merge_rows(rows: Sequence[RowCache]) -> RowCache:
     """One batch cache per layer, not evaluated. Layers whose rows have the same offsets share one
     array of offsets, which is then computed and compared once."""
     merge = partial(_merge, dict[tuple[int, ...], mx.array]())

@@ -207,7 +207,7 @@ def _apply_adapter(upstream: Any, model: Any, adapter: Path) -> Any:
     )
 
 
-def quantised(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
+def quantise_cache(cache: Sequence[Any], bits: int, group_size: int) -> list[Any]:
     """An empty cache with its plain KV layers quantised. Upstream has no quantised form of windows
     and recurrent states (cache.py 0.32.2)."""
     from mlx_lm.models.cache import KVCache, QuantizedKVCache

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from ..errors import MLXProviderError, for_another, wrong_part
-from ..invalid import shown
+from ..invalid import quote
 from ..protocol.event_queue import compact
 from ..protocol.events import Accepted, Delta, Done, Event, Failed
 from ..protocol.requests import ModelRequest
@@ -77,7 +77,7 @@ WORDS: Mapping[Any, str] = {
 
 def expect(value: Any, kind: type[T], where: str, inside: str = "") -> T:
     if not isinstance(value, kind):
-        raise wrong_part(where, f"must be {WORDS[kind]}, got {shown(value)}", inside)
+        raise wrong_part(where, f"must be {WORDS[kind]}, got {quote(value)}", inside)
     return value
 
 

@@ -208,14 +208,14 @@ def _pool() -> ThreadPoolExecutor:
 
 
 @functools.cache
-def _allowed() -> set[int]:
+def _process_cores() -> set[int]:
     """The cores of this process, before its threads are placed."""
     return os.sched_getaffinity(0) if sys.platform == "linux" else set()
 
 
 def _apart(core: int | None, work: Callable[[T], None], share: T) -> None:
-    if core is not None and getattr(_placed, "off", None) != core and len(_allowed()) > 1:
+    if core is not None and getattr(_placed, "off", None) != core and len(_process_cores()) > 1:
         _placed.off = core
         with suppress(OSError):  # a system that refuses it may use one core
-            os.sched_setaffinity(0, _allowed() - {core})
+            os.sched_setaffinity(0, _process_cores() - {core})
     work(share)

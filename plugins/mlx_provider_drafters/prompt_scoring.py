@@ -25,7 +25,7 @@ PIECE, SHALLOW, MIN_CHUNK_TOKENS = 512, 4096, 128
 doubled, because attention dominates there. Below the minimum, reading the weights would."""
 
 
-def watched(cache: Sequence[Any]) -> list[Any]:
+def watched_layers(cache: Sequence[Any]) -> list[Any]:
     """Layers that hold every token, whose attention can be measured."""
     return [layer for layer in cache if type(layer) is KVCache]
 
@@ -60,7 +60,7 @@ class ScoringModel:
     @property
     def longest_scored(self) -> int:
         """The model's context; 0 if no layer holds every token."""
-        return self._model.info.context_length if watched(self._model.make_cache()) else 0
+        return self._model.info.context_length if watched_layers(self._model.make_cache()) else 0
 
     @property
     def scored_token_bytes(self) -> int:

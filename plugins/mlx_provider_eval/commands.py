@@ -56,10 +56,10 @@ def tools(
 
     Decoding is greedy. Only a model that is not on this machine needs the network.
     """
-    from .scenario import read, shipped
+    from .scenario import read, shipped_scenarios
     from .tools import ToolCalls
 
-    plan = ToolCalls(read(scenarios or shipped()), max_tokens, _object(body))
+    plan = ToolCalls(read(scenarios or shipped_scenarios()), max_tokens, _object(body))
     _run(context, plan, model, option or [], out)
 
 

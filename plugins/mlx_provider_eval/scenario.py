@@ -109,7 +109,7 @@ class Scenario(_Data):
         return {"type": "function", "function": {"name": self.choice}}
 
 
-def shipped() -> list[Path]:
+def shipped_scenarios() -> list[Path]:
     return sorted(path for path in SHIPPED.glob("*.yaml") if path.name != TOOLS)
 
 

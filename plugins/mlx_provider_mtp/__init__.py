@@ -39,7 +39,7 @@ def start(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
     return HeadDrafting(load_head(folder, model.model), kv_bytes=kv_bytes(options.room))
 
 
-def kept(drafting: Drafting) -> int:
+def kept_bytes(drafting: Drafting) -> int:
     from .drafting import HeadDrafting
 
     return drafting.kept_bytes if isinstance(drafting, HeadDrafting) else 0
@@ -51,7 +51,7 @@ def mlx_drafters() -> Iterable[Drafter]:
         NAME,
         refuses,
         start,
-        keeps=kept,
+        keeps=kept_bytes,
         hidden=True,
         automatic=RANK,
         serves="MTP heads of Qwen3.5 and Qwen3-Next, where the checkpoint has kept them",

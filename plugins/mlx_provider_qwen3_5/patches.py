@@ -26,10 +26,10 @@ def attend_padded_rows_at_once() -> None:
     """Replaces the function in upstream's module. Idempotent."""
     from mlx_vlm.models.qwen3_5 import language
 
-    patch([language], PADDED, masked)
+    patch([language], PADDED, mask_padding)
 
 
-def masked(original: Function) -> Function:
+def mask_padding(original: Function) -> Function:
     module = original.__globals__
 
     @functools.wraps(original)
@@ -60,10 +60,10 @@ def take_smaller_chunks() -> None:
     from mlx_vlm.models.qwen3_5 import gated_delta
 
     if not mx.metal.is_available():
-        patch([gated_delta], CHUNKED, fitted)
+        patch([gated_delta], CHUNKED, use_small_chunks)
 
 
-def fitted(original: Function) -> Function:
+def use_small_chunks(original: Function) -> Function:
     @functools.wraps(original)
     def call(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, mask: Any = None) -> Any:
         return original(q, k, v, g, beta, state, mask, C=CHUNK)

@@ -19,7 +19,7 @@ from mlx_provider.records import (
 )
 
 from .json_text import row
-from .values import as_json, listed, types
+from .values import as_json, enum_values, types
 
 _NAME = re.compile(r"[\w.:/-]*")
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -111,7 +111,7 @@ class _Arguments(JsonReader):
         if not (yield from self.reader.peek()):
             raise TextEnded
         called = self.tools, self.name, key if self.depth == 1 else ""
-        self.emit(as_json(text.strip(), types(*called), "json", listed(*called)))
+        self.emit(as_json(text.strip(), types(*called), "json", enum_values(*called)))
 
     def string(self, quote: str, emit: Emit) -> Reading[None]:
         reader = self.reader

@@ -82,7 +82,7 @@ def types(tools: Tools, name: str, key: str) -> frozenset[str]:
     return value_types(*_parameter(tools, name, key))
 
 
-def listed(tools: Tools, name: str, key: str) -> list[Any]:
+def enum_values(tools: Tools, name: str, key: str) -> list[Any]:
     """Values of an `enum` or similar list; empty: none."""
     return listed_values(*_parameter(tools, name, key)) or []
 
@@ -244,7 +244,7 @@ class Arguments:
         called = self.tools, self.name, self.keys[-1]
         wanted = frozenset[str]() if force_json else types(*called)
         unknown: Unknown = "json" if force_json else self.unknown
-        self.report.arguments(as_json(text, wanted, unknown, listed(*called)))
+        self.report.arguments(as_json(text, wanted, unknown, enum_values(*called)))
 
     def end(self) -> None:
         self.begin()

@@ -83,14 +83,14 @@ class Server:
         ids = as_ids(asked.prompt + asked.reply)
         while job.cost:
             start, job.done = job.done, self._next(job)
-            self.model.feed(job.held(), ids, start, job.done)
+            self.model.feed(job.row_cache(), ids, start, job.done)
             request.prefilled += job.done - start
             self.policy.after_pass(job, start)
         self.policy.keep_prefill(job)
         row.tokens = [*asked.reply]
         row.finish = "tool_calls" if calls else "stop"
-        self.model.feed(job.held(), ids, job.done, len(ids))
-        self.policy.keep_row(row, row.tokens, job.held())
+        self.model.feed(job.row_cache(), ids, job.done, len(ids))
+        self.policy.keep_row(row, row.tokens, job.row_cache())
         return request
 
     def _next(self, job: PrefillJob) -> int:

@@ -434,7 +434,7 @@ def test_a_claim_is_what_came_and_what_the_model_takes() -> None:
     assert room.held == 2 * len(data) + 2 * 3 * 5000
     items[0].pixels  # noqa: B018
     assert room.held == 2 * len(data) + 2 * 3 * 5000
-    claim.prefilled()
+    claim.end_prefill()
     assert room.held == 2 * len(data)
     claim.close()
     claim.close()

@@ -12,7 +12,7 @@ from typer.main import get_group
 
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.registry.discovery import installed
+from mlx_provider.registry.discovery import find_plugins
 
 RUN = "from mlx_provider.cli import main; main()"
 
@@ -83,7 +83,7 @@ def test_wrong_usage_is_exit_code_2() -> None:
 
 def test_the_reference_lists_every_command() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text(encoding="utf-8")
-    ours = ",".join(plugin.name for plugin, _ in installed() if plugin.ours)
+    ours = ",".join(plugin.name for plugin, _ in find_plugins() if plugin.ours)
     cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ours}))
     commands = set(get_group(cli).commands)
     assert commands == set(re.findall(r"^\| `mlx-provider ([\w-]+)` \|", page, re.MULTILINE))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
 from mlx_provider.records import Part, Parts, Run
-from mlx_provider.upstream.attention import routed
+from mlx_provider.upstream.attention import route_attention
 from mlx_provider_cpu import attention as cpu_attention
 from mlx_provider_cpu.functions import _attention
 
@@ -81,7 +81,7 @@ def test_caches_of_one_call_are_attended_together() -> None:
         asked.append(queries.shape)
         return mx.zeros((*queries.shape[:3], 6))
 
-    attend = _attention(routed(original))
+    attend = _attention(route_attention(original))
     rows, chunk = inputs(1, 50), inputs(12, 500, seed=1)
     few = mx.arange(50)[None] < 40
     queries = mx.concatenate([rows[0], chunk[0].swapaxes(0, 2)])
@@ -101,7 +101,7 @@ def test_where_it_stands_in() -> None:
     def original(*args: object, **kwargs: object) -> str:
         return "original"
 
-    attend = _attention(routed(original))
+    attend = _attention(route_attention(original))
     long, one, short = inputs(100, 100), inputs(1, 2000), inputs(20, 20)
     assert attend(*long, None, scale=1.0, mask="causal").shape == (1, 4, 100, 6)
     assert attend(*long, None, 1.0, "causal").shape == (1, 4, 100, 6)

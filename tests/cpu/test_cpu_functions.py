@@ -127,7 +127,7 @@ def test_rows_apart_are_still_understood_below_them(tmp_path: Path, installed: I
     load_text(folder, LoadOptions())
     assert qwen3.scaled_dot_product_attention is before
     remove("test", REPLACEMENTS, model)
-    assert qwen3.scaled_dot_product_attention.patch.__name__ == "routed"
+    assert qwen3.scaled_dot_product_attention.patch.__name__ == "route_attention"
 
 
 def test_a_hybrid_has_them(tmp_path: Path, installed: Install) -> None:

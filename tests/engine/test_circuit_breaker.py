@@ -109,7 +109,7 @@ def test_rows_that_cannot_be_merged_continue_apart(
         refused.append(caches)
         raise MemoryError("no room to merge")
 
-    monkeypatch.setattr(batch_layout, "merged", refuse)
+    monkeypatch.setattr(batch_layout, "merge_rows", refuse)
     run(engine)
     assert refused
     assert "a row cannot be merged with others: MemoryError: no room to merge" in caplog.text

@@ -81,7 +81,7 @@ def test_a_cancelled_prompt_leaves_no_cache_behind(qwen3: TextModel) -> None:
     while not long.prefilled:
         engine.step()
     (job,) = engine.scheduler.waiting
-    left = weakref.ref(job.held()[0])
+    left = weakref.ref(job.row_cache()[0])
     del job
     for request in (long, *others):
         engine.cancel(request)

@@ -199,7 +199,7 @@ def test_a_fault_of_one_drafter_leaves_the_rows_to_the_other(qwen3: TextModel) -
 
 def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> None:
     class Always(Policy):
-        def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+        def choose(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
             return [(Ask(0, 2),)] * len(rows)
 
     first, newcomer = (new_request(PROMPTS[i], max_tokens=24) for i in (1, 4))
@@ -403,7 +403,7 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
 class Always(Eager):
     """Wants two drafts for every row in every step."""
 
-    def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+    def choose(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
         return [(Ask(0, 2),)] * len(rows)
 
 
@@ -470,7 +470,7 @@ def test_a_state_is_stored_under_all_its_tokens_if_another_choice_fails(
     """The tokens of both choices are read before a pass, and the text of the first one raises."""
     model = equipped(load_text(build(tmp_path / "m", "rwkv7"), LoadOptions()))
     drafting = Speculation(Source(Raising()), vocab=model.info.vocab_size, policy=Eager())
-    monkeypatch.setattr(drafting, "wanted", lambda *given: ({}, True))
+    monkeypatch.setattr(drafting, "plan_drafts", lambda *given: ({}, True))
     cache = PrefixCache(budget=lambda: 2**30)
     engine = new_engine(model, speculation=drafting, prefix_cache=cache)
     request = new_request(range(30, 90), max_tokens=40, n=2)

@@ -126,7 +126,7 @@ def counts(
     policy: Policy, rows: list[RowAcceptance], others: int, seconds: Callable[[int], float]
 ) -> list[int]:
     """The number of drafts of each row, with one drafter."""
-    asked = policy.wanted([[row] for row in rows], others, seconds)
+    asked = policy.choose([[row] for row in rows], others, seconds)
     return [sum(ask.drafts for ask in asks) for asks in asked]
 
 
@@ -247,7 +247,7 @@ def settled(
     rows: list[list[RowAcceptance | None]] = [[RowAcceptance() for _ in row] for row in held]
     asked: list[Counter[int]] = [Counter() for _ in rows]
     for step in range(steps):
-        wanted = policy.wanted(rows, 0, lambda drafts: 0.01 + width * drafts)
+        wanted = policy.choose(rows, 0, lambda drafts: 0.01 + width * drafts)
         policy.end_step()
         for at, asks in enumerate(wanted):
             for source, drafts in asks[:1]:
@@ -274,7 +274,7 @@ def test_the_duration_of_a_pass_is_estimated_once_in_a_step() -> None:
         return 0.01 + 0.0001 * drafts
 
     rows: list[list[RowAcceptance | None]] = [[RowAcceptance(), RowAcceptance()] for _ in range(4)]
-    assert all(Policy().wanted(rows, 0, seconds))
+    assert all(Policy().choose(rows, 0, seconds))
     assert max(asked) == 4 * 7
     assert {*asked.values()} == {1}
 
@@ -302,7 +302,7 @@ def test_a_lookup_is_used_in_each_part_of_a_reply_that_is_copied_beside_a_poor_h
     policy, row = Policy(), [RowAcceptance(), RowAcceptance()]
     tokens = accepted = 0
     while tokens < 2000:
-        (asks,) = policy.wanted([row], 0, lambda drafts: 0.01 * (1 + 0.03 * drafts))
+        (asks,) = policy.choose([row], 0, lambda drafts: 0.01 * (1 + 0.03 * drafts))
         policy.end_step()
         held = 0
         for source, drafts in asks:
@@ -339,6 +339,6 @@ def test_a_second_drafter_is_used_if_the_better_one_has_no_guess() -> None:
         policy.learn(LOOKUP, row[LOOKUP], 7, 7)
         policy.learn(HEAD, row[HEAD], 2, 1)
     row[HEAD].due = 1  # no trial is due
-    (asks,) = policy.wanted([row], 0, plain)
+    (asks,) = policy.choose([row], 0, plain)
     assert [ask.source for ask in asks] == [LOOKUP, HEAD]
     assert asks[0].drafts >= asks[1].drafts > 0

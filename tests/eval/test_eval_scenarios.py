@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from mlx_provider import BadRequest
-from mlx_provider_eval.scenario import MATCHERS, Scenario, digest, read, shipped
+from mlx_provider_eval.scenario import MATCHERS, Scenario, digest, read, shipped_scenarios
 from mlx_provider_eval.subjects import Reply
 from mlx_provider_eval.tools import FAULTS, play
 from right_replies import right
 
-SHIPPED = read(shipped())
+SHIPPED = read(shipped_scenarios())
 Wrong = Callable[[Reply], Reply]
 
 
@@ -85,7 +85,7 @@ def test_all_kinds_are_there() -> None:
 
 def test_the_digest_knows_every_check() -> None:
     one, *rest = SHIPPED
-    assert digest(SHIPPED) == digest(read(shipped()))
+    assert digest(SHIPPED) == digest(read(shipped_scenarios()))
     other = one.model_copy(update={"parallel": not one.parallel})
     assert digest([other, *rest]) != digest(SHIPPED)
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 import mlx_provider
 from greedy import continue_greedily, greedy, start
 from mlx_provider import LoadedModel, LoadOptions, MediaItem, Prompt
-from mlx_provider.upstream.batch_caches import merged
+from mlx_provider.upstream.batch_caches import merge_rows
 from mlx_provider_qwen3_vl import load as load_qwen3_vl
 
 FOLDER = Path(mlx_provider.__file__).parent / "demo" / "model"
@@ -85,5 +85,5 @@ def test_the_same_answers_in_a_full_batch(demo: LoadedModel) -> None:
     alone = [greedy(demo, prompt, LENGTH) for prompt in prompts]
     assert len({reply(demo, tokens) for tokens in alone}) > 2
     rows = [start(demo, prompt, chunk=5) for prompt in prompts]
-    cache = merged([row.cache for row in rows])
+    cache = merge_rows([row.cache for row in rows])
     assert continue_greedily(demo, rows, cache, LENGTH) == alone

@@ -7,7 +7,7 @@ import pytest
 from mlx_vlm.models.qwen3_5 import gated_delta
 
 from mlx_provider_qwen3_5 import patches
-from mlx_provider_qwen3_5.patches import fitted, take_smaller_chunks
+from mlx_provider_qwen3_5.patches import take_smaller_chunks, use_small_chunks
 
 
 def upstreams(function: Any) -> Any:
@@ -27,7 +27,7 @@ def test_equal_to_the_recurrence(tokens: int) -> None:
     q, k, v = (mx.random.normal((1, tokens, 2, 8)) * 8**-0.5 for _ in range(3))
     g, beta = mx.random.uniform(0.5, 1, (1, tokens, 2)), mx.random.uniform(0, 1, (1, tokens, 2))
     state = mx.random.normal((1, 2, 8, 8))
-    ours = fitted(CHUNKED)(q, k, v, g, beta, state)
+    ours = use_small_chunks(CHUNKED)(q, k, v, g, beta, state)
     theirs = RECURRENCE(q, k, v, g, beta, state)
     for a, b in zip(ours, theirs, strict=True):
         assert mx.allclose(a, b, atol=1e-5)
@@ -37,7 +37,7 @@ def test_with_a_mask_too() -> None:
     q, k, v = (mx.random.normal((1, 9, 2, 8)) * 8**-0.5 for _ in range(3))
     g, beta = (mx.random.uniform(0.5, 1, (1, 9, 2)) for _ in range(2))
     state, mask = mx.random.normal((1, 2, 8, 8)), mx.array([[False] * 2 + [True] * 7])
-    _, ours = fitted(CHUNKED)(q, k, v, g, beta, state, mask)
+    _, ours = use_small_chunks(CHUNKED)(q, k, v, g, beta, state, mask)
     _, theirs = RECURRENCE(q, k, v, g, beta, state, mask)
     assert mx.allclose(ours, theirs, atol=1e-5)
 

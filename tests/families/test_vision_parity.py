@@ -11,7 +11,7 @@ from PIL import Image
 from greedy import Started, continue_greedily, features_of, greedy, start
 from mlx_provider import LoadedModel, MediaItem, Prompt
 from mlx_provider.engine.execution.grouped_kv import joined
-from mlx_provider.upstream.batch_caches import merged, rows_of
+from mlx_provider.upstream.batch_caches import merge_rows, rows_of
 from tiny.models import tiny_image
 
 QWEN = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
@@ -98,7 +98,7 @@ def test_rows_of_any_kind_decode_together(name: str, load, ask) -> None:
     model = load(name)
     alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
     rows = started(model, ask)
-    cache = merged([row.cache for row in rows])
+    cache = merge_rows([row.cache for row in rows])
     assert continue_greedily(model, rows, cache, COUNT) == alone
 
 
@@ -107,7 +107,7 @@ def test_groups_decode_in_one_pass(name: str, load, ask) -> None:
     model = load(name)
     alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
     rows = started(model, ask)
-    pair = merged([row.cache for row in rows[:2]])
+    pair = merge_rows([row.cache for row in rows[:2]])
     caches, sizes = [pair, *(row.cache for row in rows[2:])], [2, *[1] * (len(rows) - 2)]
     cache = joined(caches, sizes)
     assert continue_greedily(model, rows, cache, COUNT) == alone
@@ -121,7 +121,7 @@ def test_rows_join_and_leave_while_others_decode(name: str, load, ask) -> None:
     early = start(model, first)
     out = continue_greedily(model, [early], early.cache, 5)[0]
     late = start(model, second)
-    cache = merged([early.cache, late.cache])
+    cache = merge_rows([early.cache, late.cache])
     both = continue_greedily(model, [early, late], cache, 5)
     apart = rows_of(cache, range(2))
     out += both[0] + continue_greedily(model, [early], apart[0], 5)[0]

@@ -116,7 +116,7 @@ def test_every_kind_of_prompt(name: str, bits: int | None, wide: Load) -> None:
 
     def make_cache() -> list[Any]:
         fresh = model.make_cache()
-        return fresh if bits is None else mlx_lm.quantised(fresh, bits, 32)
+        return fresh if bits is None else mlx_lm.quantise_cache(fresh, bits, 32)
 
     found = probe(model, make_cache, model.kv_layouts)
     assert (found.layout, found.notes) == ("grouped", ())

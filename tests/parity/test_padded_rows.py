@@ -12,10 +12,10 @@ from mlx_vlm.models.qwen3_5 import language
 from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream import attention
-from mlx_provider.upstream.batch_caches import merged
+from mlx_provider.upstream.batch_caches import merge_rows
 from mlx_provider.upstream.patching import patch
 from mlx_provider_qwen3_5 import load
-from mlx_provider_qwen3_5.patches import KERNEL, PADDED, masked
+from mlx_provider_qwen3_5.patches import KERNEL, PADDED, mask_padding
 from tiny import build
 from tolerances import logprob_tolerance
 
@@ -47,11 +47,11 @@ def padded(lengths: list[int], size: int) -> tuple[list[mx.array], dict[str, Any
 @pytest.fixture
 def functions() -> tuple[Callable[..., mx.array], Callable[..., mx.array]]:
     """Our function and upstream's; the module calls ours, as after every load."""
-    patch([language], attention.NAME, attention.routed)
+    patch([language], attention.NAME, attention.route_attention)
     original = getattr(language, PADDED)
     while hasattr(original, "original"):
         original = original.original
-    return masked(original), original
+    return mask_padding(original), original
 
 
 def test_rows_of_several_lengths_need_one_call_of_attention(functions, gathers) -> None:
@@ -106,7 +106,7 @@ def test_a_batch_of_different_rows_decodes_as_each_alone(model: LoadedModel, gat
             model.prefill(PrefillChunk(prompt, 0, length, cache))
         caches.append(both[0])
         alone.append(model.decode(mx.array([30]), both[1], mx.array([length]))[0])
-    batch = merged(caches)
+    batch = merge_rows(caches)
     assert batch[-1].left_padding.tolist() == [87, 50, 0]
     found = model.decode(mx.array([30] * 3), batch, mx.array(lengths))
     assert mx.max(mx.abs(found - mx.stack(alone))).item() <= logprob_tolerance(model.info.precision)

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from kernel_count import nodes
 from mlx_provider.records import Parts, Run
-from mlx_provider.upstream.attention import FEW, TOGETHER, routed
+from mlx_provider.upstream.attention import FEW, TOGETHER, route_attention
 
 HEADS, SHARED, WIDTH, BEFORE = 4, 2, 64, 40
 
@@ -65,7 +65,7 @@ def test_many_queries_equal_few_queries(
     asking = queries(1, count, dtype)
     theirs = upstream(asking + 0, keys, values, cache, scale=0.2, mask=given)
     assert not fused
-    ours = routed(upstream)(asking, keys, values, cache, scale=0.2, mask=given)
+    ours = route_attention(upstream)(asking, keys, values, cache, scale=0.2, mask=given)
     assert fused == [count]
     assert ours.dtype == dtype
     whole = [mx.dequantize(*each, 32, bits).astype(mx.float32) for each in (keys, values)]
@@ -78,7 +78,7 @@ def test_copies_of_long_caches_exist_for_one_layer_at_a_time(fused: list[int]) -
     for tokens in (TOGETHER, TOGETHER + 1):
         cache, keys, values = cached(8, tokens, mx.float32, 1)
         asking = queries(1, 2 * FEW, mx.float32) + 1
-        routed(upstream)(asking, keys, values, cache, scale=0.2, mask=None)
+        route_attention(upstream)(asking, keys, values, cache, scale=0.2, mask=None)
         assert bool(nodes(asking)) == (tokens <= TOGETHER)
     assert len(fused) == 2
 
@@ -86,7 +86,9 @@ def test_copies_of_long_caches_exist_for_one_layer_at_a_time(fused: list[int]) -
 def test_heads_without_a_fused_kernel_stay_quantised(fused: list[int]) -> None:
     cache = QuantizedKVCache(group_size=32, bits=8)
     keys, values = cache.update_and_fetch(*(mx.ones((1, 1, 32, 256)) for _ in range(2)))
-    routed(upstream)(mx.ones((1, 1, 32, 256)), keys, values, cache, scale=0.2, mask="causal")
+    route_attention(upstream)(
+        mx.ones((1, 1, 32, 256)), keys, values, cache, scale=0.2, mask="causal"
+    )
     assert not fused
 
 
@@ -96,7 +98,7 @@ def test_a_chunk_beside_rows_that_decode_is_fused_alone(fused: list[int]) -> Non
     asking = queries(1 + 2 * FEW, 1, mx.float32)
     runs = [Run(row[0], slice(0, 1)), Run(chunk[0], slice(1, None), turned=True)]
     keys, values = Parts([row[1], chunk[1]], runs), Parts([row[2], chunk[2]], runs)
-    call = routed(upstream)
+    call = route_attention(upstream)
     found = call(asking, keys, values, None, scale=0.2, mask=[None, "causal"])
     assert fused == [2 * FEW]
     alone = call(asking[:1] + 0, *row[1:], row[0], scale=0.2, mask=None)

@@ -114,7 +114,7 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
     model = tiny("qwen3", head_dim=32)
 
     def make_cache() -> list[object]:
-        return mlx_lm.quantised(model.make_cache(), bits, 32)
+        return mlx_lm.quantise_cache(model.make_cache(), bits, 32)
 
     found = probe(model, make_cache, model.kv_layouts)
     assert (found.layout, found.mixes) == ("grouped", True), found.notes

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models.base import scaled_dot_product_attention as upstream
 
 from mlx_provider.records import Parts, Run
-from mlx_provider.upstream.attention import routed
+from mlx_provider.upstream.attention import route_attention
 from mlx_provider.upstream.cache_classes import KVCache, QuantizedKVCache
 from mlx_provider.upstream.shared_kv import FEW, Shared, divide
 
@@ -56,7 +56,7 @@ def test_parts_with_one_prefix_get_the_result_of_each_alone(
         runs.append(Run(own, slice(at, at + tokens), turned=True))
         asking.append(queries.swapaxes(0, 2))
         at += tokens
-    got = routed(upstream)(
+    got = route_attention(upstream)(
         mx.concatenate(asking), Parts(keys, runs), Parts(values, runs), None, SCALE, mask=masks
     )
     assert mx.abs(got - mx.concatenate(wanted)).max().item() < 1e-5

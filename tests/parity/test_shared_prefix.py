@@ -81,7 +81,7 @@ def taken(engine: Engine) -> int:
 
 
 def quantised(model: LoadedModel, bits: int | None) -> Callable[[], list[Any]] | None:
-    return None if bits is None else lambda: mlx_lm.quantised(model.make_cache(), bits, 32)
+    return None if bits is None else lambda: mlx_lm.quantise_cache(model.make_cache(), bits, 32)
 
 
 def alone(model: LoadedModel, request: Request, bits: int | None = None) -> Request:
@@ -375,7 +375,7 @@ def test_drafts_are_verified_over_a_shared_prefix(
 
 def test_the_probe_lets_quantised_rows_share(tiny: Tiny) -> None:
     model = tiny("qwen3", head_dim=32)
-    found = probe(model, lambda: mlx_lm.quantised(model.make_cache(), 8, 32), ("grouped",))
+    found = probe(model, lambda: mlx_lm.quantise_cache(model.make_cache(), 8, 32), ("grouped",))
     assert found.shares, found.notes
 
 

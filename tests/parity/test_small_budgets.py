@@ -41,7 +41,7 @@ def test_tokens_are_those_of_a_cold_prompt(
 
     def make_cache() -> list[Any]:
         fresh = model.make_cache()
-        return fresh if bits is None else mlx_lm.quantised(fresh, bits, 32)
+        return fresh if bits is None else mlx_lm.quantise_cache(fresh, bits, 32)
 
     whole = PrefixCache(budget=lambda: 2**30)
     talk(new_engine(model, prefix_cache=whole, make_cache=make_cache, max_chunk=64), 1)

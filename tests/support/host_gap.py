@@ -25,7 +25,7 @@ WARM = 8
 class Three(Policy):
     """Three drafts for each row in each step."""
 
-    def wanted(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
+    def choose(self, rows: Sequence[object], others: int, seconds: object) -> list[Asks]:
         return [(Ask(0, 3),)] * len(rows)
 
 
@@ -51,7 +51,7 @@ class ImaginedDevice:
 
     def run(self, batch: Any) -> None:
         """Run the passes of `batch` from now on."""
-        forward, drawn, read = batch.forward, batch.drawn, batch.catch_up
+        forward, drawn, read = batch.forward, batch.set_drawn, batch.catch_up
 
         def launch(*args: Any) -> Any:
             made = forward(*args)
@@ -67,7 +67,7 @@ class ImaginedDevice:
             self.waited += max(0.0, self.drawn - self.now)
             return read()
 
-        batch.forward, batch.drawn, batch.catch_up = launch, draw, wait_and_read
+        batch.forward, batch.set_drawn, batch.catch_up = launch, draw, wait_and_read
 
 
 def decoding(model: Any, rows: int, params: SamplingParams, steps: int) -> Engine:

@@ -39,7 +39,7 @@ def merging(change: Callable[[Any], None]) -> Bug:
 
         return merged
 
-    return lambda patch: wrap(patch, batch_layout, "merged", changed)
+    return lambda patch: wrap(patch, batch_layout, "merge_rows", changed)
 
 
 def offset_of_all(cache: Any) -> None:

@@ -265,7 +265,7 @@ class Bench:
 
     def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
         odds = [[row.odds] for row in self.rows]
-        asked = self.policy.wanted(odds, 0, seconds)
+        asked = self.policy.choose(odds, 0, seconds)
         self.policy.end_step()
         return [sum(ask.drafts for ask in asks) for asks in asked]
 

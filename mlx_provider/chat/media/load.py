@@ -76,7 +76,7 @@ class MediaClaim:
     def decoding(self, nbytes: int) -> Ticket:
         return self.room.decoding.ask(nbytes, self.owner, self.who)
 
-    def prefilled(self) -> None:
+    def end_prefill(self) -> None:
         if self._ticket is not None:
             self._ticket.keep(self._encoded)
 

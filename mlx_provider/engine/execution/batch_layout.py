@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...isolation import Fault, attempt
-from ...upstream.batch_caches import RowCache, counting_alike, mergeable, merged, rows_of
+from ...upstream.batch_caches import RowCache, counting_alike, merge_rows, mergeable, rows_of
 from ...upstream.cache_classes import by_leaf, leaves
 from ...upstream.shared_kv import Prefix, prefix_of
 from ..request import Row
@@ -81,7 +81,7 @@ class Group:
     def of(
         cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile, apart: int = 0
     ) -> Group:
-        together = merged(caches) if len(caches) > 1 else caches[0]
+        together = merge_rows(caches) if len(caches) > 1 else caches[0]
         return cls(rows, together, memory, counting_alike(leaves(together)), rows, apart)
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:

@@ -83,9 +83,9 @@ class Pending(NamedTuple):
 
 class DecodeBatch:
     """In each step, `forward` launches a pass of the pending tokens, `read` waits for the tokens of
-    the pass before, and `drawn` adds the next pending ones. With drafts, now or in the last pass
-    (`drafted`), `catch_up` comes before `forward` in place of `read`, and `layout.keep` for each of
-    these rows, as its tokens are taken."""
+    the pass before, and `set_drawn` adds the next pending ones. With drafts, now or in the last
+    pass (`drafted`), `catch_up` comes before `forward` in place of `read`, and `layout.keep` for
+    each of these rows, as its tokens are taken."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class DecodeBatch:
     def mixes(self) -> bool:
         return self._together.closed and self.mixed.allowed
 
-    def passed(self, rows: int) -> None:
+    def record_success(self, rows: int) -> None:
         """A pass of so many rows did not fail. Rows that decode alone may try again together."""
-        self.mixed.passed()
+        self.mixed.record_success()
         if self._together.passed(used=rows > 1):
             self.layout.use(self._best)
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
         if self.mixed.blame() or self._best in APART:
             return
@@ -231,7 +231,7 @@ class DecodeBatch:
         """Rows with drafts in a pass that is not read yet."""
         return [row for row, pending in self._pending.items() if pending.drafts]
 
-    def drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:
+    def set_drawn(self, rows: Sequence[Row], drawn: Drawn, drafts: Drafts = NO_DRAFTS) -> None:
         for i, row in reversed(list(enumerate(rows))):
             self._pending[row] = Pending(drawn, i, False, drafts.get(row, ()))
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]

@@ -48,7 +48,7 @@ class MixedChunk:
         elif job.prompt.positions is not None:
             positions = job.prompt.positions[0, start:stop].tolist()
         ends_prompt, sparse = stop == len(job.tokens), job.places is not None
-        return cls(job.tokens[start:stop], positions, job.held(), ends_prompt, sparse)
+        return cls(job.tokens[start:stop], positions, job.row_cache(), ends_prompt, sparse)
 
     @property
     def wide(self) -> WideRow:
@@ -94,7 +94,7 @@ class MixedBatches:
             self._breaker.failed()
         return mixed
 
-    def passed(self) -> None:
+    def record_success(self) -> None:
         self._breaker.passed(used=any(at == self._passes and mixed for at, _, mixed in self._jobs))
 
 

@@ -109,7 +109,7 @@ def probe(
     together = list(itertools.takewhile(lambda name: name != "solo", layouts))
     room = has_room(model, make_cache, LENGTHS[-1] + STEPS, reserve)
     if not room or not together:
-        longest = solo_rows.prefilled(model, make_cache, prompts[-1])
+        longest = solo_rows.prefill_cache(model, make_cache, prompts[-1])
         return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
     decode = partial(solo_rows.decoding, model, make_cache)
     rows = [decode(*each) for each in zip(prompts, ROPE_DELTAS, strict=True)]
@@ -235,12 +235,12 @@ def _run_together(model: LoadedModel, rows: Sequence[SoloRow], name: str) -> Res
 def _run_mixed(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRow]) -> Results:
     """The rows in passes with chunks of one more prompt, and its row."""
     tokens = solo_rows.some_tokens(model, CHUNKS[-1] + 2, len(rows))
-    chunked = solo_rows.chunked(model, make_cache, tokens)
+    chunked = solo_rows.chunked_row(model, make_cache, tokens)
     trial = Trial(model, "grouped", rows)
     cache, after = deepcopy(chunked.cache), list[mx.array]()
     for start, stop in itertools.pairwise(CHUNKS):
         after.append(trial.step(MixedChunk(tokens[start:stop], range(start, stop), cache))[-1])
-    after += solo_rows.decoded(model, cache, tokens[stop:], stop)
+    after += solo_rows.decode_each(model, cache, tokens[stop:], stop)
     return zip([*rows, chunked], [*trial.logits.values(), after], strict=True)
 
 
@@ -248,7 +248,7 @@ def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRo
     """The first row, and the last one twice, with a shared prefix."""
     tokens = rows[-1].tokens
     start = len(tokens) - CHUNK
-    cache = solo_rows.prefilled(model, make_cache, tokens[:start])
+    cache = solo_rows.prefill_cache(model, make_cache, tokens[:start])
     share_prefix(cache, start // 2)
     model.prefill(PrefillChunk(Prompt(tokens), start, len(tokens), cache))
     mx.eval(arrays(cache))

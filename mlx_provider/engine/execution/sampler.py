@@ -81,7 +81,7 @@ def draw(
     if unchanged and all(mask is None for mask in masks):
         tokens = mx.argmax(raw, axis=-1).astype(mx.int32)
         return Drawn(tokens, _logprobs(raw, tokens, rows))
-    changed = _mask(_bias(penalised(raw, rows), rows), masks)
+    changed = _mask(_bias(apply_penalties(raw, rows), rows), masks)
     kinds: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if not row.request.params.greedy:
@@ -96,7 +96,7 @@ def draw(
     return Drawn(tokens, _logprobs(raw, tokens, rows))
 
 
-def scored(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
+def score(logits: mx.array, tokens: mx.array, row: Row) -> Drawn:
     """Tokens (T,) of the row's prompt in the form of drawn tokens, with log-probabilities. logits:
     (T, vocab), before each of them."""
     return Drawn(tokens, _logprobs(logits.astype(mx.float32), tokens, [row] * tokens.size))
@@ -130,13 +130,13 @@ def _mask(logits: mx.array, masks: Sequence[NDArray[np.uint32] | None]) -> mx.ar
 
 def _keys(rows: Sequence[Row]) -> mx.array:
     """(R, 2) uint32: one counter-based key per row and position."""
-    mixed = [_mixed(row.request.params.seed, row.index) for row in rows]
+    mixed = [_mix_seed(row.request.params.seed, row.index) for row in rows]
     pairs = [(n >> 32, (n + len(row.tokens)) % 2**32) for n, row in zip(mixed, rows, strict=True)]
     return mx.array(pairs, dtype=mx.uint32)
 
 
 @lru_cache(maxsize=1024)
-def _mixed(seed: int, choice: int) -> int:
+def _mix_seed(seed: int, choice: int) -> int:
     return _mix(_mix(seed % 2**64) ^ choice)
 
 
@@ -172,7 +172,7 @@ class History:
     """Tokens of the reply that are counted."""
 
 
-def penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+def apply_penalties(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     """(B, vocab) with the penalties of the rows that have any."""
     wanted = [i for i, row in enumerate(rows) if row.request.params.penalised]
     if not wanted:

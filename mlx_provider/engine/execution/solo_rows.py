@@ -84,8 +84,8 @@ def decoding(
     model: LoadedModel, make_cache: MakeCache, tokens: list[int], rope_delta: int
 ) -> SoloRow:
     """A row that decodes the first tokens of its prompt again."""
-    cache, first = prefilled(model, make_cache, tokens), len(tokens) + rope_delta
-    alone = decoded(model, copy.deepcopy(cache), tokens[:STEPS], first)
+    cache, first = prefill_cache(model, make_cache, tokens), len(tokens) + rope_delta
+    alone = decode_each(model, copy.deepcopy(cache), tokens[:STEPS], first)
     several = attempt(
         lambda: _decode_equal(model, copies(cache, EQUAL), tokens[:EQUAL_STEPS], first, EQUAL)
     )
@@ -93,12 +93,12 @@ def decoding(
     return SoloRow(tokens, cache, alone, _rounding_bound(model, alone, equal), rope_delta)
 
 
-def chunked(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
+def chunked_row(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> SoloRow:
     """A row with its prompt in chunks. A step is the end of a chunk, then each decoded token. Alone
     it runs token by token. Its noise is the difference of chunks that run alone."""
     start, *ends = CHUNKS
-    cache = prefilled(model, make_cache, tokens[:start])
-    by_token = decoded(model, copy.deepcopy(cache), tokens[start:], start)
+    cache = prefill_cache(model, make_cache, tokens[:start])
+    by_token = decode_each(model, copy.deepcopy(cache), tokens[start:], start)
     steps = (*ends, *range(ends[-1] + 1, len(tokens) + 1))
     alone = [by_token[end - start - 1] for end in steps]
     others = [in_chunks(model, copies(cache, 1, i), tokens, ends, start) for i in range(TIMES)]
@@ -114,10 +114,10 @@ def in_chunks(
     for first, stop in itertools.pairwise([start, *ends]):
         found.append(model.prefill(PrefillChunk(Prompt(tokens), first, stop, cache)))
         mx.eval(found[-1], arrays(cache))
-    return found + decoded(model, cache, tokens[stop:] or tokens[:STEPS], stop)
+    return found + decode_each(model, cache, tokens[stop:] or tokens[:STEPS], stop)
 
 
-def prefilled(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> list[Any]:
+def prefill_cache(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) -> list[Any]:
     cache = make_cache()
     model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache))
     mx.eval(arrays(cache))
@@ -140,7 +140,7 @@ def timed_pass(model: LoadedModel, cache: list[Any], start: int, width: int) -> 
     return perf_counter() - began, max(0, mx.get_peak_memory() - mx.get_active_memory())
 
 
-def decoded(
+def decode_each(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], first: int
 ) -> list[mx.array]:
     """Logits (vocab,) after each token, one by one. `first`: position of the first token."""
@@ -150,7 +150,7 @@ def decoded(
 def _decode_equal(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], first: int, rows: int
 ) -> list[mx.array]:
-    """Like `decoded`, (rows, vocab) of equal rows."""
+    """Like `decode_each`, (rows, vocab) of equal rows."""
     found = []
     for position, token in enumerate(tokens, first):
         ids, at = (mx.array([each] * rows, dtype=mx.int32) for each in (token, position))

@@ -218,11 +218,11 @@ class PrefixCachePolicy:
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
-            self.cache.save_head(self._key(job.request), ids, job.held(), start)
+            self.cache.save_head(self._key(job.request), ids, job.row_cache(), start)
         for at in job.keeps:
             if start < at <= job.done:
                 within = None if at == job.done else at
-                snapshot = self.cache.snapshot(job.held(), within)
+                snapshot = self.cache.snapshot(job.row_cache(), within)
                 if snapshot is not None:
                     job.snapshots[at] = snapshot
 

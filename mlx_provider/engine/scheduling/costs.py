@@ -195,7 +195,7 @@ class PassTimer:
         self.advanced = 0.0
         """When the decoding rows last got a token."""
 
-    def stalled(self, now: float) -> float:
+    def stall_seconds(self, now: float) -> float:
         """Seconds that rows will have waited when the chunks behind their last pass have ended."""
         return now - self.advanced + sum(_behind_rows(self._launched))
 

@@ -215,7 +215,7 @@ class Policy:
     _rests: bool = False
     """No drafts until a parked drafter may be tried, or the result of a draft is known."""
 
-    def wanted(self, rows: Sequence[Row], others: int, seconds: Seconds) -> list[Asks]:
+    def choose(self, rows: Sequence[Row], others: int, seconds: Seconds) -> list[Asks]:
         """The drafters to ask for each row. `others`: rows without drafters."""
         due = [
             {at: own.due for at, own in enumerate(row) if own and own.due <= self.steps}

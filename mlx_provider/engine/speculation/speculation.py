@@ -97,7 +97,7 @@ class Speculation:
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
 
-    def prefilled(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
+    def prefill(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
         """Logits (vocab,) after a chunk. The job keeps the hidden states of the prompt's final text
         for the drafter."""
         if self.shows is None:
@@ -138,7 +138,7 @@ class Speculation:
             return False
         return plan.chunk is None or self.policy.beside_prompts
 
-    def wanted(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
+    def plan_drafts(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
         """What to ask the drafters for, and whether tokens are read first for drafts of predicted
         text."""
         asked = self._asks(rows, seconds)
@@ -152,7 +152,7 @@ class Speculation:
         if len(opened) == len(self._breakers):
             return {}
         able = {row: own for row in rows if any(own := self._able(row))}
-        counts = self.policy.wanted([*able.values()], len(rows) - len(able), seconds)
+        counts = self.policy.choose([*able.values()], len(rows) - len(able), seconds)
         self.policy.end_step()
         found: dict[Row, Asks] = {}
         for row, asks in zip(able, counts, strict=True):
@@ -161,7 +161,7 @@ class Speculation:
                 found[row] = tuple(Ask(ask.source, min(ask.drafts, left)) for ask in asks)
         return found
 
-    def guessed(
+    def make_drafts(
         self, rows: Sequence[Row], seconds: Seconds, asked: Mapping[Row, Asks], isolated: Isolated
     ) -> Drafts:
         """Drafts as far as the rows' grammars allow them, once all tokens are read. `isolated`:
@@ -304,7 +304,7 @@ class Speculation:
         worth = self.policy.known_drafts(chances, rows, seconds)
         return run[drawn : drawn + worth]
 
-    def waited(self, drafts: Drafts, seconds: float) -> None:
+    def record_idle(self, drafts: Drafts, seconds: float) -> None:
         """The device idled for this long before a pass with drafts."""
         known, (guessing, rounds) = any(self.rows[r].origin.known for r in drafts), self._guessing
         self._kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
@@ -313,13 +313,13 @@ class Speculation:
         if known and self._asked:
             self.policy.costs[KNOWN_TEXT].add_times(idle, 0.0, 0)
 
-    def passed(self, results: Sequence[PassResult], times: float) -> None:
+    def record_pass(self, results: Sequence[PassResult], times: float) -> None:
         """A pass took `times` its expected duration."""
         drafts = sum(each.drafts for each in results)
         if drafts and times:
             self.policy.costs[self._kind].add_pass(drafts, times)
 
-    def held(self, row: Row, drafts: int, held: int) -> None:
+    def record_accepted(self, row: Row, drafts: int, held: int) -> None:
         row.request.drafted += drafts
         row.request.accepted += held
         own = self.rows.get(row)

@@ -19,7 +19,7 @@ from ...isolation import Fault, attempt
 from ...records import ModelFamily, ReasoningParser, ToolParser
 from ...registry import Plugin, PluginRegistry
 from ...registry.contents import Contents, load
-from ...registry.discovery import installed
+from ...registry.discovery import find_plugins
 
 S = TypeVar("S")
 ODD_CONFIGS: Sequence[dict[str, object]] = (
@@ -120,7 +120,7 @@ PLUGIN_CHECKS = (loads, recognition)
 
 def find(name: str) -> tuple[Plugin, EntryPoint]:
     """By name, or `distribution:name`. Raises `pytest.UsageError`."""
-    for plugin, point in (known := installed()):
+    for plugin, point in (known := find_plugins()):
         if name in (plugin.name, plugin.key):
             return plugin, point
     names = ", ".join(sorted(plugin.name for plugin, _ in known)) or "none"

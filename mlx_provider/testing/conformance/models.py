@@ -177,7 +177,7 @@ def one_by_one(of: Specimen) -> None:
     tokens, begun = of.tokens(LONG, 4), LONG - 8
     whole, _ = prefill(of.model, Prompt(tokens))
     _, cache = prefill(of.model, Prompt(tokens[:begun]))
-    logits = solo_rows.decoded(of.model, cache, tokens[begun:], begun)[-1]
+    logits = solo_rows.decode_each(of.model, cache, tokens[begun:], begun)[-1]
     _near(whole, logits, "decoded one by one")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...errors import wrong_part
-from ...invalid import shown
+from ...invalid import quote
 from ...protocol.requests import GenerateRequest
 from ..api import ClientNames, Turns, check_kind, expect, expect_object, objects, parts_of
 from ..openai.request import SCHEMA, Parameters, generate_requests, parameter_names
@@ -73,7 +73,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         built_in = isinstance(kind, str) and kind.startswith(BUILT_IN)
         reason = "only Anthropic's models know its schema" if built_in else "no server runs it here"
         remedy = "send a tool of the client's own, with a name and an input_schema"
-        raise wrong_part(where, f"is {shown(kind)}: {reason}; {remedy}", ".type")
+        raise wrong_part(where, f"is {quote(kind)}: {reason}; {remedy}", ".type")
     expect(tool.get("name"), str, where, ".name")
     schema = expect_object(tool.get("input_schema"), where, ".input_schema")
     given = {name: tool[name] for name in MEMBERS if name in tool}
@@ -220,7 +220,7 @@ def answer_format(params: Parameters) -> dict[str, Any]:
         return fields
     if not isinstance(form, Mapping) or form.get("type") != "json_schema":
         raise wrong_part(
-            "output_config", f"must be of type json_schema, got {shown(form)}", ".format"
+            "output_config", f"must be of type json_schema, got {quote(form)}", ".format"
         )
     schema = {"name": "output", "schema": form.get("schema")}
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}

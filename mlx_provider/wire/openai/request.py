@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ...bounds import MAX_NAME
 from ...errors import BadRequest, wrong_part
-from ...invalid import bad_request, shown
+from ...invalid import bad_request, quote
 from ...protocol.requests import RENDERER_ARGUMENTS, GenerateRequest, Sampling
 from ..api import ClientNames, expect, expect_object
 
@@ -68,13 +68,13 @@ class Parameters:
         """Refuses a truth value, which is a number in Python."""
         value = self.take(name)
         if isinstance(value, bool):
-            raise wrong_part(name, f"must be a number, got {shown(value)}")
+            raise wrong_part(name, f"must be a number, got {quote(value)}")
         return value
 
     def choice(self, name: str, allowed: tuple[object, ...], remedy: str) -> None:
         value = self.take(name)
         if value is not None and value not in allowed:
-            raise BadRequest(f"{name}={shown(value)} is not supported: {remedy}", param=name)
+            raise BadRequest(f"{name}={quote(value)} is not supported: {remedy}", param=name)
 
     def take_ignored(self) -> list[str]:
         """Take parameters without effect; returns the names for the warning."""
@@ -112,7 +112,7 @@ def constraint(params: Parameters) -> dict[str, Any]:
         case {"type": "regex" | "lark", "value": str()} if len(grammar) == 2:
             return {"grammar": grammar}
     allowed = 'a Lark text or {"type": "regex" | "lark", "value": text}'
-    raise wrong_part("grammar", f"must be {allowed}, got {shown(grammar)}")
+    raise wrong_part("grammar", f"must be {allowed}, got {quote(grammar)}")
 
 
 def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
@@ -154,7 +154,7 @@ def _effort(value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, str):
-        raise wrong_part("reasoning_effort", f"must be a word, got {shown(value)}")
+        raise wrong_part("reasoning_effort", f"must be a word, got {quote(value)}")
     if value in ("none", "disable"):
         return {"enable_thinking": False}
     return {"reasoning_effort": value, "enable_thinking": True}
@@ -166,7 +166,7 @@ def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     kind = value.get("type")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise BadRequest(
-            f"thinking.type must be enabled, adaptive or disabled, got {shown(kind)}",
+            f"thinking.type must be enabled, adaptive or disabled, got {quote(kind)}",
             param="thinking",
         )
     return {"enable_thinking": kind != "disabled"}, value.get("budget_tokens")
@@ -292,7 +292,7 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
     kind = expect_object(tool, where).get("type") or "function"
     if kind != "function":
         called = "only tools of type function can be called, and no server runs others here"
-        raise wrong_part(where, f"is {shown(kind)}: {called}", ".type")
+        raise wrong_part(where, f"is {quote(kind)}: {called}", ".type")
     own = tool.get("function")
     if not isinstance(own, Mapping):
         raise wrong_part(where, "must be an object with a name", ".function")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from ...errors import wrong_part
-from ...invalid import shown
+from ...invalid import quote
 from ..api import Turns, check_kind, expect, objects, parts_of
 
 HOSTED = tuple(
@@ -99,7 +99,7 @@ class ChatTools:
         elif isinstance(kind, str) and kind and (self._lenient or kind.startswith(HOSTED)):
             self.ignored.append(f"{where} ({kind})")
         else:
-            raise wrong_part(where, f"is {shown(kind)}, which is not supported", ".type")
+            raise wrong_part(where, f"is {quote(kind)}, which is not supported", ".type")
 
     def _add_callable(
         self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any], kind: str
