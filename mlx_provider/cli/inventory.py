@@ -33,7 +33,7 @@ def pull(context: typer.Context, model: Repository) -> None:
     if not is_repository(model):
         raise BadRequest(f"{model} is not a repository on the Hub: give OWNER/NAME", param="model")
     registry = PluginRegistry.of(context)
-    registry.family_for(checkpoint(model).config)  # refuses a model before gigabytes are downloaded
+    registry.family_for(checkpoint(model).config)  # raises before gigabytes are downloaded
     folder = download(model)
     typer.echo(f"{model}: {size(checkpoint(model).weight_bytes)} of weights in {folder}")
     typer.echo(f"serve it: mlx-provider up {model}")
@@ -84,13 +84,13 @@ def doctor(
     ] = False,
 ) -> None:
     """Check this machine, and optionally a model. Exit code 0: no check fails."""
-    from ..doctor import STATES, Subject, by_severity, examine, healthy, json_fields
+    from ..doctor import STATES, Subject, examine, healthy, json_fields
 
     registry = PluginRegistry.of(context)
     model = None if model is None else model.removeprefix("mlx/")
     subject = Subject(model, discover=lambda environ: registry)
     with Console(stderr=True).status("checking ..."):
-        found = by_severity(examine(subject, thorough=not quick))
+        found = examine(subject, thorough=not quick)
     if as_json:
         typer.echo(json.dumps(json_fields(found, model=model, version=__version__), indent=2))
     else:
@@ -148,7 +148,7 @@ def new_plugin(
         typer.echo(path)
     typer.echo(f"\nNext, in {folder / plugin.distribution}:")
     steps = {
-        "pip install -e . '<clone>[testing]'": "the engine finds it; <clone>: of mlx-provider",
+        "pip install -e . '<clone>[testing]'": "<clone>: your clone of mlx-provider",
         "pytest": "its tests pass as it is",
         f"$EDITOR {plugin.module}/__init__.py": "change it to your format or model",
         "mlx-provider plugins": "what it brings, or why it is off",

@@ -71,26 +71,20 @@ class LocalEngine:
         folder = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
         with os.fdopen(_open_log(self.runtime.log), "ab") as log, ExitStack() as ending:
             begin = log.seek(0, os.SEEK_END)  # where the output of this start begins
-            read_end, write_end = os.pipe()
-            report = ending.enter_context(os.fdopen(read_end, "rb"))
+            reader, writer = os.pipe()
+            report = ending.enter_context(os.fdopen(reader, "rb"))
             try:
                 process = subprocess.Popen(
-                    [
-                        *self.command,
-                        "--lock-fd",
-                        str(lock.descriptor),
-                        "--ready-fd",
-                        str(write_end),
-                    ],
+                    [*self.command, "--lock-fd", str(lock.descriptor), "--ready-fd", str(writer)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(lock.descriptor, write_end),
+                    pass_fds=(lock.descriptor, writer),
                     start_new_session=True,
                     env={**self.runtime.environment, **folder},
                 )
             finally:
-                os.close(write_end)
+                os.close(writer)
             # waits for the child, so that it never becomes a zombie
             threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
             self._await_report(process, report, begin)
@@ -105,18 +99,14 @@ class LocalEngine:
                 f"engine process {process.pid} did not start within {self.start_limit:g} s and was "
                 f"ended; see {log}"
             )
-        line = report.readline()
-        if not line:
-            code = process.wait()
-            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-            last = f"{_tail(log, begin)}; full log: {log}"
-            raise EngineUnavailable(f"the engine process ended at its start ({how}): {last}")
-        if line != READY:
-            try:
-                raise ErrorBody.model_validate_json(line).exception()
-            except ValidationError:  # it ended while it wrote
-                last = _tail(log, begin)
-                raise EngineUnavailable(f"the engine process ended at its start: {last}") from None
+        if (line := report.readline()) == READY:
+            return
+        with suppress(ValidationError):  # cut or empty: it ended while it wrote, or before
+            raise ErrorBody.model_validate_json(line).exception()
+        code = process.wait()
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        last = f"{_tail(log, begin)}; full log: {log}"
+        raise EngineUnavailable(f"the engine process ended at its start ({how}): {last}")
 
 
 def limit_log(path: Path) -> None:

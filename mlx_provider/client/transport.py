@@ -226,10 +226,7 @@ class Transport:
         `seconds`."""
 
         def run() -> None:
-            with (
-                Isolation() as reading,
-                self._response(stream, method, path, body) as response,
-            ):
+            with Isolation() as reading, self._response(stream, method, path, body) as response:
                 lines = LineBuffer()
                 for piece in response.iter_raw():
                     for line in filter(None, lines.feed(piece)):

@@ -13,7 +13,7 @@ from ..isolation import Fault, attempt
 from . import versions
 from .subject import STATES, Finding, Subject
 
-__all__ = ["STATES", "Finding", "Subject", "by_severity", "examine", "healthy", "json_fields"]
+__all__ = ["STATES", "Finding", "Subject", "examine", "healthy", "json_fields"]
 FORMAT = 1
 """Version of the JSON; increases when keys change."""
 REINSTALL = "install mlx-provider anew, into an environment of its own"
@@ -67,8 +67,8 @@ def model_checks(*, thorough: bool = True) -> Checks:
 
 
 def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
-    """`thorough`: also start a proxy and an engine for one token. Changes no settings, and only
-    files of the engine that it may start."""
+    """The worst first. `thorough`: also start a proxy and an engine for one token. Changes no
+    settings, and only files of the engine that it may start."""
     found = run(PYTHON_CHECKS, subject)
     checks = attempt(lambda: (machine_checks(), model_checks(thorough=thorough)))
     if isinstance(checks, Fault):
@@ -79,7 +79,7 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     found += run(of_machine, subject) + located
     found += run(of_model, subject) if healthy(located) else []
     different: dict[str, Finding] = {}  # one cause may stop several checks with the same text
-    for finding in by_severity(found):
+    for finding in sorted(found, key=lambda finding: STATES.index(finding.state)):
         different.setdefault(finding.what, finding)
     return list(different.values())
 
@@ -104,15 +104,11 @@ def healthy(findings: Iterable[Finding]) -> bool:
     return all(finding.state != "fail" for finding in findings)
 
 
-def by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: STATES.index(finding.state))
-
-
 def json_fields(findings: Sequence[Finding], *, model: str | None, version: str) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": version,
         "model": model,
         "healthy": healthy(findings),
-        "findings": [asdict(finding) for finding in by_severity(findings)],
+        "findings": [asdict(finding) for finding in findings],
     }

@@ -246,10 +246,8 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
         options = OperatorOptions.model_validate(known)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
-            yield (
-                f"{'.'.join([OPTIONS_PATH, *map(str, fault['loc'])])}: {fault['msg']}",
-                "correct it",
-            )
+            place = ".".join([OPTIONS_PATH, *map(str, fault["loc"])])
+            yield f"{place}: {fault['msg']}", "correct it"
         return
     registry = subject.registry
     for value, find in (  # raises if no plugin has it

@@ -9,7 +9,7 @@ import pytest
 from few_passes import OF_THE_PRODUCT
 from mlx_provider import ModelInfo, PrefillChunk, Prompt
 from mlx_provider.engine.execution import calibration
-from mlx_provider.engine.execution.calibration import DEPTHS, WIDTHS, calibrate
+from mlx_provider.engine.execution.calibration import DEPTHS, WIDTHS, Times, calibrate
 from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.costs import UNMEASURED
@@ -76,6 +76,28 @@ def test_a_failed_pass_is_not_measured(qwen3: TextModel) -> None:
         curve = calibrate(model, qwen3.make_cache, FOUND).curve  # type: ignore[arg-type]
         assert set(widths) <= {n for n, _ in curve.widths} or (curve is UNMEASURED and not widths)
         assert all(n < fails_from for n, _ in curve.widths) or curve is UNMEASURED
+
+
+class Steady:
+    """Passes of a device without memory for a deep cache: chunks take 0.1 s, rows 1 s."""
+
+    def deepen(self, depth: int) -> bool:
+        return False
+
+    def chunk(self, tokens: int, *, deep: bool = False) -> list[float]:
+        return [] if deep else [0.1] * 3
+
+    def rows(self, *given: object) -> list[float]:
+        return [1.0] * 3
+
+
+@pytest.mark.parametrize(("seconds", "timed"), [(5.0, 1), (2.0, 0)])
+def test_no_further_passes_are_timed_once_all_have_taken_long(seconds: float, timed: int) -> None:
+    """What was not timed, such as mixed passes, does not pay."""
+    times = Times(Steady(), 4096, [1024], 240, seconds)  # type: ignore[arg-type]
+    curve = times.measure(replace(FOUND, padded=False)).curve
+    assert len(curve.rows) == 1
+    assert (len(curve.drafts), curve.mixing) == (timed, 0.0)
 
 
 @dataclass
