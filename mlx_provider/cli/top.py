@@ -50,15 +50,17 @@ def top(
 
 
 def _watch(client: HttpClient, console: Console) -> None:
-    """Until the engine ends."""
+    """Until the engine does not answer."""
     stats = client.stats()
     screen = Live(console=console, screen=True, auto_refresh=False)
-    with screen as live, suppress(EngineUnavailable):
-        while True:
-            live.update(view(stats), refresh=True)
-            time.sleep(UPDATE_SECONDS)
-            stats = client.stats()
-    console.print(f"the engine has ended ({time.strftime('%H:%M:%S')})")
+    try:
+        with screen as live:
+            while True:
+                live.update(view(stats), refresh=True)
+                time.sleep(UPDATE_SECONDS)
+                stats = client.stats()
+    except EngineUnavailable as error:
+        console.print(f"{time.strftime('%H:%M:%S')} {error.message}")
 
 
 def view(stats: Stats) -> RenderableType:

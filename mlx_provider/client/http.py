@@ -169,15 +169,15 @@ class HttpClient(Transport):
         )  # fmt: skip
         return attachment
 
-    def stop(self, reason: str, when: When) -> bool:
+    def stop(self, reason: str, when: When) -> bool | None:
         """Ask the engine to end. Returns whether it ends at once; if not, it ends at the time
-        `when`. False also if none runs; starts none."""
+        `when`. `None`: no answer. Starts none."""
         body = json.dumps({"reason": reason[:10_000], "when": when}).encode()
         try:
             return bool(json.loads(self.ask("POST", "/v1/stop", body=body))["ends"])
         except EngineUnavailable as error:  # it has ended, or its version lacks the request
             log.debug("no engine was asked to end: %s", error.message)
-            return False
+            return None
 
 
 def _other_version(attachment: Stream, remedy: str) -> EngineUnavailable:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..chat.output.whole_reply import read_chunks
 from ..config import PREFIX
-from ..families.checkpoint import named_context
+from ..families.checkpoint import named_context, text_fields
 from ..families.tokenizer.hf_tokenizer import common_length
 from ..families.tokenizer.template import fit_messages
 from ..families.tokenizer.template_probe import (
@@ -26,7 +26,7 @@ from ..gateway.config import proxy_config, write_config
 from ..gateway.engine import end_when
 from ..gateway.models import size
 from ..gateway.proxy import start_proxy
-from ..serving.estimate import context_that_fits, footprint, text_fields
+from ..serving.estimate import context_that_fits, footprint
 from ..serving.hub import full_name
 from ..serving.residents import memory_limit, pool_limit
 from ..serving.weight_files import broken_files, stored_tensors

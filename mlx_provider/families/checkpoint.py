@@ -43,6 +43,15 @@ def _content(path: Path, otherwise: Any) -> Any:
         raise BadRequest(f"{path} cannot be read: {error}", param="model") from error
 
 
+def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config for the language model, with the outer fields."""
+    for name in ("text_config", "llm_config", "language_config"):
+        inner = config.get(name)
+        if isinstance(inner, Mapping):
+            return {**config, **inner}
+    return config
+
+
 def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
     """Most tokens of prompt and reply: the operator's choice, else the config's."""
     return options.context_length or named_context(text) or DEFAULT_CONTEXT
@@ -50,8 +59,9 @@ def context_length(text: Mapping[str, Any], options: LoadOptions) -> int:
 
 def named_context(text: Mapping[str, Any]) -> int | None:
     for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "n_ctx"):
-        if isinstance(text.get(key), int) and text[key] > 0:
-            return int(text[key])
+        named = text.get(key)
+        if isinstance(named, int) and named > 0 and named is not True:
+            return named
     return None
 
 

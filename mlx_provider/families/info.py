@@ -14,7 +14,14 @@ from mlx.utils import tree_flatten
 
 from ..errors import BadRequest
 from ..records import Embedding, LoadOptions, ModelInfo, Pooling
-from .checkpoint import context_length, fingerprint, read_json, read_modules, sampling_defaults
+from .checkpoint import (
+    context_length,
+    fingerprint,
+    read_json,
+    read_modules,
+    sampling_defaults,
+    text_fields,
+)
 from .tokenizer import HFTokenizer
 from .tokenizer.template_probe import dialect
 
@@ -97,7 +104,7 @@ def describe(
     """`more` replaces or adds fields of the result. `stop_tokens`: those that the files do not
     list; `variant`: changes of the model's KV that its files do not show."""
     generation = read_json(folder / "generation_config.json")
-    text = config.get("text_config") or config
+    text = text_fields(config)
     model_type = str(config.get("model_type"))
     fields: dict[str, Any] = {
         "model_type": model_type,

@@ -78,13 +78,14 @@ def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
     here, engine = runtime(environ), local_client(environ)
     try:
         pid = engine.health().pid
-        if not engine.stop(reason, when):
-            others = "other program uses it" if when == "alone" else "request runs"
-            return f"process {pid} ends as soon as no {others}"
+        ends = engine.stop(reason, when)
     except EngineUnavailable:
         return "none runs"
     finally:
         engine.close()
+    if ends is False:
+        others = "other program uses it" if when == "alone" else "request runs"
+        return f"process {pid} ends as soon as no {others}"
     if has_ended(here.lock, pid, END_LIMIT):
         return f"process {pid} has ended"
     raise EngineUnavailable(
@@ -137,7 +138,7 @@ def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -
             screen.flush()
 
     def run(over: threading.Event) -> None:
-        shows = False
+        shows = ""
         while not over.wait(patience):
             try:
                 requests = [r for r in stats().requests if r.prompt_tokens >= LEAST_TOKENS]
@@ -146,8 +147,10 @@ def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -
             found = next((r for r in requests if r.state in ("prefill", "decode")), None)
             if found is not None and found.state == "prefill":
                 done = found.cached_tokens + found.prefilled_tokens
-                show(f"prompt: {done:,} of {found.prompt_tokens:,} tokens")
-                shows = True
+                text = f"prompt: {done:,} of {found.prompt_tokens:,} tokens"
+                if text != shows:
+                    show(text)
+                shows = text
             elif found is not None or shows:
                 break
         if shows and screen.isatty():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
-from ..families.checkpoint import named_context
+from ..families.checkpoint import named_context, text_fields
 from ..records import Client
 from ..registry import PluginRegistry
 from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name, local_folder
@@ -143,7 +143,7 @@ def candidate(
 ) -> Candidate:
     """Reads only the model's small files, here or on the Hub. `wanted`: a context that the user
     requests. Raises `ModelNotFound`, `UnsupportedModel`, `BadRequest`."""
-    from ..serving.estimate import context_that_fits, text_fields
+    from ..serving.estimate import context_that_fits
 
     model = full_name(model)
     found = checkpoint(model)

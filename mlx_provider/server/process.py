@@ -212,6 +212,7 @@ class EngineServer(uvicorn.Server):
         self.listener.remove()  # new clients now wait for the next engine
         self._hurry = self.should_exit
         self.should_exit = True
+        self._died = self._died and not signalled  # who ends it wants no new one
 
     async def _watch_clients(self) -> None:
         tick = self.server_state.limits.tick

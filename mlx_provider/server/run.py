@@ -83,8 +83,6 @@ def serve(
         _say(f"mlx-provider: {error.message}")
         if not isinstance(error, EngineDied):  # else its start is reported, and that file closed
             _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
-        elif options.on_tcp:  # no client could start another
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
         return 1
     return 0
 
@@ -143,7 +141,12 @@ def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildServ
     listener = listen_tcp(host, port)
     access: dict[str, Any] = {"keys": keys, "hosts": own_names(host) | set(settings.allowed_hosts)}
     note = f" · key: {place}"
-    asyncio.run(_run(options, settings, build, lambda: listener, note=note, **access))
+    try:
+        asyncio.run(_run(options, settings, build, lambda: listener, note=note, **access))
+    except EngineDied as error:  # no client could start another
+        _say(f"mlx-provider: {error.message}")
+        again = [*sys.orig_argv[1:], "--port", listener.address.rpartition(":")[2]]
+        os.execv(sys.executable, [sys.executable, *again])
 
 
 async def _run(

@@ -17,6 +17,7 @@ from ..engine.row_cache import profile
 from ..engine.scheduling.ledger import STEP_TOKENS
 from ..errors import BadRequest, UnsupportedModel
 from ..families.caches import row_cache, text_cache
+from ..families.checkpoint import text_fields
 from ..isolation import plugin_call
 from ..upstream import mlx_lm, mlx_vlm
 
@@ -126,12 +127,3 @@ def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> i
     if footprint.kv_per_token == 0:
         return longest
     return min(longest, left // footprint.kv_per_token // STEP_TOKENS * STEP_TOKENS)
-
-
-def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config for the language model, with the outer fields."""
-    for name in ("text_config", "llm_config", "language_config"):
-        inner = config.get(name)
-        if isinstance(inner, Mapping):
-            return {**config, **inner}
-    return config

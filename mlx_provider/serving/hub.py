@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from ..errors import BadRequest, MLXProviderError, ModelNotFound
-from ..families.checkpoint import named_context, named_template, read_json
+from ..families.checkpoint import named_context, named_template, read_json, text_fields
 from ..registry import PluginRegistry
 from ..safe_open import obstacle
 
@@ -286,7 +286,7 @@ def facts_of(model: str, registry: Callable[[], PluginRegistry]) -> ModelFacts:
     except MLXProviderError:
         return ModelFacts()
     return ModelFacts(
-        context_length=named_context(config.get("text_config") or config),
+        context_length=named_context(text_fields(config)),
         vision="vision_config" in config and any((folder / name).is_file() for name in PROCESSORS),
         reasoning=registry().detect_reasoning_parser(template) is not None,
     )

@@ -16,7 +16,7 @@ from ..config import EngineSettings
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, wrong_option
-from ..families.checkpoint import DEFAULT_CONTEXT, named_context, read_json
+from ..families.checkpoint import DEFAULT_CONTEXT, named_context, read_json, text_fields
 from ..families.tokenizer.template import fit_messages
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
@@ -49,6 +49,8 @@ class ModelCache:
         pool = pool_limit(limit)
         self._registry = registry
         self._worker = worker
+        self._own_context: dict[Path, int] = {}
+        """By folder, as its family gave it."""
         self._pool_before = mx.set_cache_limit(pool)
         self.ledger: MemoryLedger = MemoryLedger(
             lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
@@ -85,16 +87,23 @@ class ModelCache:
         _check(self._registry, options)
         with self.progress.stage(name, "files of the Hub"):
             folder = folder_of(name, repository=repository)
-        key = self._key(folder, options, may_lengthen=may_lengthen)
-        lease = self.queue.acquire(
-            key,
-            partial(self.loader.plan, key, options, name),
-            who=who,
-            rows=rows,
-            keep_alive=options.keep_alive,
-            since=since,
-            deadline=deadline,
-        )
+        for _ in range(2):  # the first load may show that the context is longer than its own
+            key = self._key(folder, options, may_lengthen=may_lengthen)
+            lease = self.queue.acquire(
+                key,
+                partial(self.loader.plan, key, options, name),
+                who=who,
+                rows=rows,
+                keep_alive=options.keep_alive,
+                since=since,
+                deadline=deadline,
+            )
+            if key.context_length is not None:
+                break
+            own = self._own_context[key.folder] = lease.model.info.context_length
+            if own >= (options.context_length or 0):
+                break
+            lease.release()
         with ExitStack() as undo:
             undo.callback(lease.release)
             if lease.model.started is None:
@@ -108,7 +117,8 @@ class ModelCache:
         if length is None:
             return key
         config = read_json(key.folder / "config.json")
-        if length <= (named_context(config.get("text_config") or config) or DEFAULT_CONTEXT):
+        named = named_context(text_fields(config)) or DEFAULT_CONTEXT
+        if length <= self._own_context.get(key.folder, named):
             return key
         if not may_lengthen:  # each longer context needs separate weights
             raise Forbidden(

@@ -247,10 +247,11 @@ def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineSta
 
 
 def _memory(weights: Weights) -> ModelMemory:
+    instance = weights.started  # the engine thread may unload it at any time
     return ModelMemory(
         model=weights.name,
         weights=max(weights.taken, weights.info.weights_bytes),
-        drafters=0 if weights.started is None else weights.started.drafter_bytes,
+        drafters=0 if instance is None else instance.drafter_bytes,
         rows=weights.live_bytes,
         features=weights.features.nbytes,
     )

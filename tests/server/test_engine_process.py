@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from mlx_provider.server.run import SWITCH
-from ports import free_port
 from waiting import PATIENCE, wait_until
 
 Spawn = Callable[..., Any]
@@ -218,7 +217,8 @@ def test_an_engine_reports_its_start_once(
 
 
 def test_an_engine_on_tcp_starts_anew_whose_thread_has_died(spawn: Spawn) -> None:
-    engine = spawn("--port", str(free_port()), MLX_PROVIDER_API_KEY="secret")
+    """At the same address, also if the system chose its port."""
+    engine = spawn("--port", "0", MLX_PROVIDER_API_KEY="secret")
     engine.http.headers["authorization"] = "Bearer secret"
     engine.lines("die")
 
@@ -230,6 +230,23 @@ def test_an_engine_on_tcp_starts_anew_whose_thread_has_died(spawn: Spawn) -> Non
     wait_until(is_new)
     assert engine.lines("count 1 0")
     assert engine.end() == 0
+
+
+def test_an_engine_with_a_dead_thread_ends_by_a_signal(spawn: Spawn) -> None:
+    """While it waits for replies, and does not start anew."""
+    engine = spawn("--port", "0", "--drain", "3600", MLX_PROVIDER_API_KEY="secret")
+    engine.http.headers["authorization"] = "Bearer secret"
+    with engine.stream("wait") as reply:
+        next(reply.iter_raw())
+        engine.lines("die")
+        address = (engine.http.base_url.host, engine.http.base_url.port)
+        wait_until(lambda: not is_open(address))
+        assert engine.end() == 0
+
+
+def is_open(address: tuple[str, int]) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(address) == 0
 
 
 def test_an_engine_whose_socket_is_gone_ends(spawn: Spawn) -> None:

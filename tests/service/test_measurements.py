@@ -153,9 +153,17 @@ def test_measurements_can_be_switched_off(load: Any, folder: Path, file: Path) -
     assert not file.parent.exists()
 
 
-def test_a_broken_file_is_replaced_by_new_measurements(load: Any, folder: Path, file: Path) -> None:
-    file.parent.mkdir(mode=0o700)
-    file.write_text('{"half": ')
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [("}", ""), ('"widths":', '"widths":[],"was":'), ('"first":0.0', '"first":NaN')],
+)
+def test_a_broken_file_is_replaced_by_new_measurements(
+    load: Any, folder: Path, file: Path, part: str, wrong: str
+) -> None:
+    load(folder)
+    written = file.read_text()
+    assert part in written
+    file.write_text(written.replace(part, wrong))
     load(folder)
     assert load.measured == ["probe", "calibrate"]
     load(folder)

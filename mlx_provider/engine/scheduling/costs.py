@@ -8,7 +8,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +21,12 @@ SPIKE = 3.0
 WRONG, ENOUGH = 1.5, 8
 """If a kind of pass is on average this many times slower or faster than measured at load, after so
 many passes, the measurements are corrected."""
+SHAPES = 10_000
+"""After so many shapes of chunks, all count as new again, which bounds their memory."""
 
-Points = tuple[tuple[int, float], ...]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""With limits for those that are read from a file."""
+Points = tuple[tuple[int, Seconds], ...]
 """(tokens or rows of a pass, seconds), the first ascend."""
 
 
@@ -43,17 +49,17 @@ class Curve:
     `seconds(tokens)`, plus `per_key(tokens)` for each cached token that they attend to. Attention
     has separate kernels for few tokens, so it has separate points."""
 
-    widths: Points
+    widths: Annotated[Points, Field(min_length=1)]
     """Over short caches. The seconds do not decrease."""
     depths: Points = ()
     """Extra seconds per cached token. Empty: not measured."""
     rows: Points = ()
     """Decode passes by their number of rows, without attention to cached tokens (`per_key(1)` of
     each). Empty: they take as long as a chunk of as many tokens."""
-    saved: float | None = None
+    saved: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Seconds by which a chunk in the pass of rows is faster than two passes; negative: slower.
     `None`, without any measurement: as long as one token takes, as if only weights took time."""
-    first: float = 0.0
+    first: Seconds = 0.0
     """Extra seconds of the first chunk with a new pair of (chunk tokens, cached tokens)."""
     drafts: Points = ()
     """Extra seconds to verify the drafts of one row, by their number: a row with drafts runs
@@ -170,6 +176,8 @@ class Costs:
                 self.pace[kind] *= (decay + (1 - decay) * ratio) ** (share / norm)
                 self._correct(kind)
         if self.curve.first:
+            if len(self._shapes) > SHAPES:
+                self._shapes.clear()
             self._shapes.update(chunks)
 
     def _correct(self, kind: str) -> None:

@@ -25,7 +25,7 @@ from ...records import (
     Tokenizer,
 )
 from ..caches import row_cache
-from ..checkpoint import DEFAULT_CONTEXT, context_length, read_json
+from ..checkpoint import DEFAULT_CONTEXT, context_length, read_json, text_fields
 from ..info import describe, precision
 from ..tokenizer import HFTokenizer, Hidden, common_length
 from ..tokenizer.template_probe import refuses_late_system, shows_tool_media
@@ -61,7 +61,7 @@ def vision_info(
     """`image`: the template's text for an image; `variant`: changes of the KV that the files do not
     show; `default_context`: the context length if config and operator give none."""
     config = read_json(folder / "config.json")
-    text = config.get("text_config") or config
+    text = text_fields(config)
     # `n_ctx` is the last name in the search
     context = context_length({"n_ctx": default_context, **text}, options)
     return describe(
