@@ -1,6 +1,7 @@
 """A LiteLLM proxy as a child process on loopback. `python -m mlx_provider.gateway.proxy` is that
 process, on a socket of its parent, which `litellm` cannot take (1.106.2, `proxy_cli.py`)."""
 
+import gc
 import importlib.util
 import os
 import secrets
@@ -151,6 +152,7 @@ def require_proxy() -> None:
 def main() -> None:
     """`litellm` with a listener that uvicorn gets, too."""
     descriptor, log, *options = sys.argv[1:]
+    gc.disable()  # a third of the time that LiteLLM takes to be imported
     import uvicorn
     from litellm.proxy.proxy_cli import run_server
 
@@ -160,6 +162,8 @@ def main() -> None:
     original = uvicorn.run
 
     def run(*given: Any, **named: Any) -> None:
+        gc.freeze()
+        gc.enable()
         original(*given, **named, fd=int(descriptor))
 
     uvicorn.run = run
