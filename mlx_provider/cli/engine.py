@@ -200,7 +200,10 @@ def _describe(health: Health, other: list[str], api_base: str | None = None) -> 
         f"memory: {health.active_memory / 2**20:.0f} MiB",
         f"log: {log}",
     ]
-    lines += [] if health.ok else [f"it has died: {health.detail}; `mlx-provider engine restart`"]
+    if not health.ok:
+        lines.append(f"it has died: {health.detail}; `mlx-provider engine restart`")
+    elif health.detail:
+        lines.append(f"loading: {health.detail}")
     for m in health.models:
         context = f"context {m.context_length}"
         lines.append(f"model {m.model}: {m.family} of plugin {m.plugin}, {context}")

@@ -186,6 +186,7 @@ class Health(Wire):
     running: int = 0
     active_memory: int = 0
     detail: str = ""
+    """What is loaded or measured now, or why it is not `ok`."""
     identity: dict[str, str] = Field(default_factory=dict)
     """Versions, plugins, Python and settings of the process. Only for its owner."""
 

@@ -258,9 +258,10 @@ class ChatService:
         return self.worker.alive
 
     def health(self) -> Health:
-        engines = self.models.engines()
+        engines, alive = self.models.engines(), self.worker.alive
+        loads = "; ".join(each.summary for each in self.models.progress.stats())
         return Health(
-            ok=self.worker.alive,
+            ok=alive,
             version=version("mlx-provider"),
             pid=getpid(),
             device=device_name(),
@@ -278,7 +279,7 @@ class ChatService:
             queued=sum(each.engine.scheduler.queued + len(each.arriving) for each in engines),
             running=sum(each.engine.scheduler.active_rows for each in engines),
             active_memory=mx.get_active_memory(),
-            detail="" if self.worker.alive else "the engine thread does not run",
+            detail=loads if alive else "the engine thread does not run",
         )
 
     def metrics(self) -> bytes:

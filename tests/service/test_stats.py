@@ -51,10 +51,12 @@ def test_what_is_loaded_and_measured(
     service, client = make_service(measurements="off")
     model = tiny_class(client, service, str(build_tiny("qwen3")))
     seen: dict[str, str] = {}
+    healthy: set[str] = set()
 
     def look() -> None:
         while not loaded.is_set():
             seen.update((each.what, each.summary) for each in client.stats().loading)
+            healthy.add(client.health().detail)
 
     loaded = threading.Event()
     looking = threading.Thread(target=look)
@@ -69,7 +71,8 @@ def test_what_is_loaded_and_measured(
     assert seen[compiling].endswith(f"qwen3: {compiling}")
     how = "measuring how rows decode together"
     assert seen[how].endswith(f"qwen3: {how}, step 1 of 2")
-    assert client.stats().loading == []
+    assert healthy & {summary for summary in seen.values() if compiling in summary}
+    assert (client.stats().loading, client.health().detail) == ([], "")
 
 
 def test_rows_and_memory_while_it_works(own: Any) -> None:
