@@ -62,7 +62,6 @@ def test_a_hit_within_the_capacity_copies_nothing() -> None:
         assert asked(engine, [*[1] * 3000, 2, 3, 4]).cached == 3000
     assert copies.nbytes <= 16 * TOKEN_BYTES, "the reply that the prompt replaces"
     assert stored.nbytes - before <= 32 * (TOKEN_BYTES + 8), "one row, and the other reply"
-    check_integrity(stored)
 
 
 def test_turns_are_exact(qwen3: TextModel) -> None:
@@ -74,7 +73,6 @@ def test_turns_are_exact(qwen3: TextModel) -> None:
         check(qwen3, request)
         assert turn == 0 or request.cached >= len(tokens) - 9
         tokens = [*tokens, *output_of(request).tokens, *(50 + turn + i for i in range(8))]
-    check_integrity(stored)
     assert stored.in_use == 0
 
 
@@ -88,7 +86,6 @@ def test_both_branches_of_a_conversation_stay(qwen3: TextModel) -> None:
     again = asked(engine, whole), asked(engine, other), asked(engine, [*other, 74, 75])
     assert [request.cached for request in again] == [len(whole) - 1, len(other) - 1, len(other)]
     check(qwen3, *again)
-    check_integrity(stored)
 
 
 def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
@@ -147,7 +144,6 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     run(engine)
     assert again.cached == 0
     check(qwen3, again)
-    check_integrity(stored)
 
 
 PREFIX, TAIL, REPLY = [20 + i * i % 300 for i in range(700)], 6, 12
@@ -225,7 +221,6 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     assert stored.nbytes == 0
     room = 2**26
     run(engine)
-    check_integrity(stored)
     again = asked(engine, [*COMMON, *output_of(first).tokens, 50])
     assert again.cached > len(COMMON)
     check(qwen3, again)
@@ -246,7 +241,6 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     twin = alone(qwen3, request)
     for i in range(8):
         assert output_of(request, i).tokens == output_of(twin, i).tokens
-    check_integrity(stored)
 
 
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:
@@ -340,7 +334,6 @@ def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
     own.room = most
     run(own.engine)
     check(qwen3, request)
-    check_integrity(own.stored)
 
 
 def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:

@@ -1,9 +1,61 @@
-"""The invariants of a prefix cache."""
+"""The invariants of an engine between two steps, and of its prefix cache."""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
+from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import Node, segment_of
+from mlx_provider.engine.request import Phase
+from mlx_provider.engine.step_output import Post
+
+
+@contextmanager
+def checked_steps() -> Iterator[None]:
+    """In each engine of this process."""
+    original = Engine.step
+
+    def step(engine: Engine) -> list[Post]:
+        posts = original(engine)
+        check_engine(engine)
+        return posts
+
+    Engine.step = step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Engine.step = original  # type: ignore[method-assign]
+
+
+def check_engine(engine: Engine) -> None:
+    """Raises `AssertionError` if queue, batch, ledger and prefix cache do not agree."""
+    scheduler, layout, cache = engine.scheduler, engine.batch.layout, engine.prefix_cache
+    running, jobs = [*scheduler.running], scheduler.waiting
+    waiting = [row for job in jobs for row in job.rows]
+    placed = Counter(row for group in layout.groups for row in group.rows)
+    cached = [(engine.batch.cached_tokens(row), len(row.tokens)) for row in running]
+    check(
+        ("a running row has one place in the batch", placed == Counter(running)),
+        (
+            "a row waits or runs, and once",
+            max(Counter([*running, *waiting]).values(), default=1) == 1,
+        ),
+        ("no row that has ended runs", all(row.finish is None for row in running)),
+        ("a running row decodes", {row.request.phase for row in running} <= {Phase.DECODE}),
+        ("no request that has ended waits", all(job.request.unfinished for job in jobs)),
+        ("no prompt has more than its tokens", all(job.done <= len(job.tokens) for job in jobs)),
+        ("no cache has more than its row", all(0 <= has <= whole for has, whole in cached)),
+        ("merged rows are charged", {r: r.merged for r in running if r.merged} == layout.merged()),
+    )
+    if cache is not None:
+        check_integrity(cache.cache)
+
+
+def check(*rules: tuple[str, bool]) -> None:
+    if broken := [rule for rule, holds in rules if not holds]:
+        raise AssertionError(f"not true: {broken}")
 
 
 def check_integrity(cache: PrefixCache) -> None:
@@ -34,5 +86,4 @@ def check_integrity(cache: PrefixCache) -> None:
             ("a complete node has no state", node.snapshot is None or not node.complete),
             ("its parent was used as late", top or node.used <= parent.used),
         ]
-    if broken := [rule for rule, holds in rules if not holds]:
-        raise AssertionError(f"not true: {broken}")
+    check(*rules)
