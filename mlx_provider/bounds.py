@@ -1,7 +1,6 @@
 """Bounds on one request's content, on every route, far above real use: few stop strings (OpenAI
 permits four; chat front ends send one per speaker), some hundred tools, some thousand messages."""
 
-from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -27,6 +26,7 @@ MAX_FIELDS = 256
 """Fields of one object, known or not, and names in a list of them."""
 MAX_DEPTH = 100
 PIECE = 2**16
+"""Characters that are encoded at a time."""
 
 T = TypeVar("T")
 
@@ -99,15 +99,17 @@ def _check_name(name: str) -> str:
 
 
 def checked_fields(value: T) -> T:
-    """Refuse too many unknown fields: one error for each would take seconds."""
+    """Refuse too many fields: one error for each unknown one would take seconds."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many", f"has more than {MAX_FIELDS} fields")
     return value
 
 
 def _at_most(limit: int) -> BeforeValidator:
+    """Checked before any entry is validated."""
+
     def check(values: Any) -> Any:
-        if isinstance(values, Sized) and isinstance(values, Iterable) and len(values) > limit:
+        if isinstance(values, list | dict) and len(values) > limit:
             context = {"max_length": limit, "actual_length": len(values)}
             raise PydanticCustomError("too_long", "too many entries", context)
         return values
@@ -128,8 +130,6 @@ StopStrings = Annotated[
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 """May be millions; only the first wrong one is reported."""
 Ignored = Annotated[list[str], Field(max_length=MAX_FIELDS, fail_fast=True)]
-Inputs = Annotated[
-    list[str | Tokens], _at_most(MAX_INPUTS), Field(min_length=1, max_length=MAX_INPUTS)
-]
+Inputs = Annotated[list[str | Tokens], _at_most(MAX_INPUTS), Field(min_length=1)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 TokenBias = Annotated[dict[int, float], _at_most(MAX_TOKEN_IDS)]

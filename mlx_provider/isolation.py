@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -94,7 +95,8 @@ class FaultOrigin:
             return None
         point = ([point for point in found if not _is_ours(point)] or found)[-1]
         places = [place for place, owner in enumerate(owners) if owner is point]
-        (_, first, _), (module, frame, line) = frames[places[0]], frames[last := places[-1]]
+        first, last = frames[places[0]][1], places[-1]
+        module, frame, line = frames[last]
         path = Path(frame.f_code.co_filename)
         depth = module.count(".") + (path.name == "__init__.py")
         file = "/".join(path.parts[-1 - depth :])
@@ -110,8 +112,14 @@ class FaultOrigin:
 
 def of_the_machine(error: BaseException) -> bool:
     """Whether files, network, memory or device are the cause, so that a retry can succeed."""
-    text = str(error).lower()
+    text = _message(error).lower()
     return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
+
+
+def _message(error: BaseException) -> str:
+    with suppress(Exception):
+        return str(error)
+    return "<its message cannot be read>"
 
 
 def _frames(error: BaseException) -> list[tuple[str, FrameType, int]]:
@@ -163,7 +171,7 @@ class Fault:
             place = origin.where if origin else next(reversed(own), "")
             if isinstance(error, SyntaxError) and error.filename:  # its position is in no frame
                 place = ""
-            text = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+            text = f"{type(error).__name__}: {_message(error)}" + (f" ({place})" if place else "")
             summary = " ".join(text.split())
         for each in _chain(error):
             each.__traceback__ = None
@@ -201,7 +209,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         each = todo.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            todo += [each.__cause__, each.__context__]
+            todo += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
             yield each
 
 
@@ -235,17 +243,18 @@ class Isolation:
 
 
 def attempt(work: Callable[[], T]) -> T | Fault:
-    """For work without whose result the caller goes on: a pass of the device, or a trial."""
+    """Return the result, or the fault. For work that the caller can do without: a pass of the
+    device, or a trial."""
     with Isolation() as tried:
         return work()
     return cast("Fault", tried.fault)
 
 
-def plugin_call(work: Callable[[], T], error: Callable[[Fault], MLXProviderError]) -> T:
-    """For work whose fault the caller raises as an error of its own."""
+def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProviderError]) -> T:
+    """Return the result. A fault is raised as an error of the caller."""
     found = attempt(work)
     if isinstance(found, Fault):
-        raise error(found)
+        raise make_error(found)
     return found
 
 

@@ -144,7 +144,7 @@ def messages(subject: Subject) -> Iterator[Finding]:
     )
     problem = ""
     state: State = "warn"
-    if not all(turn["content"] in later for turn in turns):
+    if ASKED not in first or not all(turn["content"] in later for turn in turns):
         problem, state = "the chat template drops messages", "fail"
     elif common_length(first, later) < first.index(ASKED) + len(ASKED):
         problem = "a later turn writes the first message otherwise: nothing of a prompt is reused"

@@ -1,9 +1,9 @@
-"""Runs a program in the terminal's foreground, where signals mean the program."""
+"""Runs a program in the terminal's foreground and forwards signals to it. Before that, signals end
+this process after its clean-ups."""
 
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,14 +35,14 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 @contextmanager
 def ending_by_signal(notice: str = "") -> Iterator[None]:
-    """Signals that end a process raise `Ended` in the main thread, so that clean-ups run, which
-    ignore further ones, but not SIGQUIT."""
+    """Signals that end a process raise `Ended` in the main thread, so that clean-ups run. These
+    ignore further signals, except SIGQUIT."""
 
     def end(number: int, frame: FrameType | None) -> None:
         for each in PASSED_ON:
             signal.signal(each, signal.SIG_IGN)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # Ctrl-\ ends a clean-up that hangs
-        sys.stderr.write(notice)
+        os.write(2, notice.encode())  # `sys.stderr` may be in the middle of a write
         raise Ended(number)
 
     with _handling(end):
@@ -56,8 +56,9 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     process: subprocess.Popen[bytes] | None = None
 
     def hand_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if process is not None and not (number in TYPED and _in_foreground()):
+        if process is None:
+            received.append(number)
+        elif not (number in TYPED and _in_foreground()):
             process.send_signal(number)
 
     with _handling(hand_on):

@@ -83,7 +83,8 @@ def keep_freed() -> bool:
     `malloc_trim` returns the top of the main heap only: with more heaps, each thread that has
     decoded an image would keep up to 64 MB."""
     glibc = _glibc()
-    return glibc is not None and all(glibc.mallopt(*setting) for setting in HEAP.items())
+    made = [] if glibc is None else [glibc.mallopt(*each) for each in HEAP.items()]
+    return bool(made) and all(made)
 
 
 def give_back() -> None:

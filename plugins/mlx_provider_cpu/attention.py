@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -186,7 +186,7 @@ _placed = threading.local()
 
 
 def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
-    """The first share runs in this thread. Raises the errors of all shares.
+    """The first share runs in this thread. Raises the first error, after all have ended.
 
     If no core is idle, Linux runs a woken thread on the core of its waker, and the threads of MLX's
     BLAS spin between two products. So each of our threads stays off the core of the thread that
@@ -197,7 +197,10 @@ def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
         return
     here = ctypes.CDLL(None).sched_getcpu() if sys.platform == "linux" else None
     running = [_pool().submit(_apart, here, work, share) for share in others]
-    work(first)
+    try:
+        work(first)
+    finally:
+        wait(running)
     for one in running:
         one.result()
 

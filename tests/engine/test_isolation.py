@@ -262,6 +262,13 @@ class Odd(Exception):
     """Represents an exception class of an unknown library."""
 
 
+class Mute(Exception):
+    """Has no readable message."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
 class Panic(BaseException):
     """Represents a panic of a library written in Rust."""
 
@@ -270,7 +277,7 @@ def exception_classes() -> list[type[BaseException]]:
     found = [c for c in vars(builtins).values() if isinstance(c, type)]
     kinds = [c for c in found if issubclass(c, BaseException)]
     kinds = [c for c in kinds if not issubclass(c, KeyboardInterrupt | BaseExceptionGroup)]
-    return [*kinds, Odd, Panic, ParseError, jinja2.TemplateError, asyncio.CancelledError]
+    return [*kinds, Odd, Mute, Panic, ParseError, jinja2.TemplateError, asyncio.CancelledError]
 
 
 def raised(kind: type[BaseException]) -> BaseException:

@@ -59,7 +59,10 @@ CASES: dict[str, tuple[Step, dict[str, Any], list[Any], tuple[str, str | None]]]
     "limit": (Step(WORDS), {"max_tokens": 2}, ["one two"], ("max_tokens", None)),
     "schema": (
         Step("17"),
-        {"output_config": {"effort": "low", "format": SCHEMA}},
+        {
+            "output_config": {"effort": "low", "format": SCHEMA},
+            "extra_body": {"output_format": SCHEMA},
+        },
         ["17"],
         ("end_turn", None),
     ),
@@ -252,6 +255,7 @@ def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic
         ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error", "tool_choice.type"),
         ({"output_config": {"format": {"type": "grammar"}}}, 400, "invalid_request_error",
          "output_config.format"),
+        ({"output_format": {"type": "grammar"}}, 400, "invalid_request_error", "output_format"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, 400,
          "invalid_request_error", "'document'"),
         ({"messages": [{"role": "user", "content": "ab " * 4000}]}, 400, "invalid_request_error",

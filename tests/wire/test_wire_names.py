@@ -128,6 +128,11 @@ WRONG: dict[str, dict[str, dict[str, Any]]] = {
             "schema": NOT}}},
         "output_format": {"output_format": {"type": "json_schema", "schema": NOT}},
         "output_format.schema": {"output_format": {"type": "json_schema"}},
+        "messages[2].content[0].tool_use_id": {"messages": [{"role": "user", "content": "x"},
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "c", "name": "x", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": 3, "content": "x"}]}]},
         "reasoning_effort": {"reasoning_effort": 3},
         "thinking.type": {"thinking": {"type": "x"}},
         "thinking.budget_tokens": {"thinking": {"type": "enabled", "budget_tokens": -1}},

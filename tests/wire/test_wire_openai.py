@@ -286,6 +286,9 @@ def test_tokens_are_those_of_a_request(engine: Any) -> None:
     found = engine.http.post("/tokenize", json=chat | {"add_generation_prompt": True}).json()
     assert found["count"] == len(found["tokens"]) == used
     assert found["max_model_len"] == 2048
+    begun = {**chat, "messages": [*chat["messages"], {"role": "assistant", "content": "Yes"}]}
+    begun |= {"continue_final_message": True, "add_generation_prompt": False}
+    assert engine.http.post("/tokenize", json=begun).json()["count"] > used
     raw = {"model": engine.scripted, "prompt": "one two", "add_special_tokens": True}
     tokens = engine.http.post("/tokenize", json=raw).json()["tokens"]
     back = {"model": engine.scripted, "tokens": tokens}
@@ -295,6 +298,7 @@ def test_tokens_are_those_of_a_request(engine: Any) -> None:
         ("/tokenize", {"prompt": "a", "add_special_tokens": False}),
         ("/detokenize", {"tokens": [2**31]}),
         ("/detokenize", {"tokens": None}),
+        ("/detokenize", {"tokens": "one"}),
     ):
         answer = engine.http.post(path, json={"model": engine.scripted, **wrong})
         error = answer.json()["error"]

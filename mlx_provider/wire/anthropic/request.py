@@ -43,7 +43,8 @@ def _check_blocks(content: Any, where: str, known: Collection[str] | None) -> No
 
 
 def check_image(block: Mapping[str, Any], where: str) -> None:
-    source, where = expect_object(block.get("source"), f"{where}.source"), f"{where}.source"
+    where = f"{where}.source"
+    source = expect_object(block.get("source"), where)
     place = IMAGE_SOURCES[check_kind(source.get("type"), f"{where}.type", IMAGE_SOURCES)]
     expect(source.get(place) or None, str, where, f".{place}")
 
@@ -136,6 +137,7 @@ def _add(turns: Turns, message: Mapping[str, Any], where: str) -> None:
     for n, (_, at) in enumerate(calls):
         turns.place(f".tool_calls[{n}]", at)
         turns.place(f".tool_calls[{n}].function", at)
+        turns.place(f".tool_calls[{n}].function.arguments", f"{at}.input")
 
 
 def _add_result(turns: Turns, block: Mapping[str, Any], where: str) -> None:
@@ -145,6 +147,7 @@ def _add_result(turns: Turns, block: Mapping[str, Any], where: str) -> None:
         first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
         content = [{"type": "text", "text": first}, *parts] if parts else first
     turns.add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, where)
+    turns.place(".tool_call_id", f"{where}.tool_use_id")
     for at in range(len(parts)):
         turns.place(f".content[{at + 1}]", f"{where}.content[{at}]")
 
@@ -195,8 +198,7 @@ def message_request(
 
 
 def _names(body: Mapping[str, Any]) -> dict[str, str]:
-    config = body.get("output_config") or {}
-    form = "output_config.format" if config.get("format") else "output_format"
+    config, form = body.get("output_config") or {}, _format_name(body.get("output_config"))
     names = {
         "parallel_tool_calls": ALONE,
         "response_format": form,
@@ -212,16 +214,19 @@ def _names(body: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
+def _format_name(config: Any) -> str:
+    return "output_config.format" if config and config.get("format") else "output_format"
+
+
 def answer_format(params: Parameters) -> dict[str, Any]:
-    config = params.mapping("output_config")
-    form = config.get("format") or params.take("output_format")
+    config, older = params.mapping("output_config"), params.take("output_format")
+    form = config.get("format") or older
     fields = {"reasoning_effort": config.get("effort")}
     if form is None:
         return fields
     if not isinstance(form, Mapping) or form.get("type") != "json_schema":
-        raise wrong_part(
-            "output_config", f"must be of type json_schema, got {quote(form)}", ".format"
-        )
+        where = _format_name(config)
+        raise wrong_part(where, f"must be of type json_schema, got {quote(form)}")
     schema = {"name": "output", "schema": form.get("schema")}
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
 

@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import wrong_part
-from ...invalid import bad_request
+from ...invalid import bad_request, quote
 from ...protocol.events import Accepted, Done, Embedded, Event
 from ...protocol.requests import EmbedRequest
 from .. import api
-from ..api import ParsedRequest, Read
+from ..api import ParsedRequest, Read, expect
 from .answer import Stream, Whole, usage_of
 from .request import Parameters, generate_requests, parameter_names, prompt_list
 
@@ -26,7 +26,7 @@ def embed_request(
 ) -> tuple[EmbedRequest, str]:
     wanted = params.take("encoding_format") or "float"
     if wanted not in FORMATS:
-        raise wrong_part("encoding_format", f"must be float or base64, got {wanted!r}")
+        raise wrong_part("encoding_format", f"must be float or base64, got {quote(wanted)}")
     params.take("user")  # nothing is kept for anybody
     fields: dict[str, Any] = {
         **sender,
@@ -48,7 +48,8 @@ class Embeddings(api.Whole):
         self._form = form
 
     def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
-        read, usage = str if self._form == "base64" else numbers, usage_of(done)
+        read = str if self._form == "base64" else numbers  # an event has base64 already
+        usage = usage_of(done)
         vectors = {event.index: event.vector for event in events if isinstance(event, Embedded)}
         return {
             "object": "list",
@@ -62,6 +63,7 @@ class Embeddings(api.Whole):
 
 
 def numbers(vector: str) -> list[float]:
+    """Of a vector in base64."""
     found = array("f", b64decode(vector))
     if sys.byteorder == "big":
         found.byteswap()
@@ -89,14 +91,16 @@ def _completion(
 
 def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     """With the parameters of the request whose prompt is meant, as in vLLM."""
-    own = Parameters({name: body.pop(name, None) for name in ALWAYS})
-    for name in ALWAYS:
-        own.choice(name, (True,), "the prompt is what a request would have")
     text = "messages" not in body
+    always = ALWAYS if text else ALWAYS[:1]  # chat itself reads the second one
+    own = Parameters({name: body.pop(name, None) for name in always})
+    for name in always:
+        own.choice(name, (True,), "the prompt is what a request would have")
     return _completion(body, sender, text=text, content="prompt" if text else "messages")
 
 
 def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    expect(body.get("tokens"), list, "tokens")
     return _completion(body, sender, text=True, content="tokens")
 
 
