@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Values:
+class ValueCounter:
     """Upper bound for the values of a JSON text in pieces, at the speed of C."""
 
     count: int = 0
@@ -57,7 +57,7 @@ class Values:
             self.take(text[start : start + PIECE].encode(errors="replace"))
 
 
-def checked_json(value: T) -> T:
+def check_json(value: T) -> T:
     """Refuses large values and invalid Unicode with `PydanticCustomError`."""
     todo: list[tuple[Any, int]] = [(value, 0)]
     count = 0
@@ -66,7 +66,7 @@ def checked_json(value: T) -> T:
         if isinstance(each, str):
             _check_text(each)
             continue
-        inner = _inside(each)
+        inner = _children(each)
         count += len(inner)
         if depth + bool(inner) > MAX_DEPTH:
             raise PydanticCustomError("too_deep", f"nested deeper than {MAX_DEPTH} levels")
@@ -76,7 +76,7 @@ def checked_json(value: T) -> T:
     return value
 
 
-def _inside(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     return value if isinstance(value, list) else []
@@ -98,7 +98,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-def checked_fields(value: T) -> T:
+def check_field_count(value: T) -> T:
     """Refuse too many fields: one error for each unknown one would take seconds."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many", f"has more than {MAX_FIELDS} fields")
@@ -119,11 +119,11 @@ def _at_most(limit: int) -> BeforeValidator:
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_check_name)]
 Label = Annotated[str, Field(max_length=MAX_NAME)]
-JsonObject = Annotated[dict[str, Any], AfterValidator(checked_json)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
 Messages = Annotated[
-    list[dict[str, Any]], Field(max_length=MAX_MESSAGES), AfterValidator(checked_json)
+    list[dict[str, Any]], Field(max_length=MAX_MESSAGES), AfterValidator(check_json)
 ]
-Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), AfterValidator(checked_json)]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS), AfterValidator(check_json)]
 StopStrings = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
 ]

@@ -17,7 +17,7 @@ from .client.http import HttpClient as EngineClient
 from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
-from .gateway.foreground import PASSED_ON, Ended, ending_by_signal
+from .gateway.foreground import END_SIGNALS, Ended, ending_by_signal
 from .gateway.models import MEMORY_SHARE, device_memory, needs
 from .gateway.proxy import Proxy, require_proxy
 from .protocol.events import Delta, Done, Failed
@@ -109,6 +109,6 @@ def long_command(tell: Callable[[str], None]) -> Iterator[Progress]:
         with ending_by_signal("\nending the servers that were started ...\n"):
             yield Progress(tell)
     except Ended:
-        for number in PASSED_ON:  # the process is about to end
+        for number in END_SIGNALS:  # the process is about to end
             signal.signal(number, signal.SIG_IGN)
         raise

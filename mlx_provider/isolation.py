@@ -1,6 +1,7 @@
-"""The boundary for code that may raise anything: `Isolation` of a request's own work, `attempt` for
-a pass of the device, `plugin_call`, and `background` work. The plugin that caused an error, by its
-traceback; and a log with one line per entry, with any text from clients or third parties."""
+"""Catches any error of plugins and passes: `Isolation` of a request's own work, `attempt` of a pass
+of the device, `plugin_call`, and `background` work. `Fault` describes it, `FaultOrigin` names the
+plugin, `CircuitBreaker` disables what keeps failing, and `LogLines` logs one line per entry, with
+any text from clients or third parties."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ FIRST_WAIT = 256
 """Steps without failure after which the feature is tried again, or its failures are forgotten."""
 LONGEST_WAIT = 2**16
 """About twenty minutes at fifty steps per second."""
-LOG = "its traceback is in the engine's log (`mlx-provider engine logs`)"
+LOG_HINT = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 
 class Trace(str):
@@ -85,11 +86,11 @@ class FaultOrigin:
     @classmethod
     def of(cls, error: BaseException) -> FaultOrigin | None:
         """Prefers a third party's plugin to a built-in one."""
-        frames = [each for each in _frames(error) if not _below(each[0], "pluggy")]
-        if all(_below(module, CORE) for module, *_ in frames):
+        frames = [each for each in _frames(error) if not _is_in(each[0], "pluggy")]
+        if all(_is_in(module, CORE) for module, *_ in frames):
             return None
         roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
-        owners = [next((p for root, p in roots if _below(m, root)), None) for m, *_ in frames]
+        owners = [next((p for root, p in roots if _is_in(m, root)), None) for m, *_ in frames]
         found = [point for point in owners if point is not None]
         if not found:
             return None
@@ -106,11 +107,11 @@ class FaultOrigin:
             _is_ours(point),
             _name(first),
             f"{file}, line {line}, in {_name(frame)}",
-            innermost=not any(_below(module, CORE) for module, *_ in frames[last + 1 :]),
+            innermost=not any(_is_in(module, CORE) for module, *_ in frames[last + 1 :]),
         )
 
 
-def of_the_machine(error: BaseException) -> bool:
+def is_machine_error(error: BaseException) -> bool:
     """Whether files, network, memory or device are the cause, so that a retry can succeed."""
     text = _message(error).lower()
     return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
@@ -147,7 +148,7 @@ def _is_ours(point: EntryPoint) -> bool:
     return point.dist is not None and point.dist.name.replace("-", "_") == CORE
 
 
-def _below(module: str, package: str) -> bool:
+def _is_in(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
@@ -185,7 +186,7 @@ class Fault:
     @property
     def lasting(self) -> bool:
         """Whether it is neither raised on purpose nor caused by the machine."""
-        return not (self.ours or of_the_machine(self.error))
+        return not (self.ours or is_machine_error(self.error))
 
     def of_request(self, part: str) -> MLXProviderError:
         """The error for a client if this fault ended a part of its request."""
@@ -199,7 +200,8 @@ class Fault:
         found = self.origin
         if found is None or not self.lasting or (found.ours and not found.innermost):
             return None
-        return PluginError(f"plugin {found.plugin}: {found.called} failed: {self.summary}; {LOG}")
+        failed = f"plugin {found.plugin}: {found.called} failed"
+        return PluginError(f"{failed}: {self.summary}; {LOG_HINT}")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -21,13 +21,13 @@ from ..config import PREFIX, Runtime, installed_version
 from ..errors import EngineUnavailable
 from ..registry.discovery import SELECTION, find_plugins, selection, times
 from ..safe_open import make_folder, open_own, read_bounded
-from ..upstream.runtime import NAMES
+from ..upstream.runtime import VARIABLES
 
 OWN, PYTHON = "mlx-provider", "python"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
 NOT_IDENTITY = {
     *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")),
-    *NAMES,
+    *VARIABLES,
 }
 """Variables that make no engine out of date: a secret, those in which its clients may differ, and
 those that the engine sets itself."""

@@ -26,8 +26,8 @@ Checks = tuple[tuple[str, Callable[[Subject], Iterable[Finding]], str], ...]
 """Name, function, and the remedy if the function raises: its error is then a finding that fails."""
 
 PYTHON_CHECKS: Checks = (
-    ("versions.packages", versions.packages, REINSTALL),
-    ("versions.backend", versions.backend, REINSTALL),
+    ("versions.packages", versions.check_packages, REINSTALL),
+    ("versions.backend", versions.check_backend, REINSTALL),
 )
 
 
@@ -35,14 +35,14 @@ def machine_checks() -> Checks:
     from . import machine
 
     return (
-        ("settings", machine.settings, SETTING),
-        ("memory.limit", machine.memory, SETTING),
-        ("memory.wired", machine.wired_memory, IGNORE),
-        ("runtime.folder", machine.runtime_folder, SETTING),
-        ("disk.prefix_cache", machine.disk_tier, READABLE),
-        ("config.file", machine.config_file, READABLE),
-        ("plugins", machine.plugins, REINSTALL),
-        ("engine", machine.engine, f"correct what is named, or {machine.RESTART}"),
+        ("settings", machine.check_settings, SETTING),
+        ("memory.limit", machine.check_memory, SETTING),
+        ("memory.wired", machine.check_wired_memory, IGNORE),
+        ("runtime.folder", machine.check_runtime_folder, SETTING),
+        ("disk.prefix_cache", machine.check_disk_tier, READABLE),
+        ("config.file", machine.check_config_file, READABLE),
+        ("plugins", machine.check_plugins, REINSTALL),
+        ("engine", machine.check_engine, f"correct what is named, or {machine.RESTART}"),
     )
 
 
@@ -52,16 +52,16 @@ def model_checks(*, thorough: bool = True) -> Checks:
     from . import machine, model
 
     checks: Checks = (
-        ("model.found", model.locate, "correct the name; `demo` always works"),
-        ("disk.models", machine.download, IGNORE),
-        ("model.files", model.files, MODEL),
-        ("model.family", model.family, FAMILY),
-        ("model.memory", model.memory, MODEL),
-        ("model.formats", model.formats, MODEL),
-        ("template.messages", model.messages, model.OTHER),
-        ("template.tools", model.tools, model.OTHER),
-        ("proxy.token", model.token, model.LOGS),
-        ("speculation.head", model.drafts, MODEL),
+        ("model.found", model.check_location, "correct the name; `demo` always works"),
+        ("disk.models", machine.check_download, IGNORE),
+        ("model.files", model.check_files, MODEL),
+        ("model.family", model.check_family, FAMILY),
+        ("model.memory", model.check_memory, MODEL),
+        ("model.formats", model.check_formats, MODEL),
+        ("template.messages", model.check_messages, model.REMEDY_TEMPLATE),
+        ("template.tools", model.check_tools, model.REMEDY_TEMPLATE),
+        ("proxy.token", model.check_proxy, model.REMEDY_PROXY),
+        ("speculation.head", model.check_draft_head, MODEL),
     )
     return checks if thorough else tuple(check for check in checks if check[0] != "proxy.token")
 

@@ -43,7 +43,7 @@ MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HAND
 Fields = Mapping[str, Any]
 
 
-def memory(subject: Subject) -> Iterator[Finding]:
+def check_memory(subject: Subject) -> Iterator[Finding]:
     limit = memory_limit(subject.settings.memory_limit)
     summary = f"models and requests may take {size(limit)}"
     problem = f"{summary}: few useful models fit" if limit < LEAST_BYTES else ""
@@ -51,7 +51,7 @@ def memory(subject: Subject) -> Iterator[Finding]:
     yield Finding.of("memory.limit", problem, summary, remedy, "warn")
 
 
-def wired_memory(subject: Subject) -> Iterator[Finding]:
+def check_wired_memory(subject: Subject) -> Iterator[Finding]:
     if subject.is_mac:
         summary, limit = "the limit of wired memory is the system's own", subject.wired()
         remedy = "sudo sysctl iogpu.wired_limit_mb=0 gives the choice back to the system"
@@ -60,7 +60,7 @@ def wired_memory(subject: Subject) -> Iterator[Finding]:
         yield Finding.of("memory.wired", problem, summary, remedy, "warn")
 
 
-def settings(subject: Subject) -> Iterator[Finding]:
+def check_settings(subject: Subject) -> Iterator[Finding]:
     given = sorted(name for name in subject.environ if name.startswith(PREFIX))
     try:
         _ = subject.settings
@@ -75,7 +75,7 @@ def settings(subject: Subject) -> Iterator[Finding]:
     yield Finding("settings.given", "ok", summary or "all at their defaults")
 
 
-def runtime_folder(subject: Subject) -> Iterator[Finding]:
+def check_runtime_folder(subject: Subject) -> Iterator[Finding]:
     folder, problem = subject.runtime.folder, ""
     remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
     summary = f"{folder} will be made"
@@ -89,7 +89,7 @@ def runtime_folder(subject: Subject) -> Iterator[Finding]:
     yield Finding.of("runtime.folder", problem, summary, remedy)
 
 
-def disk_tier(subject: Subject) -> Iterator[Finding]:
+def check_disk_tier(subject: Subject) -> Iterator[Finding]:
     name, folder = "disk.prefix_cache", subject.settings.disk_cache
     wanted = subject.settings.disk_cache_bytes
     if folder is None or wanted == 0:
@@ -106,7 +106,7 @@ def disk_tier(subject: Subject) -> Iterator[Finding]:
         yield Finding.of(name, full, summary, remedy, "warn")
 
 
-def download(subject: Subject) -> Iterator[Finding]:
+def check_download(subject: Subject) -> Iterator[Finding]:
     if subject.folder is not None:
         return
     root, remedy = cache_root(), "free some, or set HF_HUB_CACHE to a folder on a larger disk"
@@ -122,7 +122,7 @@ def download(subject: Subject) -> Iterator[Finding]:
     yield Finding.of("disk.models", full, summary, remedy, state)
 
 
-def plugins(subject: Subject) -> Iterator[Finding]:
+def check_plugins(subject: Subject) -> Iterator[Finding]:
     working = []
     for plugin in subject.registry.plugins:
         if plugin.error is None:
@@ -148,7 +148,7 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(nearest).free
 
 
-def engine(subject: Subject) -> Iterator[Finding]:
+def check_engine(subject: Subject) -> Iterator[Finding]:
     client = local_client(subject.environ)
     lock, log = subject.runtime.lock, subject.runtime.log
     try:
@@ -180,7 +180,7 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
         yield Finding("engine.settings", "warn", summary, RESTART)
 
 
-def config_file(subject: Subject) -> Iterator[Finding]:
+def check_config_file(subject: Subject) -> Iterator[Finding]:
     """Nothing if there is no file, or if it does not concern this package."""
     path, text = subject.working_folder / CONFIG, "mlx_provider"
     try:

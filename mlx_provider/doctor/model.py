@@ -1,5 +1,5 @@
-"""Checks one model: its files, memory, chat template and formats, and one token through a real
-proxy."""
+"""The checks of one model: files, memory, chat template, formats, and one token through a real
+proxy. `model_checks` in `__init__.py` lists them."""
 
 import re
 import tempfile
@@ -32,21 +32,23 @@ from ..serving.residents import memory_limit, pool_limit
 from ..serving.weight_files import broken_files, stored_tensors
 from .subject import Finding, State, Subject
 
-AGENT = 32_768
+AGENT_CONTEXT = 32_768
 """Least context for a coding agent: its tools alone take 7,000 to 20,000 tokens."""
-SMALLER = (
+REMEDY_MEMORY = (
     "take a smaller or more quantised model, set model_info.mlx.kv_bits: 8, close other "
     f"programs, or raise {PREFIX}MEMORY_LIMIT"
 )
-OTHER = "take another conversion of the model, or put its maker's chat_template.jinja beside it"
-OTHER_HEAD = (
+REMEDY_TEMPLATE = (
+    "take another conversion of the model, or put its maker's chat_template.jinja beside it"
+)
+REMEDY_HEAD = (
     "take a conversion that keeps it (tensors `mtp.*`), or set model_info.mlx: {drafter: model, "
     "draft_model: <folder>}"
 )
-PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
-LOGS = "see `mlx-provider engine logs`"
-ENTRY = "examined"
-LIMIT = 600.0
+REMEDY_PARSER = "name a format that fits with model_info.mlx.tool_parser, or mend its parser"
+REMEDY_PROXY = "see `mlx-provider engine logs`"
+PROXY_MODEL = "examined"
+TOKEN_SECONDS = 600.0
 """Seconds, the load of a large model included."""
 HEAD = re.compile(r"(?:^|\.)mtp\.")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -54,7 +56,7 @@ NOT_TEXT = re.compile(r"visual|vision|audio|encoder")
 """In names of tensors that text tokens do not use."""
 
 
-def locate(subject: Subject) -> Iterator[Finding]:
+def check_location(subject: Subject) -> Iterator[Finding]:
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.model is not None:
@@ -63,7 +65,7 @@ def locate(subject: Subject) -> Iterator[Finding]:
         yield Finding("model.found", "note", summary)
 
 
-def files(subject: Subject) -> Iterator[Finding]:
+def check_files(subject: Subject) -> Iterator[Finding]:
     if subject.folder is None:
         return
     problems = broken_files(subject.folder)
@@ -74,7 +76,7 @@ def files(subject: Subject) -> Iterator[Finding]:
         yield Finding.of("model.files", what, "the weights are whole", "download it again")
 
 
-def family(subject: Subject) -> Iterator[Finding]:
+def check_family(subject: Subject) -> Iterator[Finding]:
     if subject.model is None:
         return
     config = subject.checkpoint.config
@@ -83,7 +85,7 @@ def family(subject: Subject) -> Iterator[Finding]:
     yield Finding("model.family", "ok", summary)
 
 
-def memory(subject: Subject) -> Iterator[Finding]:
+def check_memory(subject: Subject) -> Iterator[Finding]:
     if subject.model is None:
         return
     config, own = subject.checkpoint.config, named_context(text_fields(subject.checkpoint.config))
@@ -97,17 +99,19 @@ def memory(subject: Subject) -> Iterator[Finding]:
     )
     if needed.weights > limit:
         summary = f"weights take {size(needed.weights)}, but only {size(limit)} is available"
-        yield Finding("model.memory", "fail", summary, SMALLER)
-    elif fits < min(AGENT, own or AGENT):
-        yield Finding("model.memory", "warn", f"{summary}: too few for coding agents", SMALLER)
-    elif own is not None and (fits < own or own < AGENT):
-        summary += f"; the model supports {own:,}, coding agents need {AGENT:,} or more"
+        yield Finding("model.memory", "fail", summary, REMEDY_MEMORY)
+    elif fits < min(AGENT_CONTEXT, own or AGENT_CONTEXT):
+        yield Finding(
+            "model.memory", "warn", f"{summary}: too few for coding agents", REMEDY_MEMORY
+        )
+    elif own is not None and (fits < own or own < AGENT_CONTEXT):
+        summary += f"; the model supports {own:,}, coding agents need {AGENT_CONTEXT:,} or more"
         yield Finding("model.memory", "note", summary)
     else:
         yield Finding("model.memory", "ok", summary)
 
 
-def formats(subject: Subject) -> Iterator[Finding]:
+def check_formats(subject: Subject) -> Iterator[Finding]:
     if subject.folder is None:
         return
     if subject.tokenizer is None:
@@ -132,7 +136,7 @@ def formats(subject: Subject) -> Iterator[Finding]:
     yield Finding.of("model.reasoning_parser", problem, right, remedy, "warn")
 
 
-def messages(subject: Subject) -> Iterator[Finding]:
+def check_messages(subject: Subject) -> Iterator[Finding]:
     """Whether all texts reach the prompt, and a later turn begins with the text of the first."""
     if (tokenizer := subject.tokenizer) is None:
         return
@@ -149,15 +153,15 @@ def messages(subject: Subject) -> Iterator[Finding]:
     elif common_length(first, later) < first.index(ASKED) + len(ASKED):
         problem = "a later turn writes the first message otherwise: nothing of a prompt is reused"
     right = "all messages reach the prompt"
-    yield Finding.of("template.messages", problem, right, OTHER, state)
+    yield Finding.of("template.messages", problem, right, REMEDY_TEMPLATE, state)
 
 
-def tools(subject: Subject) -> Iterator[Finding]:
+def check_tools(subject: Subject) -> Iterator[Finding]:
     """What of tools the template leaves out, and whether the parser reads calls in its format."""
     if (tokenizer := subject.tokenizer) is None:
         return
     for note in tokenizer.notes:
-        yield Finding("template.tools", "warn", f"{note}: agents work worse", OTHER)
+        yield Finding("template.tools", "warn", f"{note}: agents work worse", REMEDY_TEMPLATE)
     form = tokenizer.form
     parser = subject.registry.detect_tool_parser(tokenizer.chat_template or "")
     if parser is None or not form.takes_calls or form.shows_tools != "always":
@@ -168,15 +172,15 @@ def tools(subject: Subject) -> Iterator[Finding]:
     )
     written = text[common_length(prompt, text) :]
     reply = read_chunks([written], tools=[TOOL], tool_parser=parser)
-    problem, reads = "", reply.whole_calls == [(NAME, {KEY: VALUES[0]})]
-    if reply.faults or reply.cut_calls or not reads:
+    problem, same = "", reply.whole_calls == [(NAME, {KEY: VALUES[0]})]
+    if reply.faults or reply.cut_calls or not same:
         problem = f"calls as the template writes them are not read back by {parser.name}: "
         problem += str(list(reply.calls))
     right = f"calls in the history are read back by {parser.name}"
-    yield Finding.of("template.round_trip", problem, right, PARSER)
+    yield Finding.of("template.round_trip", problem, right, REMEDY_PARSER)
 
 
-def token(subject: Subject) -> Iterator[Finding]:
+def check_proxy(subject: Subject) -> Iterator[Finding]:
     """One token through LiteLLM, our handler, an engine and the model. Uses the user's engine, so
     that no model is loaded twice. Ends an engine that it started."""
     if subject.folder is None:
@@ -186,11 +190,11 @@ def token(subject: Subject) -> Iterator[Finding]:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="mlxp-doctor-")))
         if not subject.runtime.listens():
             ending.callback(end_when, environ, "`mlx-provider doctor` has ended", "alone")
-        config = proxy_config(ENTRY, full_name(subject.model or ""))
+        config = proxy_config(PROXY_MODEL, full_name(subject.model or ""))
         proxy = start_proxy(write_config(config, folder), environ)
         ending.callback(proxy.stop)
         proxy.wait_ready()
-        proxy.answer_once(ENTRY, LIMIT)
+        proxy.answer_once(PROXY_MODEL, TOKEN_SECONDS)
     yield Finding("proxy.token", "ok", "one token came through LiteLLM, the handler and the engine")
 
 
@@ -203,7 +207,7 @@ def has_head(tensors: Iterable[str], layers: object) -> bool:
     return any(map(HEAD.search, text)) or max(numbers, default=-1) >= last
 
 
-def drafts(subject: Subject) -> Iterator[Finding]:
+def check_draft_head(subject: Subject) -> Iterator[Finding]:
     if subject.folder is None:
         return
     text = text_fields(subject.checkpoint.config)
@@ -212,4 +216,4 @@ def drafts(subject: Subject) -> Iterator[Finding]:
     lost = "config.json names a head for drafts, and the weights have none"
     kind = "a head for drafts" if head else "no head for drafts: only text that repeats is drafted"
     problem = lost if named and not head else ""
-    yield Finding.of("speculation.head", problem, f"the checkpoint has {kind}", OTHER_HEAD, "warn")
+    yield Finding.of("speculation.head", problem, f"the checkpoint has {kind}", REMEDY_HEAD, "warn")

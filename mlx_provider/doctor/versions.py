@@ -33,12 +33,12 @@ CLEAN = "pip install 'litellm!=1.107.0.*', then replace every key that this mach
 ONE_BACKEND = "pip uninstall both, then install the extra cpu or cuda13 of mlx-provider"
 
 
-def packages(subject: Subject) -> Iterator[Finding]:
+def check_packages(subject: Subject) -> Iterator[Finding]:
     for tested in TESTED:
         yield _compare(tested, subject.installed(tested.package))
 
 
-def backend(subject: Subject) -> Iterator[Finding]:
+def check_backend(subject: Subject) -> Iterator[Finding]:
     require_mlx()
     import mlx.core as mx
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from ..errors import EngineDied, MLXProviderError, for_another
 from ..isolation import Isolation, background
-from ..upstream.runtime import wake_without_preemption
+from ..upstream.runtime import use_batch_policy
 from .engine import Engine
 from .step_output import Post
 
@@ -96,7 +96,7 @@ class EngineWorker:
 
     def _run(self) -> None:
         clean = False
-        wake_without_preemption()
+        use_batch_policy()
         try:
             self._loop()
             clean = True

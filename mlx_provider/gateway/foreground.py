@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-TYPED = (signal.SIGINT, signal.SIGQUIT)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 """Sent by a terminal to its whole foreground group, so also to the program."""
 
 
@@ -25,7 +25,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in PASSED_ON}
+    before = {number: signal.signal(number, handler) for number in END_SIGNALS}
     try:
         yield
     finally:
@@ -39,7 +39,7 @@ def ending_by_signal(notice: str = "") -> Iterator[None]:
     ignore further signals, except SIGQUIT."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        for each in PASSED_ON:
+        for each in END_SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # Ctrl-\ ends a clean-up that hangs
         os.write(2, notice.encode())  # `sys.stderr` may be in the middle of a write
@@ -58,7 +58,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     def hand_on(number: int, frame: FrameType | None) -> None:
         if process is None:
             received.append(number)
-        elif not (number in TYPED and _in_foreground()):
+        elif not (number in TERMINAL_SIGNALS and _in_foreground()):
             process.send_signal(number)
 
     with _handling(hand_on):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from ..bounds import checked_fields
+from ..bounds import check_field_count
 from ..errors import MLXProviderError, from_code
 
 PROTOCOL_VERSION = 1
@@ -21,7 +21,7 @@ class Wire(BaseModel):
 
 
 class Asked(Wire):
-    _few_fields = model_validator(mode="before")(checked_fields)
+    _few_fields = model_validator(mode="before")(check_field_count)
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]

@@ -29,7 +29,7 @@ from ..errors import (
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Event, Failed
 from ..protocol.requests import GenerateRequest, ModelRequest
-from ..upstream.runtime import give_back
+from ..upstream.runtime import trim_heap
 from ..wire import api
 from ..wire.api import HEADER, ParsedRequest, Reply, header_text
 from .access import error_response, owner_of
@@ -89,7 +89,7 @@ class Generate:
                 serving.enter_context(self._incoming.activity.serving(queue, owner_of(scope)))
             await answer.run(scope, receive, send)
         if large:
-            await anyio.to_thread.run_sync(give_back)
+            await anyio.to_thread.run_sync(trim_heap)
 
 
 class _Answer:

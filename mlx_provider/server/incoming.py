@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from ..bounds import Values
+from ..bounds import ValueCounter
 from ..byte_gate import ByteGate, Ticket
 from ..errors import (
     BadRequest,
@@ -134,7 +134,7 @@ class Bodies:
             gate.refuse(stopping)
 
     async def _read(self, body: Body, receive: Receive) -> None:
-        data, values, more = body.data, Values(), True
+        data, values, more = body.data, ValueCounter(), True
         while more:
             piece, more = await _piece(receive)
             size, error = len(data) + len(piece), None

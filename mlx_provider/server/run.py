@@ -23,7 +23,7 @@ from ..protocol.event_queue import Deliver
 from ..protocol.events import ErrorBody
 from ..upstream.runtime import (
     active_blas,
-    keep_freed,
+    configure_heap,
     preload_blas,
     quiet_transformers,
     require_mlx,
@@ -107,7 +107,7 @@ def prepare_mlx() -> None:
     """Call before the first import of MLX. Raises `NotInstalled` if it is missing."""
     preload_blas()
     set_variables(home_state())
-    keep_freed()
+    configure_heap()
     require_mlx()
 
 

@@ -13,7 +13,7 @@ from ..engine.execution.probe import Probe
 from ..engine.sparse_prefill import MakeCache, SparsePrefill, problem
 from ..engine.speculation.speculation import Source, Speculation, source_of, speculation_of
 from ..errors import MLXProviderError, wrong_option
-from ..isolation import Fault, Trace, attempt, of_the_machine
+from ..isolation import Fault, Trace, attempt, is_machine_error
 from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
@@ -116,7 +116,7 @@ def _why(drafter: Drafter, fault: Fault) -> str:
     if isinstance(fault.error, MLXProviderError):
         return f"drafter {drafter.name} is not used: {fault.error.message}"
     cause = f"a fault of {f'plugin {fault.origin.plugin}' if fault.origin else 'its plugin'}"
-    if of_the_machine(fault.error):
+    if is_machine_error(fault.error):
         cause = "its files, or memory or device of this machine"
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..chat.constraints.compiler import GrammarCompiler
-from ..chat.constraints.schema import spaces_of
+from ..chat.constraints.schema import choose_whitespace
 from ..engine.inputs import FeatureCache
 from ..engine.worker import EngineWorker
 from ..errors import (
@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..families.checkpoint import named_template, read_json
 from ..families.tokenizer.template_probe import try_template
-from ..isolation import LOG, Fault, attempt
+from ..isolation import LOG_HINT, Fault, attempt
 from ..protocol.requests import ModelOptions
 from ..records import (
     Function,
@@ -90,7 +90,7 @@ def load_error(
     message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
     at_fault = stranger if found is None or found.ours else found.plugin
     if at_fault and fault.lasting:
-        return PluginError(f"plugin {at_fault}: {message}; {LOG}")
+        return PluginError(f"plugin {at_fault}: {message}; {LOG_HINT}")
     if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json
         return BadRequest(message, param="model")
     return LoadFailed(message)
@@ -231,7 +231,7 @@ def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> Gramm
         info.vocab_size,
         pool=masks,
         background=grammars,
-        spaces=spaces_of(info.chat_template),
+        spaces=choose_whitespace(info.chat_template),
     )
     if info.vocab_size >= LARGE_VOCABULARY:
         compiler.prepare()

@@ -10,9 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .runtime import file_limit_kept
+from .runtime import keep_file_limit
 
-with file_limit_kept():
+with keep_file_limit():
     from mlx_lm.models.cache import (
         ArraysCache,
         BatchKVCache,

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from ..errors import BadRequest, NotInstalled, UnsupportedModel, wrong_option
 from ..isolation import plugin_call
-from .runtime import LINUX, file_limit_kept
+from .runtime import LINUX, keep_file_limit
 
 BACKBONE, HEAD = "model", "lm_head"
 
@@ -139,7 +139,7 @@ class Loaded:
 
 def _utils() -> Any:
     try:
-        with file_limit_kept():
+        with keep_file_limit():
             import mlx_lm.utils as upstream
     except ImportError as error:
         raise NotInstalled(f"MLX cannot be loaded ({error}): {LINUX}") from error

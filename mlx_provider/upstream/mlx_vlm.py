@@ -12,13 +12,13 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UnsupportedModel
-from .runtime import file_limit_kept
+from .runtime import keep_file_limit
 
 REQUEST_STATE = ("_rope_deltas", "_position_ids")
 
 
 def library() -> Any:
-    with file_limit_kept():
+    with keep_file_limit():
         importlib.import_module("mlx_lm.utils")
         return importlib.import_module("mlx_vlm.utils")
 

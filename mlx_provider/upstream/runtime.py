@@ -1,4 +1,5 @@
-"""The process of an engine before it imports MLX, and what it keeps of its system afterwards.
+"""Sets up a process before it imports MLX: variables, C heap, scheduling policy and BLAS, in the
+order of `server/run.py`.
 
 Variables of MLX; values of the user have precedence.
 
@@ -10,7 +11,7 @@ Variables of MLX; values of the user have precedence.
   plans and graphs by the exact shapes of their arrays, and raises an error ("Cache thrashing")
   after twice as many new ones as it keeps, 512 for attention (backend/cuda/lru_cache.h). Each
   length of a prompt is a new shape, so an engine would fail after some hundred prompts.
-- `KERNELS`: CUDA kernels that MLX compiles take 40 seconds each, and the default folder is
+- `KERNEL_FOLDER`: CUDA kernels that MLX compiles take 40 seconds each, and the default folder is
   temporary. MLX finds a compiled kernel by its name alone (backend/cuda/jit_module.cpp), so each
   version of MLX and each kind of card has its own folder.
 
@@ -36,16 +37,21 @@ from ..config import installed_version
 from ..cores import cores
 from ..errors import EngineUnavailable, NotInstalled
 
-KEPT = 1 << 30
+MAX_FREE_BYTES = 1 << 30
 """Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
-LARGEST = 32 << 20
+MMAP_THRESHOLD = 32 << 20
 """Maximum size of arrays on the heap: the largest that every glibc accepts."""
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
-HEAP = {M_TRIM_THRESHOLD: KEPT, M_ARENA_MAX: 1, M_MXFAST: 0, M_MMAP_THRESHOLD: LARGEST}
+HEAP = {
+    M_TRIM_THRESHOLD: MAX_FREE_BYTES,
+    M_ARENA_MAX: 1,
+    M_MXFAST: 0,
+    M_MMAP_THRESHOLD: MMAP_THRESHOLD,
+}
 BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
 CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
-KERNELS = "MLX_PTX_CACHE_DIR"
-NAMES = {*BUFFERS, *CUDA, KERNELS}
+KERNEL_FOLDER = "MLX_PTX_CACHE_DIR"
+VARIABLES = {*BUFFERS, *CUDA, KERNEL_FOLDER}
 CHIPS = re.compile(r"Apple M[1-4]\b")
 """Chips that benefit from `BUFFERS`."""
 CARDS = Path("/proc/driver/nvidia/gpus")
@@ -60,7 +66,7 @@ def quiet_transformers() -> None:
 
 
 @contextmanager
-def file_limit_kept() -> Iterator[None]:
+def keep_file_limit() -> Iterator[None]:
     """Keep the limit of open files, which the import of mlx_lm lowers (mlx_lm/utils.py 0.32.2). To
     restore it afterwards would need a privilege: the hard limit is lowered, too."""
     original = resource.setrlimit
@@ -76,7 +82,7 @@ def file_limit_kept() -> Iterator[None]:
         resource.setrlimit = original
 
 
-def keep_freed() -> bool:
+def configure_heap() -> bool:
     """Keep freed memory for the next arrays, merge small free blocks at once, and use one heap.
     Only for an engine process. Returns whether the C library has these settings; none on macOS.
 
@@ -87,7 +93,7 @@ def keep_freed() -> bool:
     return bool(made) and all(made)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return all free memory to the system, after rare and large allocations. No effect on macOS,
     which returns large blocks when they are freed."""
     if (glibc := _glibc()) is not None:
@@ -99,7 +105,7 @@ def _glibc() -> ctypes.CDLL | None:
     return library if hasattr(library, "gnu_get_libc_version") else None
 
 
-def wake_without_preemption() -> None:
+def use_batch_policy() -> None:
     """Let this thread, and the threads that it starts later, not preempt others when they wake up:
     MLX's CPU device wakes a thread for each operation (mlx 0.32.4, `mlx/scheduler.h`). Call it
     before the first use of MLX in the thread. No effect if the system refuses the policy."""
@@ -124,13 +130,13 @@ def set_variables(
     elif platform == "linux":
         values = dict(CUDA)
         if state is not None:
-            folder = state / "kernels" / installed_version("mlx") / _models(cards)
-            values[KERNELS] = os.fspath(folder)
+            folder = state / "kernels" / installed_version("mlx") / _card_names(cards)
+            values[KERNEL_FOLDER] = os.fspath(folder)
     for name, value in values.items():
         environ.setdefault(name, value)
 
 
-def _models(cards: Path) -> str:
+def _card_names(cards: Path) -> str:
     """Names of the NVIDIA cards, as the name of a folder; empty where the driver lists none."""
     try:
         lines = [

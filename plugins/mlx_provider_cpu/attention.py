@@ -22,7 +22,7 @@ from mlx_provider.records import Part
 
 
 @functools.cache
-def numpy_alone() -> None:
+def limit_numpy_threads() -> None:
     """From now on, NumPy computes each product in the calling thread only. The threads of its BLAS
     and of MLX's BLAS spin while they wait, and would take the cores from each other: a chunk of 20
     ms then sometimes takes 180."""
@@ -39,10 +39,11 @@ QUERIES = 16
 """Fewest queries of a block: fewer are not worth reading the keys."""
 PACKED = 16
 """Values of a key per query from which on a product is faster without packing the keys."""
-SHARED = 1 << 16
+PARALLEL_SCORES = 1 << 16
+"""Scores from which on the heads are divided among the cores."""
 Share = tuple[slice, ...]
-"""Slices of rows, key heads, and queries of each."""
-WORTH = 1 << 12
+"""Slices of rows, key heads, and query heads of each key head."""
+MIN_SCORES = 1 << 12
 """Scores below which waiting for the keys costs more than it saves."""
 
 
@@ -54,14 +55,14 @@ def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]
         return False
     rows, heads, tokens, _ = queries.shape
     seen: int = sum(len(range(rows)[part.rows]) * part.keys.shape[2] for part in parts)
-    return heads * tokens * seen >= WORTH and all(x.dtype == mx.float32 for x in arrays)
+    return heads * tokens * seen >= MIN_SCORES and all(x.dtype == mx.float32 for x in arrays)
 
 
 def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.array:
     """Same as `mx.fast.scaled_dot_product_attention` of each part, evaluated at once. `queries` (B,
     H, L, D) with H a multiple of every Hk; the parts are all of its rows in order. Returns (B, H,
     L, Dv)."""
-    numpy_alone()
+    limit_numpy_threads()
     mx.eval(queries, [[x for x in (p.keys, p.values, p.mask) if _is_array(x)] for p in parts])
     q = np.asarray(queries) * np.float32(scale)
     out = np.empty((*q.shape[:3], parts[0].values.shape[-1]), dtype=np.float32)
@@ -101,14 +102,14 @@ def _attend(
     """Scaled queries (B, Hk, G, L, D) into `out` (B, Hk, G, L, Dv)."""
     B, Hk, G, L, D = q.shape
     S = k.shape[2]
-    turned = k.swapaxes(-1, -2)
+    transposed = k.swapaxes(-1, -2)
     count = min(round(B * Hk * G * L * S / BLOCK), L // QUERIES)
     size = -(-L // max(1, count))
     for start in range(0, L, size):
         stop = min(L, start + size)
         seen = S - L + stop if causal else S
         block = q[:, :, :, start:stop].reshape(B, Hk, -1, D)
-        scores = _product(block, turned[..., :seen]).reshape(B, Hk, G, stop - start, seen)
+        scores = _product(block, transposed[..., :seen]).reshape(B, Hk, G, stop - start, seen)
         if mask is not None:
             _apply(mask[..., start:stop, :] if mask.shape[-2] > 1 else mask, scores)
         elif causal:
@@ -128,7 +129,7 @@ def _product(few: NDArray[np.float32], many: NDArray[np.float32]) -> NDArray[np.
 
 def _shares(axes: tuple[int, int, int], scores: int) -> list[Share]:
     everything = (slice(None),) * 3
-    if scores < SHARED:
+    if scores < PARALLEL_SCORES:
         return [everything]
     axis = max(range(3), key=lambda i: axes[i])
     count = min(core_count(), axes[axis])
@@ -196,7 +197,7 @@ def on_cores(work: Callable[[T], None], shares: Sequence[T]) -> None:
         work(first)
         return
     here = ctypes.CDLL(None).sched_getcpu() if sys.platform == "linux" else None
-    running = [_pool().submit(_apart, here, work, share) for share in others]
+    running = [_pool().submit(_run_off_core, here, work, share) for share in others]
     try:
         work(first)
     finally:
@@ -216,7 +217,7 @@ def _process_cores() -> set[int]:
     return os.sched_getaffinity(0) if sys.platform == "linux" else set()
 
 
-def _apart(core: int | None, work: Callable[[T], None], share: T) -> None:
+def _run_off_core(core: int | None, work: Callable[[T], None], share: T) -> None:
     if core is not None and getattr(_placed, "off", None) != core and len(_process_cores()) > 1:
         _placed.off = core
         with suppress(OSError):  # a system that refuses it may use one core

@@ -126,7 +126,7 @@ def _run(
             closing(staging(chosen, progress.report)) as stages,
         ):
             for each in stages:
-                done = each if isinstance(each, dict) else plan.measured(each, progress.report)
+                done = each if isinstance(each, dict) else plan.measure(each, progress.report)
                 found.append(done)
                 if out is not None:
                     whole = {"eval": plan.name, **conditions(), **plan.encoded(), "subjects": found}

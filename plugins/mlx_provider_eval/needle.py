@@ -98,7 +98,7 @@ class Needles:
     def encoded(self) -> Result:
         return {**asdict(self), "depths": DEPTHS}
 
-    def measured(self, staged: Staged, tell: Tell) -> Result:
+    def measure(self, staged: Staged, tell: Tell) -> Result:
         limit, why = self.find_limit(staged)
         if limit < 1:
             reason = f"{why} leaves no room for a prompt beside --max-tokens {self.max_tokens}"

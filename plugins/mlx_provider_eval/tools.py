@@ -19,7 +19,7 @@ FAULTS = (
     *("extra call", "unknown tool", "wrong tool", "no JSON", "against the schema"),
     *("invented argument", "wrong argument", "no text", "wrong text"),
 )
-LEAST_WRONG = ("invented argument", "wrong argument", "wrong tool")
+CLOSEST_FIRST = ("invented argument", "wrong argument", "wrong tool")
 """Of several orders of calls, the report is about the one that comes closest."""
 NO_RESULT = "error: this tool gives nothing here"
 
@@ -31,7 +31,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Played:
+class Run:
     fault: Fault | None
     transcript: Sequence[Mapping[str, Any]]
     replies: Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class ToolCalls:
         own = {"scenarios": len(self.scenarios), "scenarios_digest": digest(self.scenarios)}
         return {**own, "max_tokens": self.max_tokens, "body": dict(self.body)}
 
-    def measured(self, staged: Staged, tell: Tell) -> Result:
+    def measure(self, staged: Staged, tell: Tell) -> Result:
         if not knows_tools(staged):
             why = "its chat template shows no tools: choose a model that was trained to call them"
             return {**staged.encoded(), "skipped": why}
@@ -83,7 +83,7 @@ class ToolCalls:
         return table
 
 
-def _case(scenario: Scenario, run: Played) -> Result:
+def _case(scenario: Scenario, run: Run) -> Result:
     case = {"name": scenario.name, "kind": scenario.kind}
     if run.fault is None:
         return {**case, "fault": ""}
@@ -96,7 +96,7 @@ def knows_tools(staged: Staged) -> bool:
     return staged.count(HELLO, tools=tools) > staged.count(HELLO)
 
 
-def play(client: Client, scenario: Scenario) -> Played:
+def play(client: Client, scenario: Scenario) -> Run:
     """Raises `EngineUnavailable` if the gateway has ended."""
     messages: list[dict[str, Any]] = [*scenario.history]
     if scenario.system is not None:
@@ -111,9 +111,9 @@ def play(client: Client, scenario: Scenario) -> Played:
         replies.append(reply.encoded())
         if fault := find_fault(reply, step.expect, scenario.tools):
             messages.append({"reply": replies[-1]})
-            return Played(fault, messages, replies)
+            return Run(fault, messages, replies)
         messages.append(reply.message())
-    return Played(None, messages, replies)
+    return Run(None, messages, replies)
 
 
 def _messages(step: Step, before: Reply) -> Iterator[dict[str, Any]]:
@@ -171,8 +171,8 @@ def _calls_fault(
     if len(made) != len(wanted):
         name = "missing call" if len(made) < len(wanted) else "extra call"
         return Fault(name, f"{len(made)} of {len(wanted)}: {'; '.join(map(_show, made))}")
-    faults = [_pair(made, order) for order in orders(wanted)]
-    return min(faults, key=lambda fault: LEAST_WRONG.index(fault.name) if fault else -1)
+    faults = [_compare_calls(made, order) for order in orders(wanted)]
+    return min(faults, key=lambda fault: CLOSEST_FIRST.index(fault.name) if fault else -1)
 
 
 def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
@@ -188,7 +188,7 @@ def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
     return None
 
 
-def _pair(made: Sequence[Made], wanted: Sequence[Call]) -> Fault | None:
+def _compare_calls(made: Sequence[Made], wanted: Sequence[Call]) -> Fault | None:
     for call, wish in zip(made, wanted, strict=True):
         ((name, arguments),) = wish.items()
         if call.name != name:

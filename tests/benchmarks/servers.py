@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from mlx_provider.errors import EngineUnavailable, RequestFailed
-from mlx_provider.gateway.foreground import PASSED_ON
+from mlx_provider.gateway.foreground import END_SIGNALS
 from mlx_provider_bench.model_speed import Answer, Messages
 from ports import free_port
 
@@ -88,7 +88,7 @@ def held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # which no signal interrupts
         return
-    before = {number: signal.signal(number, later) for number in PASSED_ON}
+    before = {number: signal.signal(number, later) for number in END_SIGNALS}
     try:
         yield
     finally:

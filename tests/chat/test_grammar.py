@@ -18,7 +18,7 @@ from mlx_provider.chat.constraints.compiler import (
     Thoughts,
 )
 from mlx_provider.chat.constraints.request import Form
-from mlx_provider.chat.constraints.schema import ONE_LINE, spaces_of
+from mlx_provider.chat.constraints.schema import ONE_LINE, choose_whitespace
 from mlx_provider.errors import BadRequest, RequestFailed
 from mlx_provider.records import CallGrammar, MessageGrammar
 
@@ -113,7 +113,7 @@ def test_white_space_is_natural_and_bounded(model: Any, text: str, fits: bool) -
     ],
 )
 def test_a_template_that_shows_lines_allows_them(model: Any, text: str, fits: bool) -> None:
-    spaces = spaces_of("{{ call.arguments | tojson(indent=4) | indent(8) }}")
+    spaces = choose_whitespace("{{ call.arguments | tojson(indent=4) | indent(8) }}")
     lined = GrammarCompiler(model.tokenizer, model.eos, model.rows, spaces=spaces)
     structure = lined.structure(model.request(response_format=json_schema(POINT)))
     assert structure is not None
@@ -129,7 +129,7 @@ def test_a_template_that_shows_lines_allows_them(model: Any, text: str, fits: bo
     ],
 )
 def test_a_template_that_shows_calls_on_one_line(template: str | None) -> None:
-    assert spaces_of(template) == ONE_LINE
+    assert choose_whitespace(template) == ONE_LINE
 
 
 def test_a_random_model_does_not_fill_up_with_white_space(model: Any) -> None:

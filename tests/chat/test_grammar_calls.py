@@ -10,7 +10,7 @@ import pytest
 from byte_model import GREP, MOVE, read
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.patterns import whole_text
-from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Spaces
+from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Whitespace
 from mlx_provider.chat.messages.tools_as_text import check_readable, written_call, written_calls
 from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.errors import BadRequest
@@ -289,7 +289,7 @@ def test_a_schema_beside_tools_leaves_the_choice(model: Any, name: str) -> None:
 )
 @pytest.mark.parametrize("spaces", [ONE_LINE, INDENTED])
 def test_a_bare_call_beside_a_schema_has_spaces_of_json(
-    model: Any, name: str, tight: str, spaces: Spaces
+    model: Any, name: str, tight: str, spaces: Whitespace
 ) -> None:
     given: dict[str, Any] = {"tools": [PING], "response_format": json_schema(POINT)}
     compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows, spaces=spaces)

@@ -57,7 +57,7 @@ def test_equal_for_every_mask_block_and_share(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_attention, "BLOCK", block)
         patch.setattr(cpu_attention, "QUERIES", 1)
-        patch.setattr(cpu_attention, "SHARED", 0)
+        patch.setattr(cpu_attention, "PARALLEL_SCORES", 0)
         patch.setattr(cpu_attention, "core_count", lambda: cores)
         arrays = inputs(L, S, shared=shared, rows=rows, width=width)
         assert difference(arrays, masks[kind]) < 2e-5

@@ -80,7 +80,7 @@ def test_a_check_that_raises_is_a_complaint_and_ends_nothing(
 def test_packages_against_the_matrix(
     given: dict[str, str | None], expected: str, subject: Make
 ) -> None:
-    found = state(versions.packages, subject(versions=given))
+    found = state(versions.check_packages, subject(versions=given))
     named = next(iter(given), "mlx")
     assert found.pop(f"versions.{named}") == expected
     assert set(found.values()) == {"ok"}
@@ -97,33 +97,35 @@ def test_the_matrix_is_that_of_the_project() -> None:
 
 @pytest.mark.parametrize("version", ["1.107.0", "1.107.0rc2"])
 def test_the_malicious_release_costs_the_keys(version: str, subject: Make) -> None:
-    found = {each.name: each for each in versions.packages(subject(versions={"litellm": version}))}
+    found = {
+        each.name: each for each in versions.check_packages(subject(versions={"litellm": version}))
+    }
     assert "malicious" in found["versions.litellm"].what
     assert "replace every key" in found["versions.litellm"].remedy
 
 
 def test_two_backends_are_told(subject: Make) -> None:
-    assert state(versions.backend, subject()) == {"versions.backend": "ok"}
+    assert state(versions.check_backend, subject()) == {"versions.backend": "ok"}
     both: dict[str, str] = {"mlx-cpu": "0.32.4", "mlx-cuda-13": "0.32.4"}
-    assert state(versions.backend, subject(versions=both)) == {"versions.backend": "fail"}
+    assert state(versions.check_backend, subject(versions=both)) == {"versions.backend": "fail"}
 
 
 def test_memory_and_the_wired_limit(subject: Make) -> None:
     small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": each}) for each in ("2G", "24G"))
-    assert state(machine.memory, small) == {"memory.limit": "warn"}
-    assert state(machine.memory, large) == {"memory.limit": "ok"}
-    assert state(machine.wired_memory, subject(wired=lambda: 0, is_mac=True)) == {
+    assert state(machine.check_memory, small) == {"memory.limit": "warn"}
+    assert state(machine.check_memory, large) == {"memory.limit": "ok"}
+    assert state(machine.check_wired_memory, subject(wired=lambda: 0, is_mac=True)) == {
         "memory.wired": "ok"
     }
     raised = subject(wired=lambda: 60_000, is_mac=True)
-    assert state(machine.wired_memory, raised) == {"memory.wired": "warn"}
-    assert state(machine.wired_memory, subject()) == {}
+    assert state(machine.check_wired_memory, raised) == {"memory.wired": "warn"}
+    assert state(machine.check_wired_memory, subject()) == {}
 
 
 def test_settings(subject: Make) -> None:
-    assert state(machine.settings, subject()) == {"settings.given": "ok"}
+    assert state(machine.check_settings, subject()) == {"settings.given": "ok"}
     wrong = subject(environ={"MLX_PROVIDER_MAX_ROWS": "many", "MLX_PROVIDER_MEMORY_LIMT": "8G"})
-    told = {each.name: each for each in machine.settings(wrong)}
+    told = {each.name: each for each in machine.check_settings(wrong)}
     assert told["settings.values"].state == "fail"
     assert "MLX_PROVIDER_MAX_ROWS" in told["settings.values"].what
     assert "MLX_PROVIDER_MEMORY_LIMIT" in told["settings.names"].remedy
@@ -152,47 +154,47 @@ def test_what_is_broken_below_is_told_and_not_raised() -> None:
 
 
 def test_no_key_is_shown(subject: Make) -> None:
-    (told,) = machine.settings(subject(environ={"MLX_PROVIDER_API_KEY": "sk-secret"}))
+    (told,) = machine.check_settings(subject(environ={"MLX_PROVIDER_API_KEY": "sk-secret"}))
     assert "secret" not in told.what
 
 
 def test_the_runtime_folder_is_looked_at_and_not_made(subject: Make, tmp_path: Path) -> None:
     here = subject()
-    assert state(machine.runtime_folder, here) == {"runtime.folder": "ok"}
+    assert state(machine.check_runtime_folder, here) == {"runtime.folder": "ok"}
     assert not here.runtime.folder.exists()
     here.runtime.folder.mkdir(mode=0o700)
-    assert state(machine.runtime_folder, here) == {"runtime.folder": "ok"}
+    assert state(machine.check_runtime_folder, here) == {"runtime.folder": "ok"}
     here.runtime.folder.chmod(0o755)
-    (told,) = machine.runtime_folder(here)
+    (told,) = machine.check_runtime_folder(here)
     assert told.state == "fail"
     assert "chmod 700" in told.remedy
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / ("long" * 30)):
         there = subject(environ={"MLX_PROVIDER_RUNTIME_DIR": str(place)})
-        assert state(machine.runtime_folder, there) == {"runtime.folder": "fail"}
+        assert state(machine.check_runtime_folder, there) == {"runtime.folder": "fail"}
 
 
 def test_the_disk_tier(subject: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     off = {"MLX_PROVIDER_DISK_CACHE_BYTES": "0"}
-    assert state(machine.disk_tier, subject(environ=off)) == {"disk.prefix_cache": "note"}
+    assert state(machine.check_disk_tier, subject(environ=off)) == {"disk.prefix_cache": "note"}
     tier = {"MLX_PROVIDER_DISK_CACHE": str(tmp_path / "tier" / "deep")}
     fixed_free_space(monkeypatch, 50 * 2**30)
-    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
-    (told,) = machine.disk_tier(subject(environ=tier))
+    assert state(machine.check_disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
+    (told,) = machine.check_disk_tier(subject(environ=tier))
     assert "take 0.0 MB of 5.4 GB" in told.what
     fixed_free_space(monkeypatch, 2**30)
-    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
+    assert state(machine.check_disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "ok"}
     wide = tier | {"MLX_PROVIDER_DISK_CACHE_BYTES": "2G"}
-    assert state(machine.disk_tier, subject(environ=wide)) == {"disk.prefix_cache": "warn"}
+    assert state(machine.check_disk_tier, subject(environ=wide)) == {"disk.prefix_cache": "warn"}
     monkeypatch.setattr(os, "access", lambda place, mode: False)
-    assert state(machine.disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "fail"}
+    assert state(machine.check_disk_tier, subject(environ=tier)) == {"disk.prefix_cache": "fail"}
 
 
 def test_a_full_disk_is_reported_for_each_folder(
     subject: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed_free_space(monkeypatch, 0)
-    checks = (machine.runtime_folder, machine.disk_tier, machine.download)
+    checks = (machine.check_runtime_folder, machine.check_disk_tier, machine.check_download)
     found = [each for look in checks for each in look(subject())]
     assert [each.state for each in found] == ["fail", "warn", "warn"]
     assert all("0.0 MB are free" in each.what for each in found)
@@ -204,7 +206,7 @@ def test_a_home_that_is_a_file_is_the_cause(subject: Make, tmp_path: Path) -> No
     """The advice is about what exists."""
     here = subject(environ={"XDG_STATE_HOME": str(tmp_path / "home" / ".local" / "state")})
     here.home.touch()
-    (told,) = machine.disk_tier(here)
+    (told,) = machine.check_disk_tier(here)
     assert told.state == "fail"
     assert f"{here.home} is not a folder" in told.what
     assert told.remedy.startswith("set HOME to a folder of yours")
@@ -266,11 +268,11 @@ def test_config_yaml(
     (tmp_path / "models").mkdir()
     (tmp_path / "config.yaml").write_text(config(text))
     here = subject(working_folder=tmp_path)
-    found = list(machine.config_file(here))
+    found = list(machine.check_config_file(here))
     assert [f"{each.name} {each.state}" for each in found] == expected
     told = "\n".join(f"{each.what} -> {each.remedy}" for each in found)
     assert all(word in told for word in words), told
-    assert list(machine.config_file(subject(working_folder=tmp_path / "models"))) == []
+    assert list(machine.check_config_file(subject(working_folder=tmp_path / "models"))) == []
 
 
 def health(**fields: Any) -> Health:
@@ -279,7 +281,7 @@ def health(**fields: Any) -> Health:
 
 def test_an_engine(subject: Make) -> None:
     here = subject()
-    assert state(machine.engine, here) == {"engine.running": "ok"}
+    assert state(machine.check_engine, here) == {"engine.running": "ok"}
     same = dict(identity(here.environ))
     assert [e.state for e in machine.engine_report(health(identity=same), here)] == ["ok"]
     other = health(identity={**same, "HF_HOME": "x"})
@@ -295,7 +297,7 @@ def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyP
         raise OtherProtocol("the running engine speaks protocol 1")
 
     monkeypatch.setattr(HttpClient, "health", refuse)
-    (told,) = machine.engine(subject())
+    (told,) = machine.check_engine(subject())
     assert (told.name, told.state) == ("engine.out_of_date", "warn")
     assert "engine restart" in told.remedy
 
@@ -307,7 +309,7 @@ def test_an_engine_that_does_not_answer(subject: Make) -> None:
     assert lock is not None
     lock.sign()
     try:
-        (told,) = machine.engine(here)
+        (told,) = machine.check_engine(here)
     finally:
         lock.release()
     assert told.state == "warn"

@@ -144,7 +144,7 @@ def test_memory(limit: str, expected: str, whole: Path, subject: Make) -> None:
 
 def test_memory_of_a_token_and_a_short_context_are_reported(folder: Path, subject: Make) -> None:
     edit(folder, "config.json", max_position_embeddings=4096)
-    [told] = model.memory(subject(folder))
+    [told] = model.check_memory(subject(folder))
     assert told.state == "note"
     assert "bytes per token" in told.what
     assert "coding agents need 32,768" in told.what
@@ -222,7 +222,7 @@ def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
 
 def test_heads(folder: Path, subject: Make) -> None:
     def head(here: Subject) -> Finding:
-        return next(iter(model.drafts(here)))
+        return next(iter(model.check_draft_head(here)))
 
     assert head(subject(folder)).state == "ok"
     edit(folder, "config.json", mtp_num_hidden_layers=1)

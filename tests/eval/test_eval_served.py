@@ -143,7 +143,7 @@ def of(found: list[Staged | Result], number: int) -> Staged:
 
 def test_scripted_replies_are_judged(staged: list[Staged | Result], own: Path) -> None:
     plan = ToolCalls(read([own / "cases.yaml"]), max_tokens=120)
-    result = plan.measured(of(staged, 0), quiet)
+    result = plan.measure(of(staged, 0), quiet)
     faults = {case["name"]: case["fault"] for case in result["cases"]}
     kinds = {case["name"]: case["kind"] for case in result["cases"]}
     assert faults == {name: "" if kind == "right" else kind for name, kind in kinds.items()}
@@ -157,7 +157,7 @@ def test_scripted_replies_are_judged(staged: list[Staged | Result], own: Path) -
 
 def test_a_parser_of_another_format_is_seen(staged: list[Staged | Result], own: Path) -> None:
     asked = [each for each in read([own / "cases.yaml"]) if each.id in ("call", "turns")]
-    result = ToolCalls(asked).measured(of(staged, 1), quiet)
+    result = ToolCalls(asked).measure(of(staged, 1), quiet)
     assert result["faults"] == {"call in text": 2}
     assert result["label"] == "scripted, tool_parser=pythonic"
 
@@ -175,7 +175,7 @@ def test_a_needle_is_found_at_each_length_and_depth(
     answer = script(Step(f"It is {needle.locker(0)[1]}."))
     monkeypatch.setattr(needle, "QUESTION", answer.replace("{", "{{").replace("}", "}}"))
     plan, scripted = Needles(least=600, limit=1000, needles=2, max_tokens=30), of(staged, 0)
-    result = plan.measured(scripted, quiet)
+    result = plan.measure(scripted, quiet)
     assert (result["limit"], result["limited_by"]) == (1000, "--limit")
     assert [cell["length"] for cell in result["cells"]] == [600] * 5 + [1000] * 5
     assert [cell["depth"] for cell in result["cells"]] == [0, 25, 50, 75, 100] * 2

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mlx_provider.commands import Ended, long_command
-from mlx_provider.gateway.foreground import PASSED_ON
+from mlx_provider.gateway.foreground import END_SIGNALS
 from mlx_provider.isolation import Isolation
 
 LIMIT = 300
@@ -21,10 +21,10 @@ def test_a_signal_passes_what_holds_back_errors() -> None:
 
 
 def test_handlers_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in PASSED_ON]
+    before = [signal.getsignal(number) for number in END_SIGNALS]
     with long_command(print):
         assert signal.getsignal(signal.SIGTERM) not in before
-    assert [signal.getsignal(number) for number in PASSED_ON] == before
+    assert [signal.getsignal(number) for number in END_SIGNALS] == before
 
 
 def test_a_benchmark_that_computes_ends() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_provider.errors import BadRequest, ContextTooLong, EngineDied, Overloaded
 from mlx_provider.protocol.events import Embedded, ErrorBody, Failed
-from mlx_provider.wire.openai.routes import numbers
+from mlx_provider.wire.openai.routes import decode_vector
 
 VECTORS = [[0.5, -0.25], [1.0, 0.0], [0.1, 3e38]]
 
@@ -31,7 +31,7 @@ def engine(engine, scripted):
 
 
 def test_numbers_are_those_of_the_bytes():
-    assert numbers(vector(VECTORS[2])) == list(unpack("<2f", pack("<2f", *VECTORS[2])))
+    assert decode_vector(vector(VECTORS[2])) == list(unpack("<2f", pack("<2f", *VECTORS[2])))
 
 
 @pytest.mark.parametrize("drop", [False, True])

@@ -24,7 +24,7 @@ def test_one_token_and_what_the_engine_tells(
 ) -> None:
     shared = Shared(proxy.process, proxy.url, proxy.key, proxy.log)
     monkeypatch.setattr(model, "start_proxy", lambda config, environ: shared)
-    monkeypatch.setattr(model, "ENTRY", "demo")
+    monkeypatch.setattr(model, "PROXY_MODEL", "demo")
     subject = Subject("demo", home=tmp_path)
     warm_up(own_engine, "demo")
     before = own_engine.health().pid
@@ -32,7 +32,7 @@ def test_one_token_and_what_the_engine_tells(
     assert found["proxy.token"].state == "ok", found["proxy.token"]
     assert f"process {before}" in found["engine.running"].what
     assert own_engine.health().pid == before, "an engine that was there stays"
-    monkeypatch.setattr(model, "ENTRY", "nobody")
+    monkeypatch.setattr(model, "PROXY_MODEL", "nobody")
     found = {each.name: each for each in examine(Subject("demo", home=tmp_path))}
     assert found["proxy.token"].state == "fail"
     assert "400" in found["proxy.token"].what

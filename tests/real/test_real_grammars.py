@@ -13,7 +13,7 @@ from llguidance import LLTokenizer
 from byte_model import read
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler, Thoughts
-from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Spaces
+from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Whitespace
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
 from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer, load_tokenizer
@@ -52,7 +52,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_folder: Callable[[str], 
     return load_tokenizer(tokenizer_folder(request.param), LoadOptions())
 
 
-def written_by(tokenizer: HFTokenizer, spaces: Spaces) -> ByteModel:
+def written_by(tokenizer: HFTokenizer, spaces: Whitespace) -> ByteModel:
     """A model of this vocabulary without sense; its matrix has a few rows more, as usual."""
     fast, eos = tokenizer.fast, frozenset([tokenizer.backend.eos_token_id])
     rows = len(tokenizer.backend) + 100

@@ -17,7 +17,7 @@ from mlx_provider.litellm.call import Call, generate_requests
 from mlx_provider.litellm.fit import fit_chat
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server.incoming import parse_request
-from mlx_provider.wire.anthropic.request import CHATS_OWN, message_request
+from mlx_provider.wire.anthropic.request import CHAT_ONLY, message_request
 from mlx_provider.wire.openai.request import Parameters, constraint
 from mlx_provider.wire.responses.routes import response_request
 
@@ -74,7 +74,7 @@ def responded(messages: Any = None, **params: Any) -> GenerateRequest:
 
 
 NOT_OF_RESPONSES = {"response_format", "n"}
-NOT_OF_MESSAGES = {*CHATS_OWN, "tool_choice"}
+NOT_OF_MESSAGES = {*CHAT_ONLY, "tool_choice"}
 ENTRIES = f"at most {MAX_TOKEN_IDS} entries are possible, got "
 DEEP = {"properties": nested(150)}
 SAME: list[tuple[dict[str, Any], str]] = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.client.runtime_folder import identity
-from mlx_provider.upstream.runtime import BUFFERS, CUDA, KERNELS, set_variables
+from mlx_provider.upstream.runtime import BUFFERS, CUDA, KERNEL_FOLDER, set_variables
 
 
 def variables(given: dict[str, str] | None = None, state: Path | None = None, **of: object) -> dict:
@@ -41,21 +41,21 @@ def test_an_nvidia_card_gets_exact_products_and_a_lasting_folder_of_its_own(
 ) -> None:
     found = variables(state=tmp_path, platform="linux", cards=cards)
     folder = tmp_path / "kernels" / version("mlx") / "NVIDIA-H100-80GB-HBM3"
-    assert found == CUDA | {KERNELS: str(folder)}
+    assert found == CUDA | {KERNEL_FOLDER: str(folder)}
     assert variables(platform="linux", cards=cards) == CUDA
     other = variables(state=tmp_path, platform="linux", cards=tmp_path / "none")
-    assert other[KERNELS] == str(tmp_path / "kernels" / version("mlx"))
+    assert other[KERNEL_FOLDER] == str(tmp_path / "kernels" / version("mlx"))
 
 
 def test_values_of_the_user_stay(cards: Path, tmp_path: Path) -> None:
     given = {"MLX_MAX_OPS_PER_BUFFER": "7"}
     assert variables(given, platform="darwin", chip="Apple M2") == BUFFERS | given
-    given = {**dict.fromkeys(CUDA, "1"), KERNELS: "/somewhere"}
+    given = {**dict.fromkeys(CUDA, "1"), KERNEL_FOLDER: "/somewhere"}
     assert variables(given, tmp_path, platform="linux", cards=cards) == given
 
 
 def test_a_client_wants_no_other_engine_for_it() -> None:
-    assert identity({**BUFFERS, **CUDA, KERNELS: "/x"}) == identity({})
+    assert identity({**BUFFERS, **CUDA, KERNEL_FOLDER: "/x"}) == identity({})
     assert identity({"MLX_DISABLE_COMPILE": "1"}) != identity({})
 
 

@@ -7,9 +7,9 @@ import pytest
 
 ARRAYS = """
 import resource, sys
-from mlx_provider.upstream.runtime import keep_freed
+from mlx_provider.upstream.runtime import configure_heap
 if sys.argv[1] == "keep":
-    assert keep_freed()
+    assert configure_heap()
 import mlx.core as mx
 
 def faults():
@@ -41,9 +41,9 @@ def test_arrays_as_large_as_freed_ones_cost_no_new_pages() -> None:
 
 BLOCKS = """
 import ctypes, sys
-from mlx_provider.upstream.runtime import keep_freed
+from mlx_provider.upstream.runtime import configure_heap
 if sys.argv[1] == "keep":
-    assert keep_freed()
+    assert configure_heap()
 libc = ctypes.CDLL(None)
 
 class Info(ctypes.Structure):

@@ -13,7 +13,7 @@ import pytest
 from in_process import InProcessClient
 from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MLXProviderError, PluginError
-from mlx_provider.isolation import LOG, Isolation
+from mlx_provider.isolation import LOG_HINT, Isolation
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.records import DraftOptions
 from mlx_provider.registry import PluginRegistry
@@ -184,7 +184,7 @@ def test_where_a_plugin_fails(toys: Toys, caplog: pytest.LogCaptureFixture) -> N
         assert called in told
         assert f"({FILE}" in told
         assert f"{cause})" in told
-        assert told.endswith(LOG)
+        assert told.endswith(LOG_HINT)
         assert "Traceback" in caplog.text
         assert 'mlx_provider_toy.py", line ' in caplog.text
     given = fault_of(lambda: toys.model("none").ask())

@@ -19,7 +19,7 @@ from ...records.json_reading import (
 )
 from ...records.parsing import CallGrammar, TaggedArguments
 from .patterns import plain_pattern, whole_text
-from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
+from .schema import ONE_LINE, Function, SchemaReader, Split, Whitespace, json_rule, literal
 from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
@@ -82,7 +82,7 @@ class CallRules:
     functions: Sequence[Function]
     split: Split
     parallel: bool = True
-    spaces: Spaces = field(default_factory=lambda: ONE_LINE)
+    spaces: Whitespace = field(default_factory=lambda: ONE_LINE)
     rules: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _size: int = 0
@@ -192,7 +192,7 @@ class TaggedArgument:
     schema: Any
     function: Function
     tags: TaggedArguments
-    spaces: Spaces = field(default_factory=lambda: ONE_LINE)
+    spaces: Whitespace = field(default_factory=lambda: ONE_LINE)
     warnings: list[str] = field(default_factory=list)
 
     def rules(self, split: Split) -> list[str]:

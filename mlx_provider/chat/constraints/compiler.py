@@ -19,7 +19,7 @@ from ...errors import BadRequest, GrammarFailed, RequestFailed
 from ...protocol.requests import GenerateRequest
 from ...records.parsing import CallGrammar, MessageGrammar
 from .request import Form, after_message, request_form
-from .schema import ONE_LINE, Spaces
+from .schema import ONE_LINE, Whitespace
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
 from .vocabulary import grammar_tokenizer, is_marker
 
@@ -150,7 +150,7 @@ class GrammarCompiler:
         background: Executor | None = None,
         capacity: int = 128,
         letters: int = KEPT_LETTERS,
-        spaces: Spaces = ONE_LINE,
+        spaces: Whitespace = ONE_LINE,
     ) -> None:
         self.fast = fast
         self.spaces = spaces
@@ -214,7 +214,7 @@ class GrammarCompiler:
         return AfterThoughts(constraint, thoughts, self.fast, self._eos, self._vocab_size)
 
     def calls(
-        self, request: GenerateRequest, calls: CallGrammar, spaces: Spaces
+        self, request: GenerateRequest, calls: CallGrammar, spaces: Whitespace
     ) -> LLMatcher | None:
         """A matcher at the beginning of the calls, to copy. `None`: they cannot be enforced.
         Schemas are tried together only: each one alone would take a place in the cache."""

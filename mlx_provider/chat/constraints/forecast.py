@@ -15,7 +15,7 @@ from ...protocol.requests import GenerateRequest
 from ...records import ToolParser
 from ...records.parsing import CallGrammar
 from .request import demanded_names
-from .schema import ONE_LINE, Spaces
+from .schema import ONE_LINE, Whitespace
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -26,13 +26,13 @@ LEAST_MARKER = 4
 """Shorter markers, such as a brace, begin other text more often."""
 REPLAYED = 256
 """Most tokens of a call that the grammar of another spelling reads again (below 1 ms)."""
-SPACED: Spaces = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
-COMPACT: Spaces = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
+SPACED: Whitespace = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
+COMPACT: Whitespace = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
 _SPECIAL = b"\xff"
 """Marks a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
 _FIELDS = ("{name}", "{digits}", "{id}")
 
-Spelling = tuple[CallGrammar, Spaces]
+Spelling = tuple[CallGrammar, Whitespace]
 
 
 def call_marker(parser: ToolParser) -> str:
@@ -46,7 +46,7 @@ def call_marker(parser: ToolParser) -> str:
     return found if len(found) >= LEAST_MARKER else ""
 
 
-def spellings(grammar: CallGrammar, spaces: Spaces) -> list[Spelling]:
+def spellings(grammar: CallGrammar, spaces: Whitespace) -> list[Spelling]:
     compact = replace(
         grammar,
         open=_drop_spaces(grammar.open),

@@ -10,7 +10,7 @@ from ...records.json_reading import function_of, listed_parameters
 from ...records.parsing import CallGrammar, MessageGrammar
 from .calls import CallRules, tool_functions
 from .patterns import between_slashes, text_pattern
-from .schema import ONE_LINE, Function, SchemaReader, Spaces, Split, json_rule, literal
+from .schema import ONE_LINE, Function, SchemaReader, Split, Whitespace, json_rule, literal
 from .trial import MAX_GRAMMAR
 
 Compiles = Callable[[str], str]
@@ -34,7 +34,7 @@ def request_form(
     split: Split,
     compiles: Compiles,
     preface: str = "",
-    spaces: Spaces = ONE_LINE,
+    spaces: Whitespace = ONE_LINE,
 ) -> Form | None:
     """`None`: any text is allowed. `calls`: the tool parser's call format; `None`: bare JSON
     objects. `preface`: what the model's format writes before an answer. Raises `BadRequest` that
@@ -156,7 +156,7 @@ def _name(choice: Any) -> str:
 
 
 def _answer(
-    request: GenerateRequest, compiles: Compiles, preface: str, spaces: Spaces
+    request: GenerateRequest, compiles: Compiles, preface: str, spaces: Whitespace
 ) -> Form | None:
     if request.grammar is not None:
         if _kind(request.response_format) not in (None, "text"):

@@ -10,27 +10,27 @@ from typing import Any
 
 from ...errors import BadRequest
 
-Spaces = Mapping[str, Any]
+Whitespace = Mapping[str, Any]
 """llguidance's `x-guidance` options. Always bounded: a model that pads with white space would never
 end its reply."""
-ONE_LINE: Spaces = {
+ONE_LINE: Whitespace = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-INDENTED: Spaces = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
-_SHOWS_LINES = re.compile(r"\b(?:arguments|tool_calls?)\b[^{}%]{0,80}\btojson\s*\(\s*indent")
+INDENTED: Whitespace = {"whitespace_pattern": r" |\n( {0,40}|\t{0,10})"}
+_INDENTED_CALLS = re.compile(r"\b(?:arguments|tool_calls?)\b[^{}%]{0,80}\btojson\s*\(\s*indent")
 
 
-def spaces_of(template: str | None) -> Spaces:
-    return INDENTED if template and _SHOWS_LINES.search(template) else ONE_LINE
+def choose_whitespace(template: str | None) -> Whitespace:
+    return INDENTED if template and _INDENTED_CALLS.search(template) else ONE_LINE
 
 
 Split = Callable[[str], list[str | int]]
 """Cuts text at special tokens, which become their ids."""
 
 
-def json_rule(schema: Mapping[str, Any], spaces: Spaces) -> str:
+def json_rule(schema: Mapping[str, Any], spaces: Whitespace) -> str:
     return "%json " + json.dumps({"x-guidance": dict(spaces), **schema}, ensure_ascii=False)
 
 
@@ -61,9 +61,9 @@ def names_of_pattern(pattern: str) -> set[str] | None:
     return set(re.sub(r"[][]", "", found[1] or found[2]).split("|")) if found else None
 
 
-_OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_OF_LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_OF_ONE = frozenset({"items", "additionalItems", "additionalProperties"})
+_SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_SINGLE_SCHEMAS = frozenset({"items", "additionalItems", "additionalProperties"})
 _PLAIN = frozenset(
     "const enum type required minItems maxItems minProperties maxProperties minLength maxLength "
     "pattern minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
@@ -78,7 +78,7 @@ _REFUSED_FORMATS = frozenset(
     "relative-json-pointer".split()
 )
 _COMPOSED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
-_COUNTED = "list the names in 'properties' and 'required', or demand one less"
+_COUNT_REMEDY = "list the names in 'properties' and 'required', or demand one less"
 _MAX_WARNINGS = 20
 
 
@@ -104,11 +104,11 @@ class SchemaReader:
             raise self._error(f"{at} must be a schema: an object or a boolean")
         out: dict[str, Any] = {}
         for key, value in schema.items():
-            if key in _OF_NAMES:
+            if key in _SCHEMA_MAPS:
                 out[key] = self._read_named(value, f"{at}/{key}")
-            elif key in _OF_LIST or (key == "items" and isinstance(value, list)):
+            elif key in _SCHEMA_LISTS or (key == "items" and isinstance(value, list)):
                 out[key] = self._read_list(value, f"{at}/{key}")
-            elif key in _OF_ONE:
+            elif key in _SINGLE_SCHEMAS:
                 out[key] = self._read(value, f"{at}/{key}")
             elif key in _PLAIN:
                 out[key] = value
@@ -116,7 +116,8 @@ class SchemaReader:
                 self._add_reference(out, value, at)
             elif key == "format":
                 self._add_format(out, value, at)
-        for key in filter(_REFUSED.__contains__, schema):
+        # `propertyNames` first: it may say what other properties are possible
+        for key in sorted(filter(_REFUSED.__contains__, schema)):
             if not _express(key, schema, out):
                 self._refuse(f"'{key}'", at, "leave it out or say it with other keywords")
         self._adapt_names(out, at)
@@ -126,10 +127,12 @@ class SchemaReader:
         parts = [out, *(part for part in out.get("allOf", ()) if isinstance(part, dict))]
         listed = set[str]().union(*map(_listed_names, parts))
         for part in parts:
-            _drop_listed_patterns(part, listed)
+            _move_listed_patterns(part, listed)
         if _counts_repeated_names(out):
             least = out.pop("minProperties")
-            self._refuse(f"'minProperties': {least} for names that may stand twice", at, _COUNTED)
+            self._refuse(
+                f"'minProperties': {least} for names that may stand twice", at, _COUNT_REMEDY
+            )
 
     def _read_named(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -181,26 +184,27 @@ def _express(key: str, given: Mapping[str, Any], out: dict[str, Any]) -> bool:
         case "propertyNames" | "unevaluatedProperties" | "unevaluatedItems" if value is True:
             return True
         case "propertyNames" if isinstance(value, Mapping):
-            return _name_only(value, keys, out)
+            return _express_names(value, keys, out)
     return value == {} and key.startswith(("depend", "unevaluated"))
 
 
-def _name_only(rules: Mapping[str, Any], keys: Collection[str], out: dict[str, Any]) -> bool:
+def _express_names(rules: Mapping[str, Any], keys: Collection[str], out: dict[str, Any]) -> bool:
     rest = out.get("additionalProperties", True)
-    match {name: rule for name, rule in rules.items() if (name, rule) != ("type", "string")}:
-        case {**more} if not more:
-            return True
+    rules = {name: rule for name, rule in rules.items() if (name, rule) != ("type", "string")}
+    if not rules:
+        return True
+    match rules:
         case {"pattern": str(pattern), **more}:
-            only: dict[str, Any] = {"patternProperties": {pattern: rest}}
+            replacement: dict[str, Any] = {"patternProperties": {pattern: rest}}
         case {"enum": [*names], **more}:
-            only = {"properties": {str(name): rest for name in names}}
+            replacement = {"properties": {str(name): rest for name in names}}
         case {"const": name, **more}:
-            only = {"properties": {str(name): rest}}
+            replacement = {"properties": {str(name): rest}}
         case _:
             return False
     if more or "properties" in keys or "patternProperties" in keys:
         return False
-    out.update(only, additionalProperties=False)
+    out.update(replacement, additionalProperties=False)
     return True
 
 
@@ -210,7 +214,7 @@ def _listed_names(schema: Mapping[str, Any]) -> set[str]:
     return {*schema.get("properties", ()), *(name for name in names if isinstance(name, str))}
 
 
-def _drop_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
+def _move_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
     """Move patterns that only the listed `names` match to these names. llguidance would have no
     name left for such a pattern: after a comma, no text could follow."""
     left = {}
@@ -227,7 +231,7 @@ def _drop_listed_patterns(schema: dict[str, Any], names: set[str]) -> None:
 
 
 def _counts_repeated_names(schema: Mapping[str, Any]) -> bool:
-    """Whether the same name twice would satisfy `minProperties`."""
+    """Whether a repeated name could satisfy `minProperties`: llguidance counts it twice."""
     least, needed = schema.get("minProperties"), schema.get("required")
     count = len(needed) if isinstance(needed, list) else 0
     if not isinstance(least, int | float) or least < count + 2 or {"const", "enum"} & set(schema):

@@ -15,7 +15,7 @@ from ...config import EngineSettings
 from ...errors import MediaError, MLXProviderError, Overloaded
 from ...records import MediaItem
 from ...records.model import Size
-from ...upstream.runtime import give_back
+from ...upstream.runtime import trim_heap
 from ..messages.parts import MediaRef
 from .clip import Clip
 from .decode import Picture, open_picture, rgb_pixels
@@ -217,7 +217,7 @@ def _image(picture: Picture, claim: MediaClaim) -> MediaItem:
         with claim.decoding(need):
             pixels = rgb_pixels(picture, size, resample)
             if need > LARGE:
-                give_back()
+                trim_heap()
             return pixels
 
     digest = hashlib.sha256(picture.data).hexdigest()

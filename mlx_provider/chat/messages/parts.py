@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from ...bounds import MAX_VALUES, Values
+from ...bounds import MAX_VALUES, ValueCounter
 from ...errors import BadRequest, wrong_part
 
 MediaKind = Literal["image", "video", "audio"]
@@ -177,7 +177,7 @@ def canonical_calls(message: Mapping[str, Any], path: str) -> tuple[dict[str, An
 
 def check_arguments(messages: Sequence[Any]) -> None:
     """Raise `BadRequest` for arguments (JSON text) with more values than a request may hold."""
-    values = Values()
+    values = ValueCounter()
     for i, message in enumerate(messages):
         for arguments in _argument_texts(message):
             values.take_text(arguments)

@@ -21,7 +21,7 @@ RESULT_BLOCKS = ("text", "image", "tool_reference")
 IMAGE_SOURCES = {"base64": "data", "url": "url"}
 
 
-def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
+def is_new_user_message(last: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last message is a user's, and neither holds results nor follows them."""
     return last[-1].get("role") == "user" and not any(map(_has_results, last))
 
@@ -52,7 +52,7 @@ def check_image(block: Mapping[str, Any], where: str) -> None:
 MEMBERS = ("name", "description", "strict")
 BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
 """Types of tools whose schema Anthropic's models know. All other types run on its servers."""
-ALONE = "tool_choice.disable_parallel_tool_use"
+NO_PARALLEL_CALLS = "tool_choice.disable_parallel_tool_use"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
@@ -63,7 +63,9 @@ def chat_tools(params: Parameters) -> dict[str, Any]:
         fields["tools"] = [_tool(tool, where) for where, tool in objects(tools, "tools")]
     if choice:
         fields["tool_choice"] = _choice(choice)
-        alone = Parameters({ALONE: choice.get("disable_parallel_tool_use")}).flag(ALONE)
+        alone = choice.get("disable_parallel_tool_use")
+        if alone is not None:
+            expect(alone, bool, NO_PARALLEL_CALLS)
         fields["parallel_tool_calls"] = not alone
     return fields
 
@@ -94,7 +96,7 @@ def _choice(choice: Mapping[str, Any]) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-FAILED = "Error: "
+ERROR_PREFIX = "Error: "
 
 
 def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -106,16 +108,16 @@ def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dic
     turns, listed = Turns(), [*objects(messages, "messages")]
     if system:
         turns.add({"role": "system", "content": system}, "system", "system")
-    typed = is_typed([message for _, message in listed[-2:]])
+    typed = is_new_user_message([message for _, message in listed[-2:]])
     for at, (where, message) in enumerate(listed, 1):
         role = check_kind(message.get("role"), f"{where}.role", ROLES)
         strict = role == "system" or (typed and at == len(listed))
         _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
-        _add(turns, message, where)
+        _add_turn(turns, message, where)
     return turns.messages, turns.places
 
 
-def _add(turns: Turns, message: Mapping[str, Any], where: str) -> None:
+def _add_turn(turns: Turns, message: Mapping[str, Any], where: str) -> None:
     role, content = message["role"], message.get("content")
     if not isinstance(content, list):
         turns.add({"role": role, "content": content}, where)
@@ -144,7 +146,7 @@ def _add_result(turns: Turns, block: Mapping[str, Any], where: str) -> None:
     content, parts = block.get("content"), []
     if block.get("is_error") is True:
         parts = content if isinstance(content, list) else []
-        first = FAILED + content if isinstance(content, str) else FAILED.rstrip()
+        first = ERROR_PREFIX + content if isinstance(content, str) else ERROR_PREFIX.rstrip()
         content = [{"type": "text", "text": first}, *parts] if parts else first
     turns.add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, where)
     turns.place(".tool_call_id", f"{where}.tool_use_id")
@@ -163,7 +165,7 @@ def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
     return block
 
 
-CHATS_OWN = (
+CHAT_ONLY = (
     "function_call functions logprobs max_completion_tokens n parallel_tool_calls response_format"
     " stop top_logprobs user".split()
 )
@@ -178,7 +180,7 @@ def message_request(
     params = Parameters(body)
     if not counted and body.get("max_tokens") is None:
         raise wrong_part("max_tokens", "is missing")
-    for name in CHATS_OWN:
+    for name in CHAT_ONLY:
         params.choice(name, (), "the Messages API has no such parameter")
     params.take("cache_control")  # every prompt is cached, as far as there is room
     messages, places = chat_messages(params.take("system"), params.take("messages"))
@@ -200,7 +202,7 @@ def message_request(
 def _names(body: Mapping[str, Any]) -> dict[str, str]:
     config, form = body.get("output_config") or {}, _format_name(body.get("output_config"))
     names = {
-        "parallel_tool_calls": ALONE,
+        "parallel_tool_calls": NO_PARALLEL_CALLS,
         "response_format": form,
         "response_format.json_schema": form,
         SCHEMA: f"{form}.schema",

@@ -48,7 +48,7 @@ class Embeddings(api.Whole):
         self._form = form
 
     def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
-        read = str if self._form == "base64" else numbers  # an event has base64 already
+        read = str if self._form == "base64" else decode_vector  # an event has base64 already
         usage = usage_of(done)
         vectors = {event.index: event.vector for event in events if isinstance(event, Embedded)}
         return {
@@ -62,7 +62,7 @@ class Embeddings(api.Whole):
         }
 
 
-def numbers(vector: str) -> list[float]:
+def decode_vector(vector: str) -> list[float]:
     """Of a vector in base64."""
     found = array("f", b64decode(vector))
     if sys.byteorder == "big":
@@ -70,7 +70,7 @@ def numbers(vector: str) -> list[float]:
     return found.tolist()
 
 
-ALWAYS = ("add_special_tokens", "add_generation_prompt")
+ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
 
 
 def _completion(
@@ -92,7 +92,7 @@ def _completion(
 def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     """With the parameters of the request whose prompt is meant, as in vLLM."""
     text = "messages" not in body
-    always = ALWAYS if text else ALWAYS[:1]  # chat itself reads the second one
+    always = ONLY_TRUE if text else ONLY_TRUE[:1]  # chat itself reads the second one
     own = Parameters({name: body.pop(name, None) for name in always})
     for name in always:
         own.choice(name, (True,), "the prompt is what a request would have")
