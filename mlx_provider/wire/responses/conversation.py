@@ -179,7 +179,7 @@ def known_item(item: Mapping[str, Any], known: Collection[str]) -> Mapping[str, 
     return {"type": "message", "role": "assistant", "content": [{**item}]}
 
 
-def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
+def is_new_user_message(last: Sequence[Mapping[str, Any]]) -> bool:
     kinds = [str(item.get("type") or "message") for item in last]
     users = kinds[-1:] == ["message"] and (last[-1].get("role") or "user") == "user"
     return users and not kinds[0].endswith(RESULTS)
@@ -203,7 +203,7 @@ def messages_of(
         turns.add({"role": "user", "content": given}, "input", "input")
         return turns.messages, turns.places
     listed = [*objects(given, "input")]
-    typed = is_typed([item for _, item in listed[-2:]])
+    typed = is_new_user_message([item for _, item in listed[-2:]])
     for at, (where, item) in enumerate(listed, 1):
         turns.take(item, where, typed=typed and at == len(listed))
     return turns.messages, turns.places
