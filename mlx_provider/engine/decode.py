@@ -155,8 +155,13 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     engine.drafting.show(forward)
     scheduler, batch, fixed = engine.scheduler, engine.batch, engine.scheduler.chunking.fixed
     wanted: Sequence[Place] = list(places(forward.rows))
-    running = [row in scheduler.running and not (fixed and batch.replays(row)) for row, _ in wanted]
-    wanted, logits = select_places(running, wanted, logits)
+    at = [
+        i
+        for i, (row, _) in enumerate(wanted)
+        if row in scheduler.running and not (fixed and batch.replays(row))
+    ]
+    if len(at) < len(wanted):
+        wanted, logits = [wanted[i] for i in at], logits[mx.array(at, dtype=mx.int32)]
     rows = [row for row, _ in wanted]
     if fixed is not None:
         for i, row in enumerate(rows):
@@ -283,13 +288,3 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     for job in engine.scheduler.retry_rows(rows):
         engine.look_up(job)
     engine.batch.record_failure()
-
-
-def select_places(
-    wanted: Sequence[bool], places: Sequence[Place], logits: mx.array
-) -> tuple[Sequence[Place], mx.array]:
-    """Some of the places, and their logits (B, vocab)."""
-    if all(wanted):
-        return places, logits
-    at = [i for i, ok in enumerate(wanted) if ok]
-    return [places[i] for i in at], logits[mx.array(at)] if at else logits[:0]

@@ -239,8 +239,8 @@ class Engine:
         for row in record.cut:
             decode.cut(self, row)
         for row, tokens in record.trims.items():
-            if prefixes is not None and row not in record.preempted:
-                prefixes.trim(row, tokens)
+            if row.lease is not None and row not in record.preempted:
+                row.lease.trim(tokens)
         for row in record.preempted:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])

@@ -162,8 +162,16 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
         logits = _logits(engine, chunk, prefill_chunk)
         found = [logits, *job.hidden] if last else []
     wanted = found if last else [*arrays(cache), *found]
-    # a family may run a whole image with its first tokens, and others without cost
-    _launch_pass(engine, chunk, plan, wanted, wait=last or bool(media), usual=not media)
+    if plan.rows and engine.scheduler.running and not (last or media):
+        # the pass of the next token follows without a gap
+        mx.async_eval(wanted)  # type: ignore[no-untyped-call]
+        engine.batch.mixed.ran_apart(job)
+    else:
+        mx.eval(wanted)
+        if media:  # a family may run a whole image with its first tokens, and others without cost
+            engine.timer.forget()
+        engine.timer.end(engine.clock())
+    _record_chunk(engine, chunk)
     if inputs is not None and last:
         _end_input(engine, job, inputs)
     return logits if last else None
@@ -195,29 +203,6 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     engine.output.end(request, "stop")
     if request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-
-
-def _launch_pass(
-    engine: Engine,
-    chunk: Chunk,
-    plan: StepPlan,
-    wanted: list[mx.array],
-    *,
-    wait: bool,
-    usual: bool = True,
-) -> None:
-    """Launch the chunk's own pass. `usual`: its time is representative of the pace of the
-    device."""
-    if plan.rows and engine.scheduler.running and not wait:
-        # the pass of the next token follows without a gap
-        mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-        engine.batch.mixed.ran_apart(chunk.job)
-    else:
-        mx.eval(wanted)
-        if not usual:
-            engine.timer.forget()
-        engine.timer.end(engine.clock())
-    _record_chunk(engine, chunk)
 
 
 def _record_chunk(engine: Engine, chunk: Chunk) -> None:

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..engine.execution.probe import Probe
 from ..engine.sparse_prefill import MakeCache, SparsePrefill, problem
-from ..engine.speculation.speculation import Source, Speculation, source_of, speculation_of
+from ..engine.speculation.speculation import Source, Speculation, source_of
 from ..errors import MLXProviderError, wrong_option
 from ..isolation import Fault, Trace, attempt, of_the_machine
 from ..protocol.health import JOINED
@@ -80,7 +80,8 @@ def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
     if not started:
         return Drafts()
     names = JOINED.join(each.drafter.name for each in started)
-    speculation = speculation_of([each.source for each in started], model)
+    sources = [each.source for each in started]
+    speculation = Speculation(*sources, vocab=model.info.vocab_size)
     return Drafts(speculation, names, sum(each.nbytes for each in started))
 
 

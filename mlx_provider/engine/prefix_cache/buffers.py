@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation
+from ...isolation import Isolation
 from ...upstream.cache_classes import leaves
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
@@ -115,8 +115,9 @@ class RowBuffers:
         return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
 
     def trim(self, length: int) -> None:
-        """Free what is beyond so many tokens, layer by layer, as far as the device can."""
-        with Isolation(_keep_capacity):
+        """Free what is beyond so many tokens, layer by layer, as far as the device can. A pass of
+        the row may have failed."""
+        with Isolation(lambda fault: log.warning("a row keeps its capacity: %s", fault.summary)):
             for layer in self.layers.values():
                 cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
                 mx.eval(cut)
@@ -216,24 +217,15 @@ class Lease:
 
     def trim(self, tokens: int) -> None:
         """Free capacity of the row beyond so many tokens."""
-        own = self.own
-        if own is None:
-            return
-        with Isolation() as tried:  # a pass of the row may have failed
-            own.trim(max(tokens, *(each.offset for each in own.layers.values())))
-            self.capacity = own.capacity
-        if tried.fault is not None:
-            log.warning("a row keeps its capacity: %s", tried.fault.summary)
+        if self.own is not None:
+            self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
+            self.capacity = self.own.capacity
 
     def beyond(self, tokens: int) -> int:
         """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
         own buffers have whole steps too."""
         whole = self.shared + whole_steps(tokens - self.shared)
         return (whole - whole_steps(tokens)) * self.token_bytes
-
-
-def _keep_capacity(fault: Fault) -> None:
-    log.warning("a row keeps its capacity: %s", fault.summary)
 
 
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:

@@ -121,10 +121,6 @@ class PrefixCachePolicy:
             for row, lease in zip(job.rows, self.claims(job), strict=False):
                 row.lease = lease and lease.acquire()
 
-    def trim(self, row: Row, tokens: int) -> None:
-        if row.lease is not None:
-            row.lease.trim(tokens)
-
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """What the rows after the first will share with it."""
         further = len(job.rows) - 1
@@ -207,13 +203,10 @@ class PrefixCachePolicy:
         if fits is not None and fits < len(prompt.tokens) and self.cache.disk is not None:
             found |= {*places(prompt, start, branch, grid=grid)}
         if self._shapes is not None:
-            found = {self._whole(at) for at in found} | self._last(prompt)
+            # the last one: where the next turn, or the same prompt, resumes by whole passes
+            found = {self._whole(at) for at in (*found, len(prompt.tokens) - 1)}
             found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
         return tuple(sorted(found))
-
-    def _last(self, prompt: Prompt) -> set[int]:
-        """Where the next turn of a conversation, or the same prompt, resumes by whole passes."""
-        return set() if self._shapes is None else {self._whole(len(prompt.tokens) - 1)}
 
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
@@ -331,12 +324,8 @@ def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
     state. `done`: tokens with which the row resumes."""
     images = {span.end for span in prompt.spans}
     cuts: list[int] = []
-    for end in sorted(ends_of(prompt)):
+    for end in sorted({*images, *prompt.snapshot_points}):
         far = end - max(cuts, default=done) >= WORTH_A_PASS
         if done < end < len(prompt.tokens) and (far or end in images):
             cuts.append(end)
     return tuple(cuts)
-
-
-def ends_of(prompt: Prompt) -> set[int]:
-    return {span.end for span in prompt.spans} | {*prompt.snapshot_points}

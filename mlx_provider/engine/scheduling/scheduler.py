@@ -247,7 +247,7 @@ class Scheduler:
         record.begins = [job for job in started if job.cache is None and not job.restoring]
         if record.begins:  # where a prompt stands is known once it has begun
             return record
-        rows, mixes = tuple(step.rows), mixes and self.chunking.mixes
+        rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
         alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
         record.plan = StepPlan(rows, pass_seconds=alone)
         job = next((job for job in started if not job.restoring), None)
