@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import MLXProviderError
 from ..protocol.events import Done, Event, Failed, Timings, TokenLogprob, Usage
 from ..records import Tokenizer
-from .detokenizer import token_bytes
+from ..upstream.detokenizer import token_bytes
 from .execution.decode_batch import Logprob
 from .prefix_cache.tree import Match
 from .request import Request
