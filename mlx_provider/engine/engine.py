@@ -226,7 +226,7 @@ class Engine:
         prompt decode. Changes requests, their events, and the rows of the batch."""
         if isinstance(result, Decoded):
             decode.commit(self, result)
-            if result.chunk is not None and result.unreadable is None:
+            if result.chunk is not None and not isinstance(result.reads, Fault):
                 prefill.commit_mixed(self, result.chunk, result.forward)
         else:
             prefill.commit(self, result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -15,7 +15,7 @@ from ..protocol.events import Delta, TokenLogprob
 from ..records import LoadedModel, PrefillChunk, ShowsLogits
 from ..upstream.cache_classes import sparse
 from . import decode
-from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
+from .execution.decode_batch import Forward, Logprob, Pending, read_drawn, read_logprobs
 from .execution.grouped_kv import MixedChunk
 from .execution.sampler import draw, score
 from .inputs import Inputs
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+UNKNOWN = Logprob(None, ())
+"""Of the first token of a prompt."""
 LONG_PREFILL_TOKENS = 2048
 """After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
 size."""
@@ -40,9 +42,8 @@ size."""
 @dataclass(frozen=True)
 class Prefilled:
     job: PrefillJob
-    logits: mx.array | None
-    """(vocab,) after the last chunk of a prompt."""
-    fault: Fault | None = None
+    logits: mx.array | Fault | None
+    """(vocab,) after the last chunk of a prompt, or why a chunk, or work before it, failed."""
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
@@ -78,23 +79,21 @@ def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
         return _prepare(engine, plan.prepared, plan)
     if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
         return None
-    logits = attempt(lambda: _run_chunk(engine, chunk, plan))
-    fault = logits if isinstance(logits, Fault) else None
-    return Prefilled(chunk.job, None if isinstance(logits, Fault) else logits, fault)
+    return Prefilled(chunk.job, attempt(lambda: _run_chunk(engine, chunk, plan)))
 
 
 def commit(engine: Engine, prefilled: Prefilled) -> None:
     """Let the rows of a complete prompt decode. A failure ends only its request."""
-    job, fault = prefilled.job, prefilled.fault
-    if fault is not None:
+    job, logits = prefilled.job, prefilled.logits
+    if isinstance(logits, Fault):
         engine.timer.forget()
         job.drop_cache()  # corrupted, so it must not reach the prefix cache
-        engine.fail_by_fault(job.request, "its prefill", fault)
-    elif prefilled.logits is not None and job.request.ahead:
+        engine.fail_by_fault(job.request, "its prefill", logits)
+    elif logits is not None and job.request.ahead:
         engine.abandon(job.request)
-    elif prefilled.logits is not None:
+    elif logits is not None:
         with engine.isolate(job.request, "its prefill"):
-            _end_prefill(engine, job, prefilled.logits)
+            _end_prefill(engine, job, logits)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
@@ -127,7 +126,7 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | Non
                 grow_by(job.row_cache(), engine.scheduler.ledger.kv_capacity(job))
                 engine.output.recorder.count("tokens_skipped", job.request.skipped)
     engine.timer.forget()  # this time is not that of a pass
-    return None if tried.fault is None else Prefilled(job, None, tried.fault)
+    return None if tried.fault is None else Prefilled(job, tried.fault)
 
 
 def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
@@ -194,7 +193,8 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     request = job.request
     engine.output.post(request, [inputs.finish()])
     if inputs.left:
-        job.go_on_with(inputs.tokens[inputs.at])
+        job.restart()
+        job.tokens = inputs.tokens[inputs.at]
         begin(engine, job)
         return
     for row in request.rows:
@@ -236,27 +236,23 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
     for row, row_cache in zip(job.rows, caches, strict=True):
-        if row.held > len(job.tokens):
-            engine.scheduler.add_row(row)
-            engine.batch.join_again(row, row_cache)
-        else:
-            _start_row(engine, row, row_cache, logits)
+        if row.held == len(job.tokens):
+            _draw_first(engine, row, logits)
             engine.drafting.begin(row, job)
+        if row.finish is None:
+            engine.scheduler.add_row(row)
+            engine.batch.join(row, row_cache, len(job.tokens))
 
 
-def _start_row(engine: Engine, row: Row, cache: list[Any], logits: mx.array) -> None:
+def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
     """Take the first token of a row, one step before the row joins."""
     if row.finish is not None:  # another choice of its request has failed
         return
     with engine.isolate(row.request, "its sampling") as work:
         drawn = draw(logits[None], [row], [decode.mask(row, 0)])
-        read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
-    if work.fault is not None:
-        return
-    decode.take_tokens(engine, read, engine.clock())
-    if row.finish is None:
-        engine.scheduler.add_row(row)
-        engine.batch.join(row, cache, drawn, committed=True)
+        (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
+    if work.fault is None:
+        decode.take_tokens(engine, first.reads, engine.clock())
 
 
 def prompt_logprobs(
@@ -271,7 +267,7 @@ def prompt_logprobs(
     following = list(tokens[chunk.start + 1 : chunk.stop + 1])
     drawn = score(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
     found = read_logprobs(drawn) if following else {}
-    whole = [names.describe(tokens[0], None)] if chunk.start == 0 else []
+    whole = [names.describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
     whole += [names.describe(token, found[at]) for at, token in enumerate(following)]
     ends = chunk.start + 1 + len(following)
     new = max(0, ends - request.prompt_logprobs_sent)

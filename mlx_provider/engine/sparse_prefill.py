@@ -132,14 +132,11 @@ class SparsePrefill:
     def summary(self) -> str:
         return f"{self._share:g} of prompts from {self._least} tokens on"
 
-    def _applies(self, job: PrefillJob) -> bool:
-        """A prompt that was prefilled completely before must give the same result."""
-        long = job.request.may_skip and len(job.tokens) >= self._least
-        return long and not any(row.tokens for row in job.rows)
-
     def begin(self, job: PrefillJob) -> None:
         """Never raises."""
-        if not self._applies(job):
+        # a prompt that was prefilled completely before must give the same result
+        again = any(row.tokens for row in job.rows)
+        if again or not job.request.may_skip or len(job.tokens) < self._least:
             return
         if not self._breaker.closed:
             self._breaker.passed(used=False)

@@ -67,17 +67,11 @@ class TokenNames:
         # alternatives repeat from step to step
         self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
 
-    def describe(self, token: int, logprob: Logprob | None) -> TokenLogprob:
-        """`None`: the first token of a prompt, which has none."""
-        if logprob is None:
-            return self._describe(token, None, [])
-        top = [self._describe(other, value, []) for other, value in logprob.top]
-        return self._describe(token, logprob.drawn, top)
-
-    def _describe(self, token: int, logprob: float | None, top: list[TokenLogprob]) -> TokenLogprob:
-        data = self._bytes_of(token)
+    def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
+        data, value = self._bytes_of(token), logprob.drawn
         text = data.decode(errors="replace")
-        return TokenLogprob(token=text, id=token, logprob=logprob, bytes=list(data), top=top)
+        top = [self.describe(other, Logprob(own, ())) for other, own in logprob.top]
+        return TokenLogprob(token=text, id=token, logprob=value, bytes=list(data), top=top)
 
 
 class Step(NamedTuple):

@@ -119,7 +119,7 @@ class EngineBuilder:
         engine = Engine(
             weights.model,
             scheduler,
-            layout=found.decoding,
+            layout=found.layout,
             mixes=found.mixes,
             make_cache=kv.make_cache,
             recorder=self._recorder,
@@ -216,7 +216,7 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     how = (
         fixed_passes(fixed.summary)
         if fixed
-        else batching(found.decoding, found.mixes, found.noise_floor)
+        else batching(found.layout, found.mixes, found.noise_floor)
     )
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill

@@ -196,7 +196,7 @@ def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
     early = new_request([*COMMON[:part], *(90 + i % 100 for i in range(own))], max_tokens=REPLY)
     decoding(engine, early)
     assert min(prefix.length for prefix in prefixes(engine)) == early.cached == part
-    reserved = engine.scheduler.reservation
+    reserved = engine.scheduler.ledger.reservation
     room = part + whole_steps(own + REPLY)  # its own buffers have whole steps
     stored = part + own  # its prompt is an entry already
     assert reserved(early.rows) == (room - stored) * memory.token_bytes
@@ -308,7 +308,7 @@ def storm(
             engine.step()
             charged = engine.scheduler.live_bytes + cache.in_use
             assert not bits or taken(engine) <= charged, "nothing but buffers of single rows"
-            waited = max(waited, engine.scheduler.queued if each == "shrink" else 0)
+            waited = max(waited, len(engine.scheduler.queued) if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))
     room = 2**30
     run(engine)

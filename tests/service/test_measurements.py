@@ -190,7 +190,7 @@ def test_the_status_names_the_padded_layout(
         engine_builder,
         "calibrate",
         lambda model, make_cache, found, reserve: replace(
-            MEASURED, probe=replace(found, padded=True)
+            MEASURED, probe=replace(found, layout="padded")
         ),
     )
     served = load(folder)

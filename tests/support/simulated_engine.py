@@ -151,7 +151,7 @@ class Engine:
             for name, value in OF_THE_PRODUCT.items():
                 patch.setattr(calibration, name, value)
             found = Times(device, 40_960, DEPTHS, LONGEST_ROW).measure(PROBE)
-        self.layout = "padded" if found.probe.padded else "grouped"
+        self.layout = found.probe.layout
         ledger = TokenLedger(Limits(64, queue, DIAL, 2048, reserve))
         ledger.give(available=lambda: memory)
         self.scheduler = Scheduler(ledger, Costs(found.curve))

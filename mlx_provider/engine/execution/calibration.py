@@ -83,7 +83,7 @@ Seconds = dict[int, float]
 @dataclass(frozen=True)
 class Measured:
     probe: Probe
-    """`padded` only where passes of several rows are then clearly faster."""
+    """Its layout is `padded` only where passes of several rows are then clearly faster."""
     curve: Curve
     passes: PassBytes = field(default_factory=PassBytes)
     least_shared: int = SHARED_UNMEASURED
@@ -108,7 +108,7 @@ class Times:
         """Time what the probe allows, and choose whether rows are padded."""
         short, curve = self._time_chunks()
         if probe.layout != "grouped" or not short:
-            return Measured(replace(probe, padded=False), curve)
+            return Measured(probe, curve)
         layout, rows = self._time_rows(padded=probe.padded)
         width = max((n for n, s in short.items() if n <= WIDE and s <= BRIEF), default=0)
         several = partial(self.passes.rows, self._lengths(MIXED), layout)
@@ -116,7 +116,7 @@ class Times:
         mixed = self._time([width] if mixes else [], several)
         one = partial(self.passes.rows, self._lengths(1), layout, 0)
         drafted = self._time(DRAFTS if probe.drafts and 1 in rows else [], one)
-        found = Measured(replace(probe, padded=layout == "padded"), curve)
+        found = Measured(replace(probe, layout=layout), curve)
         if curve == UNMEASURED:
             return found
         least, key = min(short.values()) / 2, curve.per_key(1)

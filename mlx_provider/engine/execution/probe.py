@@ -80,11 +80,7 @@ class Probe:
     shares: bool = False
     """Whether rows may attend to a prefix that is in memory once."""
     padded: bool = False
-    """Whether rows of up to 2,048 tokens share a buffer whatever their lengths."""
-
-    @property
-    def decoding(self) -> str:
-        return "padded" if self.padded else self.layout
+    """Whether rows of up to 2,048 tokens may share a buffer whatever their lengths."""
 
 
 @dataclass(frozen=True)

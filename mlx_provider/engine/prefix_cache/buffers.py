@@ -89,8 +89,7 @@ class RowBuffers:
 
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
-        if (layer := self.layers.get(leaf)) is None:
-            return []
+        layer = self.layers[leaf]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
@@ -231,7 +230,7 @@ class Lease:
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by leaf index."""
     every = enumerate(leaves(cache))
-    return {leaf: each for leaf, each in every if each is not None and kind(each) is Kind.APPEND}
+    return {leaf: each for leaf, each in every if kind(each) is Kind.APPEND}
 
 
 def divisible(layers: Mapping[int, Any]) -> bool:

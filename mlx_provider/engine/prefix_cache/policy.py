@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...isolation import Fault, Isolation
+from ...isolation import Isolation
 from ...records import LoadedModel, Prompt
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
@@ -286,11 +286,8 @@ class PrefixCachePolicy:
 
 def isolated_cache(request: Request) -> Isolation:
     """Wraps a use of the prefix cache. An error in it costs only this use."""
-    return Isolation(partial(_log_fault, request))
-
-
-def _log_fault(request: Request, fault: Fault) -> None:
-    log.error("request %s: the prefix cache failed\n%s", request.id, fault.trace)
+    told = "request %s: the prefix cache failed\n%s"
+    return Isolation(lambda fault: log.error(told, request.id, fault.trace))
 
 
 def places(
