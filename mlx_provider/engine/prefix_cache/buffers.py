@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -237,6 +236,10 @@ def divisible(layers: Mapping[int, Any]) -> bool:
     return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
 
 
+def _tokens_of(row: RowBuffers) -> int:
+    return min(int(layer.offset) for layer in row.layers.values())
+
+
 def extend(array: Any, tokens: int) -> Any:
     shape = (*array.shape[:-2], tokens, array.shape[-1])
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
@@ -248,12 +251,12 @@ class Leases:
     Engine thread only.
     """
 
-    def __init__(self, cache: PrefixCache, in_place: bool, least: int | None) -> None:
-        """`in_place`: else rows only copy. `least`: fewest tokens to share; `None`: this model's
-        rows share none."""
+    def __init__(self, cache: PrefixCache, in_place: bool, least: float) -> None:
+        """`in_place`: else rows only copy. `least`: fewest tokens to share; infinite unless the
+        layers of this model are divisible."""
         self._cache = cache
         self._in_place = in_place
-        self._least = inf if least is None else max(1, least)
+        self._least = least
 
     def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
         """What a row will use in place: the buffers of an entry, or those whose first tokens it
@@ -269,7 +272,9 @@ class Leases:
         shared = [*takewhile(lambda node: node.row is base, match.path)]
         end = min(shared[-1].stop, match.length)
         if not base.common:
-            end = self._divisible(base, end)
+            tokens = _tokens_of(base)
+            at = min(end, tokens - 1)  # one token at least stays the row's own
+            end = at if 2 * at >= tokens else 0  # too few for the copy
         return (None, base, end) if end >= self._least else (None, None, 0)
 
     def prepare(self, match: Match) -> bool:
@@ -314,8 +319,8 @@ class Leases:
         the last, if these are enough."""
         own = None if lease is None else lease.own_of(cache)
         if own is not None and own.base is None:
-            held = min(int(layer.offset) for layer in own.layers.values())
-            if held > self._least and divisible(own.layers):
+            held = _tokens_of(own)
+            if held > self._least:
                 self._divide(own, held - 1, own.path)
         copied = deepcopy(cache)
         if own is None or own.base is None:
@@ -352,15 +357,6 @@ class Leases:
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
         return max(node.stop for node in own.nodes) - match.length
-
-    def _divisible(self, row: RowBuffers, end: int) -> int:
-        """The first tokens of a row, of `end`, that others can share. 0: none, or too few for the
-        copy."""
-        if not divisible(row.layers):
-            return 0
-        held = min(int(layer.offset) for layer in row.layers.values())
-        at = min(end, held - 1)  # one token at least stays the row's own
-        return 0 if held > 2 * at else at
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""

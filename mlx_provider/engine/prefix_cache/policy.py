@@ -67,9 +67,9 @@ class PrefixCachePolicy:
         share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
-        self._leases = Leases(cache, in_place, least)
-        forks = in_place and divisible(own_layers(make_cache()))
-        self._least = least if least is not None and forks else inf
+        shares = in_place and least is not None and divisible(own_layers(make_cache()))
+        self._least = max(1, least or 0) if shares else inf
+        self._leases = Leases(cache, in_place, self._least)
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
