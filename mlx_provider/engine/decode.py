@@ -206,7 +206,7 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
     engine.drafting.follow(row, token)
     described = None
     if logprob is not None:
-        described = engine.token_names.describe(token, logprob)
+        described = engine.output.describe(token, logprob)
     deltas = list(row.output.push(token, described))
     if row.output.stopped or (row.constraint is not None and row.constraint.finished):
         return _finish(row, "stop", deltas)

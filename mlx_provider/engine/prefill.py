@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..errors import RequestFailed
 from ..isolation import Fault, Isolation, attempt
 from ..protocol.events import Delta, TokenLogprob
-from ..records import LoadedModel, PrefillChunk, ShowsLogits
+from ..records import PrefillChunk, ShowsLogits
 from ..upstream.cache_classes import sparse
 from . import decode
 from .execution.decode_batch import Forward, Logprob, Pending, read_drawn, read_logprobs
@@ -24,7 +24,6 @@ from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
 from .scheduling.chunking import Chunk, StepPlan
 from .sparse_prefill import run_alone
-from .step_output import TokenNames
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -183,7 +182,7 @@ def _logits(engine: Engine, chunk: Chunk, prefill_chunk: PrefillChunk) -> mx.arr
         return run_alone(engine.model, MixedChunk.of(chunk))
     if not job.wants_prompt_logprobs:
         return engine.drafting.prefill(engine.model, job, prefill_chunk)
-    found, logits = prompt_logprobs(engine.model, prefill_chunk, job.request, engine.token_names)
+    found, logits = _prompt_logprobs(engine, prefill_chunk, job.request)
     for row in job.request.rows:
         engine.output.post(job.request, [Delta(index=row.index, logprobs=found)])
     return logits
@@ -255,20 +254,21 @@ def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
         decode.take_tokens(engine, first.reads, engine.clock())
 
 
-def prompt_logprobs(
-    model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
+def _prompt_logprobs(
+    engine: Engine, chunk: PrefillChunk, request: Request
 ) -> tuple[list[TokenLogprob], mx.array]:
     """Append a chunk. Returns the prompt tokens that its logits predict, and logits (vocab,) after
     its last token. The first chunk includes the first token of the prompt. A restarted prefill
     sends no token again."""
+    model, describe = engine.model, engine.output.describe
     if not isinstance(model, ShowsLogits):
         raise RequestFailed("the model does not tell how likely a prompt's tokens were")
     tokens, logits = chunk.prompt.tokens, model.prefill_logits(chunk)
     following = list(tokens[chunk.start + 1 : chunk.stop + 1])
     drawn = score(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
     found = read_logprobs(drawn) if following else {}
-    whole = [names.describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
-    whole += [names.describe(token, found[at]) for at, token in enumerate(following)]
+    whole = [describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
+    whole += [describe(token, found[at]) for at, token in enumerate(following)]
     ends = chunk.start + 1 + len(following)
     new = max(0, ends - request.prompt_logprobs_sent)
     request.prompt_logprobs_sent += new

@@ -62,18 +62,6 @@ def log_line(request: Request, reason: str, now: float) -> str:
     return "; ".join([*summary, *filter(None, [request.prefilling, request.explanation])])
 
 
-class TokenNames:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        # alternatives repeat from step to step
-        self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
-
-    def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
-        data, value = self._bytes_of(token), logprob.drawn
-        text = data.decode(errors="replace")
-        top = [self.describe(other, Logprob(own, ())) for other, own in logprob.top]
-        return TokenLogprob(token=text, id=token, logprob=value, bytes=list(data), top=top)
-
-
 class Step(NamedTuple):
     """One step that ran something. Times are monotonic seconds."""
 
@@ -84,9 +72,13 @@ class Step(NamedTuple):
 
 
 class StepOutput:
-    def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, recorder: Recorder, clock: Callable[[], float], tokenizer: Tokenizer
+    ) -> None:
         self.recorder = recorder
         self.clock = clock
+        # alternatives repeat from step to step
+        self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
         self._events: dict[Request, list[Event]] = {}
         self.decoded = 0
         """Tokens committed since the last `take`."""
@@ -115,6 +107,12 @@ class StepOutput:
         if request.started is None and not request.ahead:
             request.started = self.clock()
             self.recorder.count("requests_started")
+
+    def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
+        data, value = self._bytes_of(token), logprob.drawn
+        text = data.decode(errors="replace")
+        top = [self.describe(other, Logprob(own, ())) for other, own in logprob.top]
+        return TokenLogprob(token=text, id=token, logprob=value, bytes=list(data), top=top)
 
     def add_token(self, request: Request, now: float) -> None:
         if request.first_token is None:

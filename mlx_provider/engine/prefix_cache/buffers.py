@@ -11,7 +11,7 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RowBuffers:
     """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
 
-    def __init__(
-        self, layers: dict[int, Any], first: int = 0, base: RowBuffers | None = None
-    ) -> None:
-        """`base`: the common prefix, which holds tokens `[0, first)`."""
-        self.layers = layers
-        self.first = first
-        self.base = base
-        self.nodes: set[Node] = set()
-        """The nodes whose tokens are in these buffers. They are on one path."""
-        self.stored = 0
-        """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
-        self.intact = True
-        """False after a device failure in its last row."""
-        self._users: tuple[weakref.ref[Lease], ...] = ()
-        self.above = weakref.WeakSet[RowBuffers]()
-        """The buffers of rows that continue this prefix."""
-        self._heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = {}
-        if base is not None:
-            base.above.add(self)
+    layers: dict[int, Any]
+    first: int = 0
+    base: RowBuffers | None = None
+    """The common prefix, which holds tokens `[0, first)`."""
+    nodes: set[Node] = field(default_factory=set)
+    """The nodes whose tokens are in these buffers. They are on one path."""
+    stored: int = 0
+    """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
+    intact: bool = True
+    """False after a device failure in its last row."""
+    above: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
+    """The buffers of rows that continue this prefix."""
+    _users: tuple[weakref.ref[Lease], ...] = ()
+    _heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.base is not None:
+            self.base.above.add(self)
 
     @property
     def common(self) -> bool:
