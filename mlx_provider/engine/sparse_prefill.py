@@ -5,21 +5,19 @@ later ones; chunks with little are left out. The model does not see them, so onl
 enable it. In a pass, each token is a row at its own position; attention and recurrent layers treat
 the tokens as one row. A trial shows whether a model supports that."""
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..isolation import CircuitBreaker, Fault, Isolation, attempt
+from ..isolation import CircuitBreaker, Isolation
 from ..records import LoadedModel, ScoresPrompts
-from ..upstream.cache_classes import can_skip, leaves, sparse
+from ..upstream.cache_classes import sparse
 from .execution.grouped_kv import MixedChunk, with_wide_rows
-from .execution.solo_rows import decoding, some_tokens
 from .request import PrefillJob
 
 CHUNK = 32
@@ -30,10 +28,6 @@ FIRST = 32
 """First tokens of the prompt that are always kept, because they get much of the attention."""
 LAST = 128
 """Last tokens that are always kept: the question, and the start of the reply."""
-LENGTH = 12
-MOVED = 70
-AT_ONCE = 7
-MakeCache = Callable[[], list[Any]]
 log = logging.getLogger(__name__)
 CACHED = 0.1
 """Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
@@ -80,36 +74,6 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
     last = mx.array([len(chunk.tokens) - 1])
     return model.decode(tokens, with_wide_rows(None, [], [], [chunk.wide]), places, last)[0]
-
-
-def problem(model: LoadedModel, make_cache: MakeCache) -> str:
-    """Why no tokens of this model's prompts can be left out. Empty: they can. Engine thread."""
-    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if not can_skip(layer)}
-    if kinds:
-        return f"its layers need every token ({', '.join(sorted(kinds))})"
-    found = attempt(lambda: _trial(model, make_cache))
-    return f"a trial failed: {found.summary}" if isinstance(found, Fault) else found
-
-
-def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
-    """A prompt that starts at position `MOVED` must give the same result as one at 0. It does not
-    if a model uses absolute positions or the number of cached tokens."""
-    tokens = some_tokens(model, LENGTH, 1)
-    alone = decoding(model, make_cache, tokens, 0)
-    cache = sparse(make_cache())
-    again = [*tokens, *tokens[: len(alone.logits)]]
-    ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]
-    found = [_append(model, cache, again, *each) for each in itertools.pairwise(ends)]
-    return alone.problem(found[2:])
-
-
-def _append(
-    model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
-) -> mx.array:
-    places = range(start + MOVED, stop + MOVED)
-    logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
-    mx.eval(logits)
-    return logits
 
 
 class SparsePrefill:

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
-from ..engine.execution.calibration import Measured
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
 from ..upstream.runtime import active_blas
+from .calibration import Measured
 from .weights import Weights
 
 

@@ -12,15 +12,15 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine.execution.calibration import calibrate, deep_cache
-from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.row_cache import arrays
 from mlx_provider.engine.scheduling.chunking import PassBytes, PassMemory
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving import residents as memory
+from mlx_provider.serving.calibration import calibrate, deep_cache
 from mlx_provider.serving.engine_builder import cache_maker
+from mlx_provider.serving.probe import Probe
 from tiny import build
 
 GIGA = 2**30
@@ -43,8 +43,8 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlx_provider import LoadOptions
-from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.probe import probe
+from mlx_provider.serving.calibration import calibrate
+from mlx_provider.serving.probe import probe
 from mlx_provider.engine.scheduling.chunking import PassMemory
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.families.text import load_text

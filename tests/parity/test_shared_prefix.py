@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten
 from integrity import check_integrity
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache import segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
@@ -22,6 +21,7 @@ from mlx_provider.engine.scheduling.ledger import STEP_TOKENS, whole_steps
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
+from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention

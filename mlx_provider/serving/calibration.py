@@ -15,16 +15,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...isolation import Fault, attempt
-from ...records import LoadedModel, PrefillChunk, Prompt
-from ...records.extensions import MOST_DRAFTS
-from ...upstream.cache_classes import QuantizedKVCache, leaves, take_back
-from ..row_cache import arrays, grow_by, profile
-from ..scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
-from ..scheduling.costs import UNMEASURED, Curve, non_decreasing
-from ..scheduling.ledger import MemoryProfile
-from .batch_layout import NO_DRAFTS
-from .grouped_kv import MixedChunk
+from ..engine.execution.batch_layout import NO_DRAFTS
+from ..engine.execution.grouped_kv import MixedChunk
+from ..engine.row_cache import arrays, grow_by, profile
+from ..engine.scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
+from ..engine.scheduling.costs import UNMEASURED, Curve, non_decreasing
+from ..engine.scheduling.ledger import MemoryProfile
+from ..isolation import Fault, attempt
+from ..records import LoadedModel, PrefillChunk, Prompt
+from ..records.extensions import MOST_DRAFTS
+from ..upstream.cache_classes import QuantizedKVCache, leaves, take_back
 from .probe import Probe, Reserve, Trial, share_prefix, unlimited
 from .solo_rows import MakeCache, some_tokens, timed_pass
 
