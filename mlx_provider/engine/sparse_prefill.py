@@ -8,6 +8,7 @@ the tokens as one row. A trial shows whether a model supports that."""
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -76,31 +77,24 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     return model.decode(tokens, with_wide_rows(None, [], [], [chunk.wide]), places, last)[0]
 
 
+@dataclass(eq=False)
 class SparsePrefill:
-    def __init__(
-        self,
-        scorer: ScoresPrompts,
-        *,
-        share: float,
-        least: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`share`: of the tokens to keep, of prompts with at least `least` tokens."""
-        self._scorer = scorer
-        self._share = share
-        self._least = least
-        self.clock = clock
-        self._breaker = CircuitBreaker()
+    scorer: ScoresPrompts
+    share: float
+    """Of the tokens to keep, of prompts with at least `least` tokens."""
+    least: int
+    clock: Callable[[], float] = time.perf_counter
+    _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     @property
     def summary(self) -> str:
-        return f"{self._share:g} of prompts from {self._least} tokens on"
+        return f"{self.share:g} of prompts from {self.least} tokens on"
 
     def begin(self, job: PrefillJob) -> None:
         """Never raises."""
         # a prompt that was prefilled completely before must give the same result
         again = any(row.tokens for row in job.rows)
-        if again or not job.request.may_skip or len(job.tokens) < self._least:
+        if again or not job.request.may_skip or len(job.tokens) < self.least:
             return
         if not self._breaker.closed:
             self._breaker.passed(used=False)
@@ -110,7 +104,7 @@ class SparsePrefill:
             if why := self._whole(job, job.done):
                 self._prefill_whole(job, why)
             else:
-                job.scoring = self._scorer.scoring(list(job.tokens))
+                job.scoring = self.scorer.scoring(list(job.tokens))
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
         """Score pieces while they fit, at least one. After the last, the job has its tokens.
@@ -139,13 +133,13 @@ class SparsePrefill:
             return "it has media"
         if cached > CACHED * tokens:
             return f"{cached} of its {tokens} tokens were cached"
-        if tokens > self._scorer.longest_scored:
-            return f"of {tokens} tokens, {self._scorer.longest_scored} at most can be scored"
+        if tokens > self.scorer.longest_scored:
+            return f"of {tokens} tokens, {self.scorer.longest_scored} at most can be scored"
         return ""
 
     def _thin_out(self, job: PrefillJob, scores: object) -> None:
         tokens = len(job.tokens)
-        kept = kept_places(scores, tokens, self._share)
+        kept = kept_places(scores, tokens, self.share)
         self._breaker.passed(used=True)
         job.scoring = None
         if len(kept) == tokens:
