@@ -109,10 +109,13 @@ class StepOutput:
             self.recorder.count("requests_started")
 
     def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
-        data, value = self._bytes_of(token), logprob.drawn
+        top = [self._describe(other, value, []) for other, value in logprob.top]
+        return self._describe(token, logprob.drawn, top)
+
+    def _describe(self, token: int, logprob: float | None, top: list[TokenLogprob]) -> TokenLogprob:
+        data = self._bytes_of(token)
         text = data.decode(errors="replace")
-        top = [self.describe(other, Logprob(own, ())) for other, own in logprob.top]
-        return TokenLogprob(token=text, id=token, logprob=value, bytes=list(data), top=top)
+        return TokenLogprob(token=text, id=token, logprob=logprob, bytes=list(data), top=top)
 
     def add_token(self, request: Request, now: float) -> None:
         if request.first_token is None:
