@@ -41,11 +41,10 @@ class Decoded:
     forward: Forward
     chunk: Chunk | None
     """The mixed chunk."""
-    reads: Sequence[PassResult] | None = None
-    """Tokens of the last pass, unless they were read before this one was decided."""
-    read_at: float = 0.0
-    unreadable: Fault | None = None
-    """Why those tokens cannot be read, or no pass was launched."""
+    reads: Sequence[PassResult] | Fault = ()
+    """Tokens of the last pass, unless they were read before this one was decided; or why they
+    cannot be read, or no pass was launched."""
+    read_at: float | None = None
 
 
 def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -> Decoded | None:
@@ -59,7 +58,7 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -
     mixed_chunk = engine.batch.mixed.take_along(chunk)
     forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
     if isinstance(forward, Fault):  # the rows' caches could not be copied for it
-        return Decoded(Forward([], None, []), chunk, unreadable=forward)
+        return Decoded(Forward([], None, []), chunk, forward)
     load = engine.scheduler.chunking.load(plan.rows, chunk)
     engine.timer.launch(expected, began if read_at is None else engine.clock(), load)
     if drafts and read_at is not None:
@@ -68,20 +67,17 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -
         row.corrupted = True
     if read_at is not None:
         return Decoded(forward, chunk)
-    reads = attempt(engine.batch.read)
-    if isinstance(reads, Fault):
-        return Decoded(forward, chunk, unreadable=reads)
-    return Decoded(forward, chunk, reads, engine.clock())
+    return Decoded(forward, chunk, attempt(engine.batch.read), engine.clock())
 
 
 def commit(engine: Engine, decoded: Decoded) -> None:
     """Take the tokens that were read, and draw the next ones."""
-    if decoded.unreadable is not None:
-        retry_all(engine, decoded.unreadable)
+    forward, chunk, reads = decoded.forward, decoded.chunk, decoded.reads
+    if isinstance(reads, Fault):
+        retry_all(engine, reads)
         return
-    forward, chunk = decoded.forward, decoded.chunk
-    if decoded.reads is not None:
-        _take(engine, decoded.reads, decoded.read_at)
+    if decoded.read_at is not None:
+        _take(engine, reads, decoded.read_at)
     for rows, cause in forward.failed:
         left = [row for row in rows if row.finish is None]
         alone = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
@@ -110,14 +106,13 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | Non
     if not (requested or first or (plan.rows and engine.batch.drafted)):
         return plan, NO_DRAFTS, None
     found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
-    readable = not isinstance(found, Fault)
     if isinstance(found, Fault):
         retry_all(engine, found)
-    else:
-        _take(engine, found, read_at, before=True)
-    if may_draft and readable:
+        return engine.scheduler.remaining_plan(plan, readable=False), drafts, read_at
+    _take(engine, found, read_at, before=True)
+    if may_draft:
         drafts = drafting.make_drafts(plan.rows, seconds, requested, fails_next)
-    return engine.scheduler.remaining_plan(plan, readable=readable), drafts, read_at
+    return engine.scheduler.remaining_plan(plan), drafts, read_at
 
 
 def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
@@ -155,8 +150,13 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     engine.drafting.show(forward)
     scheduler, batch, fixed = engine.scheduler, engine.batch, engine.scheduler.chunking.fixed
     wanted: Sequence[Place] = list(places(forward.rows))
-    running = [row in scheduler.running and not (fixed and batch.replays(row)) for row, _ in wanted]
-    wanted, logits = select_places(running, wanted, logits)
+    at = [
+        i
+        for i, (row, _) in enumerate(wanted)
+        if row in scheduler.running and not (fixed and batch.replays(row))
+    ]
+    if len(at) < len(wanted):
+        wanted, logits = [wanted[i] for i in at], logits[mx.array(at, dtype=mx.int32)]
     rows = [row for row, _ in wanted]
     if fixed is not None:
         for i, row in enumerate(rows):
@@ -206,7 +206,7 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
     engine.drafting.follow(row, token)
     described = None
     if logprob is not None:
-        described = engine.token_names.describe(token, logprob)
+        described = engine.output.describe(token, logprob)
     deltas = list(row.output.push(token, described))
     if row.output.stopped or (row.constraint is not None and row.constraint.finished):
         return _finish(row, "stop", deltas)
@@ -250,11 +250,11 @@ def _finish(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Pro
 
 def fails_next(row: Row, part: str) -> Isolation:
     """Wraps a row's own work. An error in it ends its request with its next token."""
-    return Isolation(partial(_store_error, row, part))
 
+    def store(fault: Fault) -> None:
+        row.error = error_of(row.request, part, fault)
 
-def _store_error(row: Row, part: str, fault: Fault) -> None:
-    row.error = error_of(row.request, part, fault)
+    return Isolation(store)
 
 
 def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
@@ -283,13 +283,3 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     for job in engine.scheduler.retry_rows(rows):
         engine.look_up(job)
     engine.batch.record_failure()
-
-
-def select_places(
-    wanted: Sequence[bool], places: Sequence[Place], logits: mx.array
-) -> tuple[Sequence[Place], mx.array]:
-    """Some of the places, and their logits (B, vocab)."""
-    if all(wanted):
-        return places, logits
-    at = [i for i, ok in enumerate(wanted) if ok]
-    return [places[i] for i in at], logits[mx.array(at)] if at else logits[:0]

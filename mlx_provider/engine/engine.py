@@ -20,7 +20,7 @@ from .scheduling.costs import PassTimer
 from .scheduling.scheduler import Scheduler, StepRecord
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
-from .step_output import Post, Recorder, StepOutput, TokenNames
+from .step_output import Post, Recorder, StepOutput
 
 RESTORING_REST = 0.05
 """Longest seconds between checks of deadlines while the engine waits only for the disk."""
@@ -49,11 +49,10 @@ class Engine:
         self.scheduler = scheduler
         self.make_cache = make_cache
         self.clock = clock
-        self.output = StepOutput(recorder, clock)
+        self.output = StepOutput(recorder, clock, model.tokenizer)
         self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=scheduler.chunking.fixed)
         self.drafting = speculation or Speculation(vocab=0)
         self.timer = PassTimer(scheduler.costs)
-        self.token_names = TokenNames(model.tokenizer)
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.sparse_prefill = sparse_prefill
@@ -226,7 +225,7 @@ class Engine:
         prompt decode. Changes requests, their events, and the rows of the batch."""
         if isinstance(result, Decoded):
             decode.commit(self, result)
-            if result.chunk is not None and result.unreadable is None:
+            if result.chunk is not None and not isinstance(result.reads, Fault):
                 prefill.commit_mixed(self, result.chunk, result.forward)
         else:
             prefill.commit(self, result)
@@ -239,8 +238,8 @@ class Engine:
         for row in record.cut:
             decode.cut(self, row)
         for row, tokens in record.trims.items():
-            if prefixes is not None and row not in record.preempted:
-                prefixes.trim(row, tokens)
+            if row.lease is not None and row not in record.preempted:
+                row.lease.trim(tokens)
         for row in record.preempted:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])

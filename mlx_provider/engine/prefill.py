@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from ..errors import RequestFailed
 from ..isolation import Fault, Isolation, attempt
 from ..protocol.events import Delta, TokenLogprob
-from ..records import LoadedModel, PrefillChunk, ShowsLogits
+from ..records import PrefillChunk, ShowsLogits
 from ..upstream.cache_classes import sparse
 from . import decode
-from .execution.decode_batch import Forward, Pending, read_drawn, read_logprobs
+from .execution.decode_batch import Forward, Logprob, Pending, read_drawn, read_logprobs
 from .execution.grouped_kv import MixedChunk
 from .execution.sampler import draw, score
 from .inputs import Inputs
@@ -24,7 +24,6 @@ from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
 from .scheduling.chunking import Chunk, StepPlan
 from .sparse_prefill import run_alone
-from .step_output import TokenNames
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+UNKNOWN = Logprob(None, ())
+"""Of the first token of a prompt."""
 LONG_PREFILL_TOKENS = 2048
 """After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
 size."""
@@ -40,9 +41,8 @@ size."""
 @dataclass(frozen=True)
 class Prefilled:
     job: PrefillJob
-    logits: mx.array | None
-    """(vocab,) after the last chunk of a prompt."""
-    fault: Fault | None = None
+    logits: mx.array | Fault | None
+    """(vocab,) after the last chunk of a prompt, or why a chunk, or work before it, failed."""
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
@@ -78,23 +78,21 @@ def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
         return _prepare(engine, plan.prepared, plan)
     if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
         return None
-    logits = attempt(lambda: _run_chunk(engine, chunk, plan))
-    fault = logits if isinstance(logits, Fault) else None
-    return Prefilled(chunk.job, None if isinstance(logits, Fault) else logits, fault)
+    return Prefilled(chunk.job, attempt(lambda: _run_chunk(engine, chunk, plan)))
 
 
 def commit(engine: Engine, prefilled: Prefilled) -> None:
     """Let the rows of a complete prompt decode. A failure ends only its request."""
-    job, fault = prefilled.job, prefilled.fault
-    if fault is not None:
+    job, logits = prefilled.job, prefilled.logits
+    if isinstance(logits, Fault):
         engine.timer.forget()
         job.drop_cache()  # corrupted, so it must not reach the prefix cache
-        engine.fail_by_fault(job.request, "its prefill", fault)
-    elif prefilled.logits is not None and job.request.ahead:
+        engine.fail_by_fault(job.request, "its prefill", logits)
+    elif logits is not None and job.request.ahead:
         engine.abandon(job.request)
-    elif prefilled.logits is not None:
+    elif logits is not None:
         with engine.isolate(job.request, "its prefill"):
-            _end_prefill(engine, job, prefilled.logits)
+            _end_prefill(engine, job, logits)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
@@ -127,7 +125,7 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | Non
                 grow_by(job.row_cache(), engine.scheduler.ledger.kv_capacity(job))
                 engine.output.recorder.count("tokens_skipped", job.request.skipped)
     engine.timer.forget()  # this time is not that of a pass
-    return None if tried.fault is None else Prefilled(job, None, tried.fault)
+    return None if tried.fault is None else Prefilled(job, tried.fault)
 
 
 def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
@@ -162,8 +160,16 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
         logits = _logits(engine, chunk, prefill_chunk)
         found = [logits, *job.hidden] if last else []
     wanted = found if last else [*arrays(cache), *found]
-    # a family may run a whole image with its first tokens, and others without cost
-    _launch_pass(engine, chunk, plan, wanted, wait=last or bool(media), usual=not media)
+    if plan.rows and engine.scheduler.running and not (last or media):
+        # the pass of the next token follows without a gap
+        mx.async_eval(wanted)  # type: ignore[no-untyped-call]
+        engine.batch.mixed.ran_apart(job)
+    else:
+        mx.eval(wanted)
+        if media:  # a family may run a whole image with its first tokens, and others without cost
+            engine.timer.forget()
+        engine.timer.end(engine.clock())
+    _record_chunk(engine, chunk)
     if inputs is not None and last:
         _end_input(engine, job, inputs)
     return logits if last else None
@@ -176,7 +182,7 @@ def _logits(engine: Engine, chunk: Chunk, prefill_chunk: PrefillChunk) -> mx.arr
         return run_alone(engine.model, MixedChunk.of(chunk))
     if not job.wants_prompt_logprobs:
         return engine.drafting.prefill(engine.model, job, prefill_chunk)
-    found, logits = prompt_logprobs(engine.model, prefill_chunk, job.request, engine.token_names)
+    found, logits = _prompt_logprobs(engine, prefill_chunk, job.request)
     for row in job.request.rows:
         engine.output.post(job.request, [Delta(index=row.index, logprobs=found)])
     return logits
@@ -186,7 +192,8 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     request = job.request
     engine.output.post(request, [inputs.finish()])
     if inputs.left:
-        job.go_on_with(inputs.tokens[inputs.at])
+        job.restart()
+        job.tokens = inputs.tokens[inputs.at]
         begin(engine, job)
         return
     for row in request.rows:
@@ -195,29 +202,6 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     engine.output.end(request, "stop")
     if request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-
-
-def _launch_pass(
-    engine: Engine,
-    chunk: Chunk,
-    plan: StepPlan,
-    wanted: list[mx.array],
-    *,
-    wait: bool,
-    usual: bool = True,
-) -> None:
-    """Launch the chunk's own pass. `usual`: its time is representative of the pace of the
-    device."""
-    if plan.rows and engine.scheduler.running and not wait:
-        # the pass of the next token follows without a gap
-        mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-        engine.batch.mixed.ran_apart(chunk.job)
-    else:
-        mx.eval(wanted)
-        if not usual:
-            engine.timer.forget()
-        engine.timer.end(engine.clock())
-    _record_chunk(engine, chunk)
 
 
 def _record_chunk(engine: Engine, chunk: Chunk) -> None:
@@ -251,43 +235,40 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
     for row, row_cache in zip(job.rows, caches, strict=True):
-        if row.held > len(job.tokens):
-            engine.scheduler.add_row(row)
-            engine.batch.join_again(row, row_cache)
-        else:
-            _start_row(engine, row, row_cache, logits)
+        if row.held == len(job.tokens):
+            _draw_first(engine, row, logits)
             engine.drafting.begin(row, job)
+        if row.finish is None:
+            engine.scheduler.add_row(row)
+            engine.batch.join(row, row_cache, len(job.tokens))
 
 
-def _start_row(engine: Engine, row: Row, cache: list[Any], logits: mx.array) -> None:
+def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
     """Take the first token of a row, one step before the row joins."""
     if row.finish is not None:  # another choice of its request has failed
         return
     with engine.isolate(row.request, "its sampling") as work:
         drawn = draw(logits[None], [row], [decode.mask(row, 0)])
-        read = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})[row]
-    if work.fault is not None:
-        return
-    decode.take_tokens(engine, read, engine.clock())
-    if row.finish is None:
-        engine.scheduler.add_row(row)
-        engine.batch.join(row, cache, drawn, committed=True)
+        (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
+    if work.fault is None:
+        decode.take_tokens(engine, first.reads, engine.clock())
 
 
-def prompt_logprobs(
-    model: LoadedModel, chunk: PrefillChunk, request: Request, names: TokenNames
+def _prompt_logprobs(
+    engine: Engine, chunk: PrefillChunk, request: Request
 ) -> tuple[list[TokenLogprob], mx.array]:
     """Append a chunk. Returns the prompt tokens that its logits predict, and logits (vocab,) after
     its last token. The first chunk includes the first token of the prompt. A restarted prefill
     sends no token again."""
+    model, describe = engine.model, engine.output.describe
     if not isinstance(model, ShowsLogits):
         raise RequestFailed("the model does not tell how likely a prompt's tokens were")
     tokens, logits = chunk.prompt.tokens, model.prefill_logits(chunk)
     following = list(tokens[chunk.start + 1 : chunk.stop + 1])
     drawn = score(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
     found = read_logprobs(drawn) if following else {}
-    whole = [names.describe(tokens[0], None)] if chunk.start == 0 else []
-    whole += [names.describe(token, found[at]) for at, token in enumerate(following)]
+    whole = [describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
+    whole += [describe(token, found[at]) for at, token in enumerate(following)]
     ends = chunk.start + 1 + len(following)
     new = max(0, ends - request.prompt_logprobs_sent)
     request.prompt_logprobs_sent += new

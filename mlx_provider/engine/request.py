@@ -370,11 +370,6 @@ class PrefillJob:
         self.tokens = [self.tokens[at] for at in self.places]
         self.cuts, self.keeps = (), ()  # they count tokens that were left out
 
-    def go_on_with(self, tokens: Sequence[int]) -> None:
-        self.restart()
-        self.tokens, self.ids, self.match = tokens, None, None
-        self.cuts, self.keeps, self.estimated_cached = (), (), 0
-
     def row_cache(self) -> list[Any]:
         if self.cache is None:
             raise RuntimeError("the prefill has not begun")

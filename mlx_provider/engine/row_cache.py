@@ -61,7 +61,7 @@ def kind(layer: Any) -> Kind:
 def strictest(cache: list[Any]) -> Kind:
     """APPEND for a row that cannot be stored."""
     try:
-        kinds = {kind(layer) for layer in leaves(cache) if layer is not None}
+        kinds = {kind(layer) for layer in leaves(cache)}
     except Unstorable:
         return Kind.APPEND
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)

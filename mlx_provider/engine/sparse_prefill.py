@@ -5,21 +5,20 @@ later ones; chunks with little are left out. The model does not see them, so onl
 enable it. In a pass, each token is a row at its own position; attention and recurrent layers treat
 the tokens as one row. A trial shows whether a model supports that."""
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..isolation import CircuitBreaker, Fault, Isolation, attempt
+from ..isolation import CircuitBreaker, Isolation
 from ..records import LoadedModel, ScoresPrompts
-from ..upstream.cache_classes import can_skip, leaves, sparse
+from ..upstream.cache_classes import sparse
 from .execution.grouped_kv import MixedChunk, with_wide_rows
-from .execution.solo_rows import decoding, some_tokens
 from .request import PrefillJob
 
 CHUNK = 32
@@ -30,10 +29,6 @@ FIRST = 32
 """First tokens of the prompt that are always kept, because they get much of the attention."""
 LAST = 128
 """Last tokens that are always kept: the question, and the start of the reply."""
-LENGTH = 12
-MOVED = 70
-AT_ONCE = 7
-MakeCache = Callable[[], list[Any]]
 log = logging.getLogger(__name__)
 CACHED = 0.1
 """Above this cached share, the rest is prefilled completely, so that the next turn finds all of it.
@@ -82,64 +77,24 @@ def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     return model.decode(tokens, with_wide_rows(None, [], [], [chunk.wide]), places, last)[0]
 
 
-def problem(model: LoadedModel, make_cache: MakeCache) -> str:
-    """Why no tokens of this model's prompts can be left out. Empty: they can. Engine thread."""
-    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if not can_skip(layer)}
-    if kinds:
-        return f"its layers need every token ({', '.join(sorted(kinds))})"
-    found = attempt(lambda: _trial(model, make_cache))
-    return f"a trial failed: {found.summary}" if isinstance(found, Fault) else found
-
-
-def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
-    """A prompt that starts at position `MOVED` must give the same result as one at 0. It does not
-    if a model uses absolute positions or the number of cached tokens."""
-    tokens = some_tokens(model, LENGTH, 1)
-    alone = decoding(model, make_cache, tokens, 0)
-    cache = sparse(make_cache())
-    again = [*tokens, *tokens[: len(alone.logits)]]
-    ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]
-    found = [_append(model, cache, again, *each) for each in itertools.pairwise(ends)]
-    return alone.problem(found[2:])
-
-
-def _append(
-    model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
-) -> mx.array:
-    places = range(start + MOVED, stop + MOVED)
-    logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
-    mx.eval(logits)
-    return logits
-
-
+@dataclass(eq=False)
 class SparsePrefill:
-    def __init__(
-        self,
-        scorer: ScoresPrompts,
-        *,
-        share: float,
-        least: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`share`: of the tokens to keep, of prompts with at least `least` tokens."""
-        self._scorer = scorer
-        self._share = share
-        self._least = least
-        self.clock = clock
-        self._breaker = CircuitBreaker()
+    scorer: ScoresPrompts
+    share: float
+    """Of the tokens to keep, of prompts with at least `least` tokens."""
+    least: int
+    clock: Callable[[], float] = time.perf_counter
+    _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     @property
     def summary(self) -> str:
-        return f"{self._share:g} of prompts from {self._least} tokens on"
-
-    def _applies(self, job: PrefillJob) -> bool:
-        """A prompt that was prefilled completely before must give the same result."""
-        long = job.request.may_skip and len(job.tokens) >= self._least
-        return long and not any(row.tokens for row in job.rows)
+        return f"{self.share:g} of prompts from {self.least} tokens on"
 
     def begin(self, job: PrefillJob) -> None:
         """Never raises."""
-        if not self._applies(job):
+        # a prompt that was prefilled completely before must give the same result
+        again = any(row.tokens for row in job.rows)
+        if again or not job.request.may_skip or len(job.tokens) < self.least:
             return
         if not self._breaker.closed:
             self._breaker.passed(used=False)
@@ -149,7 +104,7 @@ class SparsePrefill:
             if why := self._whole(job, job.done):
                 self._prefill_whole(job, why)
             else:
-                job.scoring = self._scorer.scoring(list(job.tokens))
+                job.scoring = self.scorer.scoring(list(job.tokens))
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
         """Score pieces while they fit, at least one. After the last, the job has its tokens.
@@ -178,13 +133,13 @@ class SparsePrefill:
             return "it has media"
         if cached > CACHED * tokens:
             return f"{cached} of its {tokens} tokens were cached"
-        if tokens > self._scorer.longest_scored:
-            return f"of {tokens} tokens, {self._scorer.longest_scored} at most can be scored"
+        if tokens > self.scorer.longest_scored:
+            return f"of {tokens} tokens, {self.scorer.longest_scored} at most can be scored"
         return ""
 
     def _thin_out(self, job: PrefillJob, scores: object) -> None:
         tokens = len(job.tokens)
-        kept = kept_places(scores, tokens, self._share)
+        kept = kept_places(scores, tokens, self.share)
         self._breaker.passed(used=True)
         job.scoring = None
         if len(kept) == tokens:

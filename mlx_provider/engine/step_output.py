@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import MLXProviderError
 from ..protocol.events import Done, Event, Failed, Timings, TokenLogprob, Usage
 from ..records import Tokenizer
-from .detokenizer import token_bytes
+from ..upstream.detokenizer import token_bytes
 from .execution.decode_batch import Logprob
 from .prefix_cache.tree import Match
 from .request import Request
@@ -62,24 +62,6 @@ def log_line(request: Request, reason: str, now: float) -> str:
     return "; ".join([*summary, *filter(None, [request.prefilling, request.explanation])])
 
 
-class TokenNames:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        # alternatives repeat from step to step
-        self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
-
-    def describe(self, token: int, logprob: Logprob | None) -> TokenLogprob:
-        """`None`: the first token of a prompt, which has none."""
-        if logprob is None:
-            return self._describe(token, None, [])
-        top = [self._describe(other, value, []) for other, value in logprob.top]
-        return self._describe(token, logprob.drawn, top)
-
-    def _describe(self, token: int, logprob: float | None, top: list[TokenLogprob]) -> TokenLogprob:
-        data = self._bytes_of(token)
-        text = data.decode(errors="replace")
-        return TokenLogprob(token=text, id=token, logprob=logprob, bytes=list(data), top=top)
-
-
 class Step(NamedTuple):
     """One step that ran something. Times are monotonic seconds."""
 
@@ -90,9 +72,13 @@ class Step(NamedTuple):
 
 
 class StepOutput:
-    def __init__(self, recorder: Recorder, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, recorder: Recorder, clock: Callable[[], float], tokenizer: Tokenizer
+    ) -> None:
         self.recorder = recorder
         self.clock = clock
+        # alternatives repeat from step to step
+        self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
         self._events: dict[Request, list[Event]] = {}
         self.decoded = 0
         """Tokens committed since the last `take`."""
@@ -121,6 +107,15 @@ class StepOutput:
         if request.started is None and not request.ahead:
             request.started = self.clock()
             self.recorder.count("requests_started")
+
+    def describe(self, token: int, logprob: Logprob) -> TokenLogprob:
+        top = [self._describe(other, value, []) for other, value in logprob.top]
+        return self._describe(token, logprob.drawn, top)
+
+    def _describe(self, token: int, logprob: float | None, top: list[TokenLogprob]) -> TokenLogprob:
+        data = self._bytes_of(token)
+        text = data.decode(errors="replace")
+        return TokenLogprob(token=text, id=token, logprob=logprob, bytes=list(data), top=top)
 
     def add_token(self, request: Request, now: float) -> None:
         if request.first_token is None:

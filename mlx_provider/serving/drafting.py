@@ -1,23 +1,27 @@
 """Starts the drafters of a model, the operator's or all that support it, and its sparse prefill."""
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..engine.execution.probe import Probe
-from ..engine.sparse_prefill import MakeCache, SparsePrefill, problem
-from ..engine.speculation.speculation import Source, Speculation, source_of, speculation_of
+from ..engine.execution.grouped_kv import MixedChunk
+from ..engine.sparse_prefill import SparsePrefill, run_alone
+from ..engine.speculation.speculation import Source, Speculation, source_of
 from ..errors import MLXProviderError, wrong_option
 from ..isolation import Fault, Trace, attempt, is_machine_error
 from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
 from ..registry import PluginRegistry
+from ..upstream.cache_classes import can_skip, leaves, sparse
+from .probe import Probe
+from .solo_rows import MakeCache, decoding, some_tokens
 from .weight_files import check_folder
 
 log = logging.getLogger(__name__)
@@ -80,7 +84,8 @@ def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
     if not started:
         return Drafts()
     names = JOINED.join(each.drafter.name for each in started)
-    speculation = speculation_of([each.source for each in started], model)
+    sources = [each.source for each in started]
+    speculation = Speculation(*sources, vocab=model.info.vocab_size)
     return Drafts(speculation, names, sum(each.nbytes for each in started))
 
 
@@ -140,6 +145,9 @@ def _folder(name: str) -> Path:
     return Path(name).expanduser()
 
 
+LENGTH = 12
+MOVED = 70
+AT_ONCE = 7
 NAME = "sparse_prefill"
 LONG = 8192
 """Prompts of fewer tokens are prefilled whole."""
@@ -174,3 +182,33 @@ def sparse_prefill_of(
     if why:
         raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
     return SparsePrefill(scorer, share=share, least=LONG)
+
+
+def problem(model: LoadedModel, make_cache: MakeCache) -> str:
+    """Why no tokens of this model's prompts can be left out. Empty: they can. Engine thread."""
+    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if not can_skip(layer)}
+    if kinds:
+        return f"its layers need every token ({', '.join(sorted(kinds))})"
+    found = attempt(lambda: _trial(model, make_cache))
+    return f"a trial failed: {found.summary}" if isinstance(found, Fault) else found
+
+
+def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
+    """A prompt that starts at position `MOVED` must give the same result as one at 0. It does not
+    if a model uses absolute positions or the number of cached tokens."""
+    tokens = some_tokens(model, LENGTH, 1)
+    alone = decoding(model, make_cache, tokens, 0)
+    cache = sparse(make_cache())
+    again = [*tokens, *tokens[: len(alone.logits)]]
+    ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]
+    found = [_append(model, cache, again, *each) for each in itertools.pairwise(ends)]
+    return alone.problem(found[2:])
+
+
+def _append(
+    model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
+) -> mx.array:
+    places = range(start + MOVED, stop + MOVED)
+    logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
+    mx.eval(logits)
+    return logits

@@ -10,8 +10,6 @@ import mlx.core as mx
 
 from ..config import EngineSettings
 from ..engine.engine import Engine
-from ..engine.execution.calibration import Measured, calibrate, compile_kernels
-from ..engine.execution.probe import Probe, Reserve, probe, unlimited
 from ..engine.execution.sampler import compiles
 from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.row_cache import arrays
@@ -26,6 +24,7 @@ from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
 from ..upstream import mlx_lm
+from .calibration import Measured, calibrate, compile_kernels
 from .drafting import Drafts, drafts_of, sparse_prefill_of
 from .loader import load_error
 from .measurements import (
@@ -34,6 +33,7 @@ from .measurements import (
     circumstances,
     fixed_passes,
 )
+from .probe import Probe, Reserve, probe, unlimited
 from .residents import RowBudgets, RowLedger
 from .stats import LoadProgress
 from .weights import EngineInstance, Reproducible, Weights, kv_kind
@@ -119,7 +119,7 @@ class EngineBuilder:
         engine = Engine(
             weights.model,
             scheduler,
-            layout=found.decoding,
+            layout=found.layout,
             mixes=found.mixes,
             make_cache=kv.make_cache,
             recorder=self._recorder,
@@ -216,7 +216,7 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     how = (
         fixed_passes(fixed.summary)
         if fixed
-        else batching(found.decoding, found.mixes, found.noise_floor)
+        else batching(found.layout, found.mixes, found.noise_floor)
     )
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
-from ..engine.execution.calibration import Measured
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
 from ..upstream.runtime import active_blas
+from .calibration import Measured
 from .weights import Weights
 
 
@@ -53,7 +53,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 12
+FORMAT = 13
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 

@@ -276,7 +276,7 @@ class ChatService:
                 )
                 for plugin in self._plugins.plugins
             ],
-            queued=sum(each.engine.scheduler.queued + len(each.arriving) for each in engines),
+            queued=sum(len(each.engine.scheduler.queued) + len(each.arriving) for each in engines),
             running=sum(each.engine.scheduler.active_rows for each in engines),
             active_memory=mx.get_active_memory(),
             detail=loads if alive else "the engine thread does not run",
@@ -331,7 +331,7 @@ def _need(request: Request, view: ModelView) -> int:
     """Bytes for its rows. Raises `BadRequest` if it can never fit, `Overloaded`."""
     instance = view.weights.instance
     instance.engine.scheduler.check(request, instance.arriving)
-    return instance.engine.scheduler.reservation(request.rows)
+    return instance.engine.scheduler.ledger.reservation(request.rows)
 
 
 def _put(posts: list[Post]) -> None:

@@ -16,11 +16,11 @@ from ..chat.constraints.forecast import CallForecast, CallMatchers
 from ..chat.messages.tools_as_text import check_readable
 from ..chat.output.reply import Reply
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
-from ..engine.detokenizer import Detokenizer, marker_tokens
 from ..engine.request import Request, Row, RowConstraint
 from ..families.tokenizer.template import call_ids, short_id
 from ..protocol.requests import GenerateRequest
 from ..records import ReasoningParser, ToolParser
+from ..upstream.detokenizer import Detokenizer, marker_tokens
 from .weights import ModelView
 
 if TYPE_CHECKING:

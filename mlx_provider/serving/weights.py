@@ -10,7 +10,6 @@ from typing import Any, Literal
 from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
-from ..engine.execution.probe import Probe, Reserve, exact_rows
 from ..engine.inputs import FeatureCache
 from ..engine.scheduling.chunking import FixedShapes
 from ..engine.scheduling.scheduler import Limits
@@ -19,6 +18,7 @@ from ..protocol.health import FixedPasses, ModelStatus
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .hub import no_folder
+from .probe import Probe, Reserve, exact_rows
 
 UNSTEADY = "set MLX_CUDA_USE_CUDNN_SDPA=0 for the engine on an NVIDIA GPU and load it again"
 GONE = "the engine thread died, and the model with it"

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 from mlx_provider.commands import EngineSettings
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.probe import Probe, probe
 from mlx_provider.engine.scheduling.chunking import GRID
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.records import LoadedModel
+from mlx_provider.serving.calibration import calibrate
+from mlx_provider.serving.probe import Probe, probe
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request
 from unpatched import Unpatched
 

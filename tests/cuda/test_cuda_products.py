@@ -16,10 +16,10 @@ from greedy import features_of
 from kernel_count import step
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
 from mlx_provider.engine.execution.batch_layout import Layout
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.loader import install, remove
+from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import new_request
 from mlx_provider_cuda import matches
 from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE

@@ -13,12 +13,13 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.grouped_kv import MixedChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.sparse_prefill import problem, run_alone
+from mlx_provider.engine.sparse_prefill import run_alone
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.drafting import problem
 from mlx_provider.testing.driver import Eager, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache, SparseKVCache, sparse
 from quantised import quantise

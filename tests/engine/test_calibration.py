@@ -8,13 +8,13 @@ import pytest
 
 from few_passes import OF_THE_PRODUCT
 from mlx_provider import ModelInfo, PrefillChunk, Prompt
-from mlx_provider.engine.execution import calibration
-from mlx_provider.engine.execution.calibration import DEPTHS, WIDTHS, Times, calibrate
-from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.costs import UNMEASURED
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel
+from mlx_provider.serving import calibration
+from mlx_provider.serving.calibration import DEPTHS, WIDTHS, Times, calibrate
+from mlx_provider.serving.probe import Probe
 
 
 @pytest.fixture(autouse=True)

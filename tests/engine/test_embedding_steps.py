@@ -214,7 +214,7 @@ def test_texts_wait_for_memory_and_reserve_that_of_the_longest(qwen3: TextModel)
     engine = new_engine(qwen3, available=lambda: room["bytes"])
     request = new_embedding([[40] * 9, [41] * 300, [42] * 9])
     engine.scheduler.check(request)
-    need = engine.scheduler.reservation(request.rows)
+    need = engine.scheduler.ledger.reservation(request.rows)
     assert 300 < need < 1000, "the longest, and none of the others"
     with pytest.raises(BadRequest, match=r"needs .* bytes of cache"):
         engine.scheduler.check(new_embedding([[40] * 9, [41] * 1500]))

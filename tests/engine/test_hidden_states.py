@@ -11,7 +11,7 @@ from failing import decoding, fail_once
 from mlx_provider import LoadedModel, PrefillChunk, Prompt
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.speculation import KEPT, UNASKED, source_of, speculation_of
+from mlx_provider.engine.speculation.speculation import KEPT, UNASKED, Speculation, source_of
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import Drafter, DraftRow, ShowsHidden
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, run
@@ -58,9 +58,14 @@ def check(model: LoadedModel, noting: Noting) -> None:
         assert mx.max(mx.abs(hidden - expected)) < 1e-3
 
 
+def speculation_with(noting: Noting, model: LoadedModel, **more: Any) -> Speculation:
+    source = source_of(drafter(noting), noting, model)
+    return Speculation(source, vocab=model.info.vocab_size, **more)
+
+
 def serve(model: LoadedModel, requests: Sequence[Request], **more: Any) -> Noting:
     noting = Noting()
-    speculation = speculation_of([source_of(drafter(noting), noting, model)], model, policy=Eager())
+    speculation = speculation_with(noting, model, policy=Eager())
     engine = new_engine(model, speculation=speculation, scheduler=Alternating, **more)
     for request in requests:
         engine.submit(request)
@@ -88,8 +93,8 @@ def test_states_that_cannot_be_joined_cost_no_request(
 ) -> None:
     for at in range(8):
         noting = Noting()
-        source = source_of(drafter(noting), noting, qwen3)
-        engine = new_engine(qwen3, speculation=speculation_of([source], qwen3, policy=Eager()))
+        speculation = speculation_with(noting, qwen3, policy=Eager())
+        engine = new_engine(qwen3, speculation=speculation)
         requests = decoding(engine)
         with monkeypatch.context() as patch:
             fail_once(patch, "concatenate", at)
@@ -110,7 +115,7 @@ def test_a_cached_prefix_has_no_states(qwen3: TextModel) -> None:
 
 def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextModel) -> None:
     room, noting = [10_000], Noting()
-    speculation = speculation_of([source_of(drafter(noting), noting, qwen3)], qwen3, policy=Eager())
+    speculation = speculation_with(noting, qwen3, policy=Eager())
     engine = new_engine(
         qwen3, speculation=speculation, reserve=4, available=lambda: room[0], max_chunk=64
     )
@@ -131,7 +136,7 @@ def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextMo
 def test_states_of_many_prompts_are_bounded(qwen3: TextModel) -> None:
     """Without calls of a drafter, a limited number of rows keep the states of their prompts."""
     noting = Noting()
-    speculation = speculation_of([source_of(drafter(noting), noting, qwen3)], qwen3)
+    speculation = speculation_with(noting, qwen3)
     width = mx.zeros((UNASKED // 2, 4))
     rows = [new_request([1, 2]).rows[0] for _ in range(4)]
     for row in rows:

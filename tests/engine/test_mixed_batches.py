@@ -8,12 +8,12 @@ import pytest
 
 from failing import Failing, First, decoding
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase
 from mlx_provider.families.text import TextModel
 from mlx_provider.protocol.events import Failed
+from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
 

@@ -12,15 +12,15 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadOptions, PrefillChunk, Prompt
-from mlx_provider.engine.execution.calibration import calibrate, deep_cache
-from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.row_cache import arrays
 from mlx_provider.engine.scheduling.chunking import PassBytes, PassMemory
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving import residents as memory
+from mlx_provider.serving.calibration import calibrate, deep_cache
 from mlx_provider.serving.engine_builder import cache_maker
+from mlx_provider.serving.probe import Probe
 from tiny import build
 
 GIGA = 2**30
@@ -43,8 +43,8 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlx_provider import LoadOptions
-from mlx_provider.engine.execution.calibration import calibrate
-from mlx_provider.engine.execution.probe import probe
+from mlx_provider.serving.calibration import calibrate
+from mlx_provider.serving.probe import probe
 from mlx_provider.engine.scheduling.chunking import PassMemory
 from mlx_provider.engine.scheduling.costs import Curve
 from mlx_provider.families.text import load_text
@@ -62,7 +62,7 @@ passes = PassMemory.of(measured, curve, seconds=100, most=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
 vars(engine.scheduler.ledger).update(pass_bytes=passes)
 request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
-reserved = engine.scheduler.reservation(request.rows)
+reserved = engine.scheduler.ledger.reservation(request.rows)
 mx.clear_cache()
 before = mx.get_active_memory()
 mx.reset_peak_memory()

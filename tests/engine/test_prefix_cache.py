@@ -18,10 +18,10 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from agent_traffic import SyntheticModel, in_order
 from from_disk import flush, restored
 from integrity import check_integrity
-from mlx_provider.engine.prefix_cache.cache import CacheKey, Match, PrefixCache
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.segments import Segment
-from mlx_provider.engine.prefix_cache.tree import as_ids, key_tokens, outside_spans
+from mlx_provider.engine.prefix_cache.tree import CacheKey, Match, as_ids, key_tokens, outside_spans
 from mlx_provider.records import MediaSpan, Prompt
 from schedules import Calls
 

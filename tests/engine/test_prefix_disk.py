@@ -22,11 +22,11 @@ from agent_traffic import SyntheticModel, in_order
 from from_disk import flush, restored
 from integrity import check_integrity
 from mlx_provider.engine.prefix_cache import files as prefix_files
-from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier, Restore
 from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.files import STALE
-from mlx_provider.engine.prefix_cache.tree import as_ids
+from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
 from mlx_provider.errors import BadRequest
 from schedules import Calls
 
@@ -395,8 +395,8 @@ CRASH = """
     from integrity import check_integrity
     from mlx_provider.engine.prefix_cache.disk import DiskTier
     from schedules import Calls
-    from mlx_provider.engine.prefix_cache.tree import as_ids
-    from mlx_provider.engine.prefix_cache.cache import PrefixCache, CacheKey
+    from mlx_provider.engine.prefix_cache.tree import CacheKey, as_ids
+    from mlx_provider.engine.prefix_cache.cache import PrefixCache
 
     model = SyntheticModel("kv")
     disk = DiskTier(Path(sys.argv[1]), 2**40, Calls())

@@ -4,9 +4,10 @@ import pytest
 
 from agent_traffic import SimRequest, SyntheticModel, serve
 from integrity import check_integrity
-from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
 from mlx_provider.engine.prefix_cache.policy import GRID, places
+from mlx_provider.engine.prefix_cache.tree import CacheKey
 from mlx_provider.records import MediaSpan, Prompt
 
 KEY = CacheKey("simulated")

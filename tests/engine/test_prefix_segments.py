@@ -16,8 +16,9 @@ from mlx_lm.models.cache import (
 )
 
 from integrity import check_integrity
-from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.segments import copies, take_snapshot
+from mlx_provider.engine.prefix_cache.tree import CacheKey
 from mlx_provider.engine.row_cache import Kind, Unstorable, kind, strictest, window_attributes
 from tiny import build
 

@@ -26,8 +26,8 @@ from layout_bugs import (
     no_mask,
 )
 from mlx_provider import LoadOptions
-from mlx_provider.engine.execution import probe, solo_rows
 from mlx_provider.families.text import TextModel, load_text
+from mlx_provider.serving import probe, solo_rows
 from mlx_provider.upstream import recurrent
 from tiny import build
 

@@ -362,7 +362,7 @@ def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: Te
     own = Shrinking(qwen3)
     first = own.turn(asked(own.engine, LONG), reply=40)
     other = new_request(LONG[300:500], max_tokens=8)
-    reserved = own.scheduler.reservation
+    reserved = own.scheduler.ledger.reservation
     own.room = reserved(first.rows) + own.stored.in_use + reserved(other.rows) - 1
     own.stored.evict(0)
     own.engine.submit(other)

@@ -133,7 +133,7 @@ def test_the_budget_is_kept_and_every_request_ends_once(
 ) -> None:
     plan = scheduler(max_rows=max_rows, memory=memory)
     requests = [(at, make(length, out, n), cancel) for at, length, out, n, cancel in work]
-    requests = [r for r in requests if plan.reservation(r[1].rows) <= memory]
+    requests = [r for r in requests if plan.ledger.reservation(r[1].rows) <= memory]
     ended: list[Request] = []
     step = 0
     while step <= 320 or not plan.idle:
@@ -208,7 +208,9 @@ def test_memory_of_idle_models_is_free_for_rows() -> None:
     plan.submit(make(100), 0.0)
     record = plan.schedule(0.0)
     assert record.admitted is not None
-    assert record.reclaim == plan.reservation(record.admitted.rows), "they are unloaded for it"
+    assert record.reclaim == plan.ledger.reservation(record.admitted.rows), (
+        "they are unloaded for it"
+    )
 
 
 def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None:
@@ -221,7 +223,7 @@ def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None
             ran(plan, chunk)
     plan.charge_step(StepPlan(tuple(plan.running)))
     assert not decide(plan).preempted
-    limit = 2 * plan.reservation(requests[0].rows) + 1
+    limit = 2 * plan.ledger.reservation(requests[0].rows) + 1
     record = decide(plan)
     assert [row.request for row in record.preempted] == [requests[3], requests[2]]
     assert not record.cut
@@ -598,9 +600,9 @@ def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
     """The memory of the widest pass of the longest prompt; prompts wait for it, too."""
     plan = scheduler(memory=800, pass_bytes=lambda tokens, rows: 3 * tokens + rows)
     long, short = make(150), make(100)
-    assert plan.reservation(long.rows) == 154 + 450 + 1
-    assert plan.reservation([*long.rows, *short.rows]) == 154 + 104 + 450 + 2
-    assert plan.reservation([]) == 0
+    assert plan.ledger.reservation(long.rows) == 154 + 450 + 1
+    assert plan.ledger.reservation([*long.rows, *short.rows]) == 154 + 104 + 450 + 2
+    assert plan.ledger.reservation([]) == 0
     for request in (long, short, make(80)):  # each more urgent than the one before
         plan.submit(request, 0)
         assert decide(plan).admitted

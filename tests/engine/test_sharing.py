@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.engine.execution.calibration import (
+from mlx_provider.serving.calibration import (
     NOT_FASTER,
     SHARED_GAIN,
     SHARED_UNMEASURED,
@@ -23,8 +23,8 @@ def test_a_prefix_is_shared_where_a_step_is_clearly_faster(
     """Elsewhere only one so long that memory counts more."""
     seconds = [gain * SHARED_GAIN] * 3 + [1.0] * 3
     clock = iter(at + end for at in range(7) for end in (0.0, [0.0, *seconds][at]))
-    monkeypatch.setattr("mlx_provider.engine.execution.calibration.perf_counter", clock.__next__)
-    monkeypatch.setattr("mlx_provider.engine.execution.solo_rows.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("mlx_provider.serving.calibration.perf_counter", clock.__next__)
+    monkeypatch.setattr("mlx_provider.serving.solo_rows.perf_counter", lambda: 0.0)
     before = mx.get_active_memory()
     passes = OnDevice(qwen3, qwen3.make_cache, lambda nbytes: True)
     next(clock), next(clock)

@@ -9,9 +9,9 @@ import pytest
 from greedy import greedy
 from integrity import check_integrity
 from mlx_provider import LoadedModel, LoadOptions, MediaSpan, PrefillChunk, Prompt
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
+from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
 from mlx_provider_vision.loading import load_any
 from tiny.models import tiny_image

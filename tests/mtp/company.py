@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.request import Request, SamplingParams
-from mlx_provider.engine.speculation.speculation import Speculation, source_of, speculation_of
+from mlx_provider.engine.speculation.speculation import Speculation, source_of
 from mlx_provider.records import Drafter, DraftOptions
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of
 
@@ -86,7 +86,8 @@ def drafted(drafter: Drafter, found: Any, options: DraftOptions | None = None) -
     options = options or DraftOptions()
     assert drafter.refuses(found.folder, found.model, options) == ""
     drafting = drafter.start(found.folder, found.model, options)
-    return speculation_of([source_of(drafter, drafting, found.model)], found.model, policy=Eager())
+    source = source_of(drafter, drafting, found.model)
+    return Speculation(source, vocab=found.model.info.vocab_size, policy=Eager())
 
 
 def served(model: LoadedModel, arrivals: Sequence[Arrival], **more: Any) -> list[Request]:

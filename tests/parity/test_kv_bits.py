@@ -12,11 +12,11 @@ import pytest
 
 from equipped import equipped
 from mlx_provider import LoadedModel, LoadOptions, MediaItem
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import (
     Alternating,
     TokenOutput,

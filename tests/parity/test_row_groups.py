@@ -21,7 +21,8 @@ from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import batch_layout
 from mlx_provider.engine.execution.batch_layout import GROWN, NO_DRAFTS, Layout
 from mlx_provider.engine.execution.decode_batch import run_pass
-from mlx_provider.engine.prefix_cache.cache import CacheKey, PrefixCache
+from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.tree import CacheKey
 from mlx_provider.engine.request import Row
 from mlx_provider.engine.row_cache import arrays, profile
 from mlx_provider.families.text import TextModel, load_text

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from integrity import check_integrity
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
+from mlx_provider.serving.probe import probe
 from mlx_provider.testing import driver
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
 from references import alone

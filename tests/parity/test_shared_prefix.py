@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten
 from integrity import check_integrity
 from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.execution.probe import probe
 from mlx_provider.engine.prefix_cache import segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
@@ -22,6 +21,7 @@ from mlx_provider.engine.scheduling.ledger import STEP_TOKENS, whole_steps
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
+from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
@@ -196,7 +196,7 @@ def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
     early = new_request([*COMMON[:part], *(90 + i % 100 for i in range(own))], max_tokens=REPLY)
     decoding(engine, early)
     assert min(prefix.length for prefix in prefixes(engine)) == early.cached == part
-    reserved = engine.scheduler.reservation
+    reserved = engine.scheduler.ledger.reservation
     room = part + whole_steps(own + REPLY)  # its own buffers have whole steps
     stored = part + own  # its prompt is an entry already
     assert reserved(early.rows) == (room - stored) * memory.token_bytes
@@ -308,7 +308,7 @@ def storm(
             engine.step()
             charged = engine.scheduler.live_bytes + cache.in_use
             assert not bits or taken(engine) <= charged, "nothing but buffers of single rows"
-            waited = max(waited, engine.scheduler.queued if each == "shrink" else 0)
+            waited = max(waited, len(engine.scheduler.queued) if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))
     room = 2**30
     run(engine)

@@ -18,9 +18,9 @@ import pytest
 from mlx_provider import LoadOptions
 from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.chat.output.whole_reply import WholeReply, read_chunks
-from mlx_provider.engine.detokenizer import token_bytes
 from mlx_provider.families.tokenizer.hf_tokenizer import load_tokenizer
 from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA
+from mlx_provider.upstream.detokenizer import token_bytes
 from mlx_provider_tool_parsers import harmony
 
 pytestmark = pytest.mark.real

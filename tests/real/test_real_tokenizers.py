@@ -9,8 +9,8 @@ import pytest
 
 from mlx_provider import LoadOptions
 from mlx_provider.chat.output.reply import Reply
-from mlx_provider.engine.detokenizer import Detokenizer, token_bytes
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer, load_tokenizer
+from mlx_provider.upstream.detokenizer import Detokenizer, token_bytes
 
 pytestmark = pytest.mark.real
 

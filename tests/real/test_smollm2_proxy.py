@@ -14,10 +14,10 @@ import jsonschema
 import openai
 import pytest
 
-from mlx_provider.engine.detokenizer import byte_of_character
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import warm_up
 from mlx_provider.gateway.proxy import start_proxy
+from mlx_provider.upstream.detokenizer import byte_of_character
 
 from .asking import Judge, Model, user
 from .conftest import REPOSITORY

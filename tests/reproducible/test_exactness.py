@@ -9,11 +9,11 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider import LoadedModel, LoadOptions, PrefillChunk
-from mlx_provider.engine.execution.probe import NO_ROOM, Probe, exact_rows
 from mlx_provider.engine.scheduling.chunking import ROWS
 from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import load_text
+from mlx_provider.serving.probe import NO_ROOM, Probe, exact_rows
 from mlx_provider.serving.weights import Reproducible
 from tiny import build
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.engine.execution import solo_rows
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.records import LoadOptions
 from mlx_provider.registry import PluginRegistry
+from mlx_provider.serving import solo_rows
 from mlx_provider.serving.estimate import Footprint, context_that_fits, footprint
 from mlx_provider.serving.weight_files import weights_estimate
 from tiny import FAMILIES, build

@@ -11,15 +11,15 @@ import pytest
 from pydantic import TypeAdapter
 
 from mlx_provider.config import EngineSettings
-from mlx_provider.engine.execution.calibration import NOT_FASTER, Measured
-from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.costs import Load as CacheLoad
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.protocol.health import ModelStatus
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving import engine_builder, measurements
+from mlx_provider.serving.calibration import NOT_FASTER, Measured
 from mlx_provider.serving.measurements import Measurements, decoding
+from mlx_provider.serving.probe import Probe
 from mlx_provider.serving.weights import ModelView
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
@@ -190,7 +190,7 @@ def test_the_status_names_the_padded_layout(
         engine_builder,
         "calibrate",
         lambda model, make_cache, found, reserve: replace(
-            MEASURED, probe=replace(found, padded=True)
+            MEASURED, probe=replace(found, layout="padded")
         ),
     )
     served = load(folder)

@@ -188,6 +188,6 @@ def test_every_token_of_a_prompt_is_accounted_for(found: Any, lost: dict[str, in
 
     asked, length, shared, diverged = found
     match = Match((), shared, length, asked, diverged_at=diverged)
-    StepOutput(Counting(), time.monotonic).add_lookup(match)
+    StepOutput(Counting(), time.monotonic, None).add_lookup(match)
     assert counted == lost
     assert sum(lost.values()) == asked

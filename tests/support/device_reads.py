@@ -11,7 +11,7 @@ import mlx.core as mx
 from host_gap import Three
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import SamplingParams
-from mlx_provider.engine.speculation.speculation import Source, speculation_of
+from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import new_engine, new_request
 from replaced import Replaced, wrap
@@ -21,7 +21,7 @@ READS = ((mx.array, "tolist"), (mx.array, "item"), (mx, "eval"), (mx, "synchroni
 
 def drafted_rows(model: LoadedModel, source: Source, rows: int, params: SamplingParams) -> Engine:
     """An engine whose rows decode with three drafts each."""
-    speculation = speculation_of([source], model, policy=Three())
+    speculation = Speculation(source, vocab=model.info.vocab_size, policy=Three())
     engine = new_engine(model, speculation=speculation, max_chunk=64)
     for at in range(rows):
         prompt = range(20 + 9 * at, 40 + 9 * at)

@@ -1,6 +1,6 @@
 """Few timed passes at the load of a tiny model, whose wide passes take most of its load."""
 
-from mlx_provider.engine.execution import calibration
+from mlx_provider.serving import calibration
 
 FEW = {"DEEP_WIDTHS": (1, 8, 16), "WIDTHS": (1, 4, 8, 16, 32, 64), "ROWS": (1, 2), "DRAFTS": ()}
 UNTIMED = (calibration, "SLOW_SHARED_DEPTH", 2**40)

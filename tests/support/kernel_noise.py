@@ -9,10 +9,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_provider.engine.execution import batch_layout, probe, solo_rows
-from mlx_provider.engine.execution.probe import Probe
+from mlx_provider.engine.execution import batch_layout
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import LoadOptions
+from mlx_provider.serving import probe, solo_rows
+from mlx_provider.serving.probe import Probe
 from replaced import Replaced
 from tiny import build
 

@@ -15,20 +15,20 @@ from math import ceil
 from typing import Any
 
 from few_passes import OF_THE_PRODUCT
-from mlx_provider.engine.execution import calibration
 from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
-from mlx_provider.engine.execution.calibration import (
-    DEPTHS,
-    LONGEST_ROW,
-    REPEATS,
-    Times,
-)
-from mlx_provider.engine.execution.probe import Probe
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.chunking import Chunk
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.serving import calibration
+from mlx_provider.serving.calibration import (
+    DEPTHS,
+    LONGEST_ROW,
+    REPEATS,
+    Times,
+)
+from mlx_provider.serving.probe import Probe
 from mlx_provider.testing.driver import TokenLedger, new_request
 from replaced import Replaced
 
@@ -151,7 +151,7 @@ class Engine:
             for name, value in OF_THE_PRODUCT.items():
                 patch.setattr(calibration, name, value)
             found = Times(device, 40_960, DEPTHS, LONGEST_ROW).measure(PROBE)
-        self.layout = "padded" if found.probe.padded else "grouped"
+        self.layout = found.probe.layout
         ledger = TokenLedger(Limits(64, queue, DIAL, 2048, reserve))
         ledger.give(available=lambda: memory)
         self.scheduler = Scheduler(ledger, Costs(found.curve))

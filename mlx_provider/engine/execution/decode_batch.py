@@ -25,7 +25,7 @@ class Logprob:
     """Natural log-probability of a drawn token before sampling changes, and (id, logprob) of the
     best tokens."""
 
-    drawn: float
+    drawn: float | None
     top: tuple[tuple[int, float], ...]
 
 
@@ -76,7 +76,7 @@ class Pending(NamedTuple):
     """Number of the row's committed tokens after it, which run again one by one."""
 
     @classmethod
-    def again(cls, row: Row, behind: int) -> Pending:
+    def of(cls, row: Row, behind: int) -> Pending:
         token = row.tokens[-1 - behind]
         return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, behind=behind)
 
@@ -128,14 +128,10 @@ class DecodeBatch:
         if self._together.failed():
             self.layout.use("solo")
 
-    def join(self, row: Row, cache: list[Any], drawn: Drawn, *, committed: bool = False) -> None:
+    def join(self, row: Row, cache: list[Any], cached: int) -> None:
+        """Add a row whose cache holds `cached` of its committed tokens. The others run."""
         self.layout.add(row, cache)
-        self._pending[row] = Pending(drawn, 0, committed)
-
-    def join_again(self, row: Row, cache: list[Any]) -> None:
-        """Add a row whose cache holds only its prompt. Its committed tokens run again."""
-        self.layout.add(row, cache)
-        self._pending[row] = Pending.again(row, len(row.tokens) - 1)
+        self._pending[row] = Pending.of(row, row.held - cached - 1)
 
     def replays(self, row: Row) -> bool:
         return row in self._pending
@@ -199,7 +195,7 @@ class DecodeBatch:
         device. The tokens then stay pending."""
         found = self.catch_up()
         behind = [(row, each.behind - 1) for row, each in self._pending.items() if each.behind]
-        self._pending = {row: Pending.again(row, left) for row, left in behind}
+        self._pending = {row: Pending.of(row, left) for row, left in behind}
         return found
 
     def catch_up(self) -> list[PassResult]:
@@ -209,13 +205,10 @@ class DecodeBatch:
             if not pending.committed:
                 due.setdefault(pending.drawn, {})[row] = pending
         # an error of the device leaves all of them as they are
-        drawn = [each for own in due.items() for each in read_drawn(*own).items()]
-        found = []
-        for row, reads in drawn:
-            before = self._pending[row]
-            at = before.at + len(reads) - 1
-            self._pending[row] = Pending(before.drawn, at, True, behind=before.behind)
-            found.append(PassResult(row, len(before.drafts), reads))
+        found = [result for own in due.items() for result in read_drawn(*own)]
+        for row, _, reads in found:
+            drawn, at, *_ = self._pending[row]
+            self._pending[row] = Pending(drawn, at + len(reads) - 1, committed=True)
         return found
 
     def extract(self, row: Row) -> RowCache:
@@ -275,12 +268,11 @@ def run_pass(
     return Output(logits[:rows] if group.fillers else logits)
 
 
-def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
-    """Wait for drawn tokens. Returns the next token of each row, and one more for each draft that
-    holds. Raises any error of the device."""
+def read_drawn(drawn: Drawn, rows: Mapping[Row, Pending]) -> list[PassResult]:
+    """Wait for drawn tokens. Raises any error of the device."""
     logprobs = read_logprobs(drawn)
     tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]
-    found = {}
+    found = []
     for row, pending in rows.items():
         at = pending.at
         reads = [(row, tokens[at], logprobs.get(at))]
@@ -289,7 +281,7 @@ def read_drawn(drawn: Drawn, rows: dict[Row, Pending]) -> dict[Row, list[Read]]:
                 break
             at += 1
             reads.append((row, tokens[at], logprobs.get(at)))
-        found[row] = reads
+        found.append(PassResult(row, len(pending.drafts), reads))
     return found
 
 

@@ -11,14 +11,13 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation
+from ...isolation import Isolation
 from ...upstream.cache_classes import leaves
 from ...upstream.shared_kv import SHAREABLE, Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
@@ -32,28 +31,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RowBuffers:
     """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
 
-    def __init__(
-        self, layers: dict[int, Any], first: int = 0, base: RowBuffers | None = None
-    ) -> None:
-        """`base`: the common prefix, which holds tokens `[0, first)`."""
-        self.layers = layers
-        self.first = first
-        self.base = base
-        self.nodes: set[Node] = set()
-        """The nodes whose tokens are in these buffers. They are on one path."""
-        self.stored = 0
-        """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
-        self.intact = True
-        """False after a device failure in its last row."""
-        self._users: tuple[weakref.ref[Lease], ...] = ()
-        self.above = weakref.WeakSet[RowBuffers]()
-        """The buffers of rows that continue this prefix."""
-        self._heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = {}
-        if base is not None:
-            base.above.add(self)
+    layers: dict[int, Any]
+    first: int = 0
+    base: RowBuffers | None = None
+    """The common prefix, which holds tokens `[0, first)`."""
+    nodes: set[Node] = field(default_factory=set)
+    """The nodes whose tokens are in these buffers. They are on one path."""
+    stored: int = 0
+    """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
+    intact: bool = True
+    """False after a device failure in its last row."""
+    above: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
+    """The buffers of rows that continue this prefix."""
+    _users: tuple[weakref.ref[Lease], ...] = ()
+    _heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.base is not None:
+            self.base.above.add(self)
 
     @property
     def common(self) -> bool:
@@ -89,8 +88,7 @@ class RowBuffers:
 
     def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
-        if (layer := self.layers.get(leaf)) is None:
-            return []
+        layer = self.layers[leaf]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
@@ -115,8 +113,9 @@ class RowBuffers:
         return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
 
     def trim(self, length: int) -> None:
-        """Free what is beyond so many tokens, layer by layer, as far as the device can."""
-        with Isolation(_keep_capacity):
+        """Free what is beyond so many tokens, layer by layer, as far as the device can. A pass of
+        the row may have failed."""
+        with Isolation(lambda fault: log.warning("a row keeps its capacity: %s", fault.summary)):
             for layer in self.layers.values():
                 cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
                 mx.eval(cut)
@@ -216,14 +215,9 @@ class Lease:
 
     def trim(self, tokens: int) -> None:
         """Free capacity of the row beyond so many tokens."""
-        own = self.own
-        if own is None:
-            return
-        with Isolation() as tried:  # a pass of the row may have failed
-            own.trim(max(tokens, *(each.offset for each in own.layers.values())))
-            self.capacity = own.capacity
-        if tried.fault is not None:
-            log.warning("a row keeps its capacity: %s", tried.fault.summary)
+        if self.own is not None:
+            self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
+            self.capacity = self.own.capacity
 
     def beyond(self, tokens: int) -> int:
         """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
@@ -232,18 +226,18 @@ class Lease:
         return (whole - whole_steps(tokens)) * self.token_bytes
 
 
-def _keep_capacity(fault: Fault) -> None:
-    log.warning("a row keeps its capacity: %s", fault.summary)
-
-
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by leaf index."""
     every = enumerate(leaves(cache))
-    return {leaf: each for leaf, each in every if each is not None and kind(each) is Kind.APPEND}
+    return {leaf: each for leaf, each in every if kind(each) is Kind.APPEND}
 
 
 def divisible(layers: Mapping[int, Any]) -> bool:
     return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
+
+
+def _tokens_of(row: RowBuffers) -> int:
+    return min(int(layer.offset) for layer in row.layers.values())
 
 
 def extend(array: Any, tokens: int) -> Any:
@@ -257,12 +251,12 @@ class Leases:
     Engine thread only.
     """
 
-    def __init__(self, cache: PrefixCache, in_place: bool, least: int | None) -> None:
-        """`in_place`: else rows only copy. `least`: fewest tokens to share; `None`: this model's
-        rows share none."""
+    def __init__(self, cache: PrefixCache, in_place: bool, least: float) -> None:
+        """`in_place`: else rows only copy. `least`: fewest tokens to share; infinite unless the
+        layers of this model are divisible."""
         self._cache = cache
         self._in_place = in_place
-        self._least = inf if least is None else max(1, least)
+        self._least = least
 
     def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
         """What a row will use in place: the buffers of an entry, or those whose first tokens it
@@ -278,7 +272,9 @@ class Leases:
         shared = [*takewhile(lambda node: node.row is base, match.path)]
         end = min(shared[-1].stop, match.length)
         if not base.common:
-            end = self._divisible(base, end)
+            tokens = _tokens_of(base)
+            at = min(end, tokens - 1)  # one token at least stays the row's own
+            end = at if 2 * at >= tokens else 0  # too few for the copy
         return (None, base, end) if end >= self._least else (None, None, 0)
 
     def prepare(self, match: Match) -> bool:
@@ -323,8 +319,8 @@ class Leases:
         the last, if these are enough."""
         own = None if lease is None else lease.own_of(cache)
         if own is not None and own.base is None:
-            held = min(int(layer.offset) for layer in own.layers.values())
-            if held > self._least and divisible(own.layers):
+            held = _tokens_of(own)
+            if held > self._least:
                 self._divide(own, held - 1, own.path)
         copied = deepcopy(cache)
         if own is None or own.base is None:
@@ -361,15 +357,6 @@ class Leases:
 
     def _beyond(self, own: RowBuffers, match: Match) -> int:
         return max(node.stop for node in own.nodes) - match.length
-
-    def _divisible(self, row: RowBuffers, end: int) -> int:
-        """The first tokens of a row, of `end`, that others can share. 0: none, or too few for the
-        copy."""
-        if not divisible(row.layers):
-            return 0
-        held = min(int(layer.offset) for layer in row.layers.values())
-        at = min(end, held - 1)  # one token at least stays the row's own
-        return 0 if held > 2 * at else at
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""

@@ -24,20 +24,7 @@ from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
 from .eviction import Sessions, evict, fit, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
-from .tree import (
-    ID_BYTES,
-    CacheKey,
-    Ids,
-    Match,
-    NewPath,
-    Node,
-    Totals,
-    as_ids,
-    key_tokens,
-    segment_of,
-)
-
-__all__ = ["CacheKey", "Match", "PrefixCache", "key_tokens"]
+from .tree import ID_BYTES, CacheKey, Ids, Match, NewPath, Node, Totals, as_ids, segment_of
 
 log = logging.getLogger(__name__)
 

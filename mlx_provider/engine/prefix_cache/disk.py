@@ -320,11 +320,7 @@ class DiskTier:
 
     def report(self) -> dict[str, Any]:
         """Files and bytes known to this process."""
-        return {
-            "files": len(self.index.files),
-            "bytes": self.index.nbytes,
-            "limit": self.limit,
-        }
+        return {"files": len(self.index.files), "bytes": self.index.nbytes, "limit": self.limit}
 
     def _touch(self, path: Sequence[Header]) -> None:
         """The path's first file becomes the newest, so that the tail is removed first."""

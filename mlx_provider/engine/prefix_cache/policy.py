@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...isolation import Fault, Isolation
+from ...isolation import Isolation
 from ...records import LoadedModel, Prompt
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
@@ -67,9 +67,9 @@ class PrefixCachePolicy:
         share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
-        self._leases = Leases(cache, in_place, least)
-        forks = in_place and divisible(own_layers(make_cache()))
-        self._least = least if least is not None and forks else inf
+        shares = in_place and least is not None and divisible(own_layers(make_cache()))
+        self._least = max(1, least or 0) if shares else inf
+        self._leases = Leases(cache, in_place, self._least)
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -120,10 +120,6 @@ class PrefixCachePolicy:
         with isolated_cache(job.request):
             for row, lease in zip(job.rows, self.claims(job), strict=False):
                 row.lease = lease and lease.acquire()
-
-    def trim(self, row: Row, tokens: int) -> None:
-        if row.lease is not None:
-            row.lease.trim(tokens)
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """What the rows after the first will share with it."""
@@ -207,13 +203,10 @@ class PrefixCachePolicy:
         if fits is not None and fits < len(prompt.tokens) and self.cache.disk is not None:
             found |= {*places(prompt, start, branch, grid=grid)}
         if self._shapes is not None:
-            found = {self._whole(at) for at in found} | self._last(prompt)
+            # the last one: where the next turn, or the same prompt, resumes by whole passes
+            found = {self._whole(at) for at in (*found, len(prompt.tokens) - 1)}
             found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
         return tuple(sorted(found))
-
-    def _last(self, prompt: Prompt) -> set[int]:
-        """Where the next turn of a conversation, or the same prompt, resumes by whole passes."""
-        return set() if self._shapes is None else {self._whole(len(prompt.tokens) - 1)}
 
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
@@ -293,11 +286,8 @@ class PrefixCachePolicy:
 
 def isolated_cache(request: Request) -> Isolation:
     """Wraps a use of the prefix cache. An error in it costs only this use."""
-    return Isolation(partial(_log_fault, request))
-
-
-def _log_fault(request: Request, fault: Fault) -> None:
-    log.error("request %s: the prefix cache failed\n%s", request.id, fault.trace)
+    told = "request %s: the prefix cache failed\n%s"
+    return Isolation(lambda fault: log.error(told, request.id, fault.trace))
 
 
 def places(
@@ -331,12 +321,8 @@ def cuts_of(prompt: Prompt, done: int = 0) -> tuple[int, ...]:
     state. `done`: tokens with which the row resumes."""
     images = {span.end for span in prompt.spans}
     cuts: list[int] = []
-    for end in sorted(ends_of(prompt)):
+    for end in sorted({*images, *prompt.snapshot_points}):
         far = end - max(cuts, default=done) >= WORTH_A_PASS
         if done < end < len(prompt.tokens) and (far or end in images):
             cuts.append(end)
     return tuple(cuts)
-
-
-def ends_of(prompt: Prompt) -> set[int]:
-    return {span.end for span in prompt.spans} | {*prompt.snapshot_points}

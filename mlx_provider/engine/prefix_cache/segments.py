@@ -15,15 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ...upstream.cache_classes import leaves
-from ..row_cache import (
-    Kind,
-    Unstorable,
-    grow_by,
-    kind,
-    kv_arrays,
-    set_arrays,
-    window_attributes,
-)
+from ..row_cache import Kind, Unstorable, grow_by, kind, kv_arrays, set_arrays, window_attributes
 from ..scheduling.ledger import whole_steps
 from .tree import ID_BYTES
 
@@ -63,7 +55,7 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     for this. Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
     attributes = {}
     for leaf, layer in enumerate(leaves(cache)):
-        which = kind(layer) if layer is not None else Kind.APPEND
+        which = kind(layer)
         if which is Kind.WINDOW:
             attributes[leaf] = window_attributes(layer, at)
         elif which is Kind.STATE:
@@ -169,13 +161,11 @@ def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
     layers: dict[int, list[Any]] = {}
     complete = exact = True
     for leaf, layer in enumerate(leaves(cache)):
-        which = Kind.APPEND if layer is None else kind(layer)
+        which = kind(layer)
         complete = complete and which is Kind.APPEND
         if which is Kind.APPEND:
-            layers[leaf] = [] if layer is None else kv_arrays(layer)
-        if layer is None or which is Kind.STATE:
-            continue
-        if layer.keys is not None or layer.offset:
+            layers[leaf] = kv_arrays(layer)
+        if which is not Kind.STATE and (layer.keys is not None or layer.offset):
             exact = exact and layer.offset == length
             if layer.offset < length:
                 raise ValueError(f"the cache holds {layer.offset} tokens, not {length}")
@@ -214,8 +204,7 @@ class RowFiller:
             first = max(start, held)
             if not parts:
                 continue
-            other = layer is None or kind(layer) is not Kind.APPEND
-            if other or len(parts) != (6 if hasattr(layer, "bits") else 2):
+            if kind(layer) is not Kind.APPEND or len(parts) != (6 if hasattr(layer, "bits") else 2):
                 raise ValueError(f"{type(layer).__name__} differs from the stored layer")
             if first >= stop:
                 continue

@@ -148,7 +148,7 @@ class Chunking:
         if not rows:
             sizes = self._wide(sizes, own)
             longest = max(IDLE_SECONDS, own(worthwhile(sizes, own)))
-            return largest_size(sizes, own, longest)
+            return _nearly_best([n for n in sizes if own(n) <= longest], own)[-1]
         if self.brief(job):
             return sizes[-1]
         keys, fair = sum(row.held for row in rows), self.fair(alone)
@@ -194,10 +194,6 @@ class Chunking:
         most = min(BRIEF, self.limits.max_chunk)
         brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
         return brief and self.own_pass(job, job.cost) <= self.longest_gap
-
-    @property
-    def mixes(self) -> bool:
-        return self.costs.curve.mixing > 0
 
     def rest(self, job: PrefillJob) -> float:
         depth = len(job.tokens) - job.cost // 2
@@ -254,10 +250,6 @@ def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> l
     return sorted(found)
 
 
-def fixed_sizes(most: int) -> list[int]:
-    return chunk_sizes(0, 2 * most, 4 * most, most)
-
-
 def within(sizes: Sequence[int], seconds: Callable[[int], float], target: float) -> list[int]:
     """Sizes within `target` seconds, or that take little more time than the smallest, because
     decoding rows wait that long anyway."""
@@ -268,10 +260,6 @@ def within(sizes: Sequence[int], seconds: Callable[[int], float], target: float)
 def worthwhile(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
     """The smallest size with nearly the best rate of all. Larger sizes gain almost nothing."""
     return _nearly_best(sizes, seconds)[0]
-
-
-def largest_size(sizes: Sequence[int], seconds: Callable[[int], float], longest: float) -> int:
-    return _nearly_best([n for n in sizes if seconds(n) <= longest], seconds)[-1]
 
 
 def _nearly_best(sizes: Sequence[int], seconds: Callable[[int], float]) -> list[int]:
@@ -307,7 +295,7 @@ class PassMemory:
 
     @classmethod
     def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> Self:
-        sizes = fixed_sizes(most)
+        sizes = chunk_sizes(0, 2 * most, 4 * most, most)  # of a chunk that no end cuts short
         least = worthwhile(sizes, curve.seconds)
         if curve.depths:  # deep in a prompt, attention is most of a pass
             least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))

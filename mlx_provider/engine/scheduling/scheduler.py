@@ -148,7 +148,7 @@ class Scheduler:
             raise BadRequest(
                 f"n={len(request.rows)} is not within 1 .. {limits.max_rows} rows", param="n"
             )
-        queued = [*(job.request.account for job in self._queued()), *arriving]
+        queued = [*(job.request.account for job in self.queued), *arriving]
         first = request.account not in queued
         if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
@@ -247,7 +247,7 @@ class Scheduler:
         record.begins = [job for job in started if job.cache is None and not job.restoring]
         if record.begins:  # where a prompt stands is known once it has begun
             return record
-        rows, mixes = tuple(step.rows), mixes and self.chunking.mixes
+        rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
         alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
         record.plan = StepPlan(rows, pass_seconds=alone)
         job = next((job for job in started if not job.restoring), None)
@@ -330,16 +330,10 @@ class Scheduler:
         steps instead of twice as many."""
         return self.chunking.brief(job)
 
-    def reservation(self, rows: Iterable[Row]) -> int:
-        return self.ledger.reservation(rows)
-
     # -- counts
 
     @property
-    def queued(self) -> int:
-        return len(self._queued())
-
-    def _queued(self) -> list[PrefillJob]:
+    def queued(self) -> list[PrefillJob]:
         return [job for job in list(self.waiting) if not (job.admitted or job.request.ahead)]
 
     @property
@@ -348,7 +342,7 @@ class Scheduler:
 
     @property
     def live_bytes(self) -> int:
-        return self.reservation([*prefilling(self.waiting), *self.running])
+        return self.ledger.reservation([*prefilling(self.waiting), *self.running])
 
     @property
     def busy(self) -> bool:
@@ -356,7 +350,7 @@ class Scheduler:
 
     def fits_ahead(self, request: Request, stored: int) -> bool:
         """Whether the row of a background prefill fits beside `stored` bytes of prefixes."""
-        return self.reservation(request.rows) + stored <= self.ledger.available()
+        return self.ledger.reservation(request.rows) + stored <= self.ledger.available()
 
     @property
     def idle(self) -> bool:

@@ -83,9 +83,10 @@ class Speculation:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`sources`: the best first, but before all others the one that needs hidden states."""
         self._vocab = vocab
-        self.sources = sources
-        self.shows = next((each.shows for each in sources if each.shows is not None), None)
+        self.sources = sorted(sources, key=lambda each: each.shows is None)
+        self.shows = next((each.shows for each in self.sources), None)
         self.policy = policy or Policy()
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
@@ -276,10 +277,6 @@ class Speculation:
             for odds, source, breaker in zip(own.odds, self.sources, self._breakers, strict=True)
         ]
 
-    def drafts_for(self, row: Row) -> bool:
-        closed = any(breaker.closed for breaker in self._breakers)
-        return closed and row in self.rows and _may(row)
-
     def follow(self, row: Row, token: int) -> None:
         if row.forecast is None or not (self._possible and self.sources):
             return
@@ -294,7 +291,9 @@ class Speculation:
     ) -> Sequence[int]:
         """Predicted text of a row that pays in a pass of `rows`. `drawn`: number of its leading
         tokens that are no drafts any more."""
-        if (row.constraint is None and row.forecast is None) or not self.drafts_for(row):
+        predictable = row.constraint is not None or row.forecast is not None
+        able = predictable and row in self.rows and _may(row)
+        if not (able and any(breaker.closed for breaker in self._breakers)):
             return ()
         run, certain = known_run(row)
         if len(run) <= drawn:
@@ -341,14 +340,6 @@ class Speculation:
 def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
     shows = model if drafter.hidden and isinstance(model, ShowsHidden) else None
     return Source(drafting, shows, drafter.media)
-
-
-def speculation_of(
-    sources: Sequence[Source], model: LoadedModel, *, policy: Policy | None = None
-) -> Speculation:
-    """`sources`: the best first. At most one needs hidden states."""
-    ordered = sorted(sources, key=lambda each: each.shows is None)
-    return Speculation(*ordered, vocab=model.info.vocab_size, policy=policy)
 
 
 def _may(row: Row) -> bool:

@@ -5,7 +5,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +33,7 @@ class TokensAhead(Sequence[int]):
     def __len__(self) -> int:
         return len(self._tokens) + self._count
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
+    def __getitem__(self, at: Any) -> Any:
         places = range(len(self))[at]
         return [*map(self._at, places)] if isinstance(places, range) else self._at(places)
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ...engine.engine import Engine
-from ...engine.execution import solo_rows
-from ...engine.execution.probe import Probe, probe
 from ...engine.prefix_cache.cache import PrefixCache
 from ...engine.request import Request, SamplingParams
 from ...isolation import Fault, attempt
 from ...records import LoadedModel, LoadOptions, MediaItem, ModelFamily, Prompt
+from ...serving import solo_rows
 from ...serving.loader import equip
+from ...serving.probe import Probe, probe
 from .. import DEMO, HYBRID
 from ..driver import Alternating, alone, new_engine, new_request, output_of, picture, prefill, run
 from . import Case, Laboratory, NotApplicable, cases, checkpoint, demand, same

@@ -15,16 +15,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...isolation import Fault, attempt
-from ...records import LoadedModel, PrefillChunk, Prompt
-from ...records.extensions import MOST_DRAFTS
-from ...upstream.cache_classes import QuantizedKVCache, leaves, take_back
-from ..row_cache import arrays, grow_by, profile
-from ..scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
-from ..scheduling.costs import UNMEASURED, Curve, non_decreasing
-from ..scheduling.ledger import MemoryProfile
-from .batch_layout import NO_DRAFTS
-from .grouped_kv import MixedChunk
+from ..engine.execution.batch_layout import NO_DRAFTS
+from ..engine.execution.grouped_kv import MixedChunk
+from ..engine.row_cache import arrays, grow_by, profile
+from ..engine.scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
+from ..engine.scheduling.costs import UNMEASURED, Curve, non_decreasing
+from ..engine.scheduling.ledger import MemoryProfile
+from ..isolation import Fault, attempt
+from ..records import LoadedModel, PrefillChunk, Prompt
+from ..records.extensions import MOST_DRAFTS
+from ..upstream.cache_classes import QuantizedKVCache, leaves, take_back
 from .probe import Probe, Reserve, Trial, share_prefix, unlimited
 from .solo_rows import MakeCache, some_tokens, timed_pass
 
@@ -83,7 +83,7 @@ Seconds = dict[int, float]
 @dataclass(frozen=True)
 class Measured:
     probe: Probe
-    """`padded` only where passes of several rows are then clearly faster."""
+    """Its layout is `padded` only where passes of several rows are then clearly faster."""
     curve: Curve
     passes: PassBytes = field(default_factory=PassBytes)
     least_shared: int = SHARED_UNMEASURED
@@ -108,7 +108,7 @@ class Times:
         """Time what the probe allows, and choose whether rows are padded."""
         short, curve = self._time_chunks()
         if probe.layout != "grouped" or not short:
-            return Measured(replace(probe, padded=False), curve)
+            return Measured(probe, curve)
         layout, rows = self._time_rows(padded=probe.padded)
         width = max((n for n, s in short.items() if n <= WIDE and s <= BRIEF), default=0)
         several = partial(self.passes.rows, self._lengths(MIXED), layout)
@@ -116,7 +116,7 @@ class Times:
         mixed = self._time([width] if mixes else [], several)
         one = partial(self.passes.rows, self._lengths(1), layout, 0)
         drafted = self._time(DRAFTS if probe.drafts and 1 in rows else [], one)
-        found = Measured(replace(probe, padded=layout == "padded"), curve)
+        found = Measured(replace(probe, layout=layout), curve)
         if curve == UNMEASURED:
             return found
         least, key = min(short.values()) / 2, curve.per_key(1)

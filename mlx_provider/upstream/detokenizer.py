@@ -56,23 +56,17 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
 
 class Detokenizer:
     """Text of a growing token list. No piece ends inside a character. `visible`: special tokens to
-    show; all others are hidden. `context`: tokens before the first one, for vocabularies that drop
-    the space at the beginning of a text. `tokenizers.DecodeStream` (0.22) raises on an invalid byte
-    after valid ones, so this class joins bytes itself."""
+    show; all others are hidden. `tokenizers.DecodeStream` (0.22) raises on an invalid byte after
+    valid ones, so this class joins bytes itself."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        visible: frozenset[int] = frozenset(),
-        context: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, visible: frozenset[int] = frozenset()) -> None:
         self._fast: Any = tokenizer.fast
         self._hidden = special_tokens(tokenizer) - visible
         self._added: dict[int, Any] = self._fast.get_added_tokens_decoder()
         self._byte_level = _is_byte_level(self._fast)
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._context = [token for token in context if token not in self._hidden][-4:]
+        self._context: list[int] = []
+        """The last tokens, because vocabularies drop the space at the beginning of a text."""
         self._pending: list[int] = []
         self._stream: DecodeStream | None = None
 

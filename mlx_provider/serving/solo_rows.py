@@ -17,10 +17,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from ...isolation import attempt
-from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_classes import leaves
-from ..row_cache import arrays
+from ..engine.row_cache import arrays
+from ..isolation import attempt
+from ..records import LoadedModel, PrefillChunk, Prompt
+from ..upstream.cache_classes import leaves
 
 STEPS = 4
 """Tokens that a row decodes."""

@@ -15,19 +15,19 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from ...errors import UnsupportedModel
-from ...isolation import Fault, attempt
-from ...protocol.event_queue import EventQueue
-from ...records import LoadedModel, PrefillChunk, Prompt
-from ...upstream.cache_classes import leaves
-from ...upstream.shared_kv import FEW, SHAREABLE, divide
-from ..request import Request, Row, RowOutput, SamplingParams
-from ..row_cache import arrays, profile
-from ..scheduling.ledger import MemoryProfile
+from ..engine.execution.batch_layout import NO_DRAFTS, Layout, Widths
+from ..engine.execution.decode_batch import run_pass
+from ..engine.execution.grouped_kv import MixedChunk, can_share_a_pass
+from ..engine.request import Request, Row, RowOutput, SamplingParams
+from ..engine.row_cache import arrays, profile
+from ..engine.scheduling.ledger import MemoryProfile
+from ..errors import UnsupportedModel
+from ..isolation import Fault, attempt
+from ..protocol.event_queue import EventQueue
+from ..records import LoadedModel, PrefillChunk, Prompt
+from ..upstream.cache_classes import leaves
+from ..upstream.shared_kv import FEW, SHAREABLE, divide
 from . import solo_rows
-from .batch_layout import NO_DRAFTS, Layout, Widths
-from .decode_batch import run_pass
-from .grouped_kv import MixedChunk, can_share_a_pass
 from .solo_rows import CHUNKS, STEPS, ByStep, MakeCache, SoloRow, timed_pass
 
 Reserve = Callable[[int], bool]
@@ -80,11 +80,7 @@ class Probe:
     shares: bool = False
     """Whether rows may attend to a prefix that is in memory once."""
     padded: bool = False
-    """Whether rows of up to 2,048 tokens share a buffer whatever their lengths."""
-
-    @property
-    def decoding(self) -> str:
-        return "padded" if self.padded else self.layout
+    """Whether rows of up to 2,048 tokens may share a buffer whatever their lengths."""
 
 
 @dataclass(frozen=True)
