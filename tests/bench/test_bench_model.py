@@ -12,23 +12,24 @@ from mlx_provider_bench.model_speed import Answer, row
 
 
 def test_a_row_for_each_length_and_number_of_streams(
-    bench: Callable[..., dict[str, Any]], capfd: pytest.CaptureFixture[str]
+    bench: Callable[..., dict[str, Any]], mine: str
 ) -> None:
-    lengths = ("--prompt", "60", "--prompt", "90000")
-    result = bench("demo", "--streams", "1", "--streams", "2", *lengths, "--reply", "4")
+    lengths = ("--prompt", "300", "--prompt", "90000")
+    result = bench(mine, "--streams", "1", "--streams", "2", *lengths, "--reply", "4")
     one, long, two, _ = result["rows"]
     assert [(each["streams"], each["prompt"]) for each in (long, two)] == [
         (1, 90_000),
         (2, two["prompt"]),
     ]
-    assert 50 < one["prompt"] < 100
+    assert 270 < one["prompt"] < 330
     for each in (one, two):
         assert each["first_token"] > 0
         # four tokens may all be drafts, which come at once: then there is no rate
         assert each["rate"] is None or each["rate"] >= each["pace"] > 0
     assert "prompt is too long" in long["failed"]
-    told = capfd.readouterr().err
-    for number, streams, prompt in ((1, 1, "60"), (2, 1, "90,000"), (3, 2, "60"), (4, 2, "90,000")):
+    told = result["told"]
+    short, far = "300", "90,000"
+    for number, streams, prompt in ((1, 1, short), (2, 1, far), (3, 2, short), (4, 2, far)):
         assert f"{number} of 4: streams: {streams}, prompts of {prompt} tokens" in told
     assert "1 of 4: first token, s: " in told
     assert "2 of 4: refused: " in told

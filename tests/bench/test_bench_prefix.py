@@ -1,12 +1,9 @@
 """What `bench prefix` reports."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from random_weights import write_model
 
 
 @pytest.mark.sweep
@@ -24,11 +21,10 @@ def test_every_part(bench: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_a_checkpoint_in_place_of_the_demo_models(
-    bench: Callable[..., dict[str, Any]], tmp_path: Path
+    bench: Callable[..., dict[str, Any]], mine: str
 ) -> None:
-    folder = write_model(tmp_path / "mine", "llama", "float32", 64, 2)
     sizes = ("--tokens", "100", "--document", "60", "--turns", "2")
-    result = bench("prefix", "--model", str(folder), *sizes)
+    result = bench("prefix", "--model", mine, *sizes)
     (row,), (talk,) = result["ttft"], result["conversation"]
     assert row["model"] == talk["model"] == "mine"
     assert row["repeat_cached"] == row["prompt_tokens"] - 1

@@ -1,4 +1,4 @@
-"""The whole way once: a real gateway, a scripted model that answers right and wrong, the demo."""
+"""The whole way once: a real gateway, and a scripted model that answers right and wrong."""
 
 import json
 import os
@@ -116,14 +116,11 @@ def quiet(what: str) -> None: ...
 
 @contextmanager
 def served(own: Path) -> Iterator[Gateway]:
-    """The scripted model as it is and with a parser of another format, the demo, and one whose
-    options do not fit."""
+    """The scripted model as it is, with a parser of another format, and with a drafter that there
+    is not."""
     model = str(own / "scripted")
     wanted = subjects([model], ["tool_parser=default", "tool_parser=pythonic"])
-    wanted += [
-        Subject("demo", {}, "demo"),
-        Subject("demo", {"drafter": "absent"}, "demo, absent"),
-    ]
+    wanted.append(Subject(model, {"drafter": "absent"}, "scripted, absent"))
     environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
     environ["MLX_PROVIDER_IDLE_TIMEOUT"] = "900"  # it must not end between tests
     with closing(staging(wanted, quiet, environ)) as stages:
@@ -163,7 +160,7 @@ def test_a_parser_of_another_format_is_seen(staged: list[Staged | Result], own: 
 
 
 def test_what_does_not_load_is_told_and_the_others_go_on(staged: list[Staged | Result]) -> None:
-    skipped = staged[3]
+    skipped = staged[2]
     assert isinstance(skipped, dict)
     assert "drafter" in skipped["skipped"]
 
@@ -186,16 +183,16 @@ def test_a_needle_is_found_at_each_length_and_depth(
         needle.locker(1)[1]
     }
     assert all(cell["length"] - 250 < cell["tokens"] <= cell["length"] for cell in result["cells"])
-    assert Needles().find_limit(of(staged, 2)) == (65_536 - 64 - 1, "the model's context")
+    assert Needles().find_limit(scripted) == (8000 - 64 - 1, "the model's context")
 
 
 def test_counts_are_those_of_the_prompts(staged: list[Staged | Result]) -> None:
-    demo = of(staged, 2)
-    client = Client(demo, 4, {})
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    scripted = of(staged, 0)
+    client = Client(scripted, 4, {})
+    messages = [{"role": "user", "content": script(Step("It is Paris."))}]
     reply = client.ask(messages)
     client.close()
-    assert reply.prompt_tokens == demo.count(messages)
+    assert reply.prompt_tokens == scripted.count(messages)
 
 
 def test_a_template_without_tools_is_told(staged: list[Staged | Result]) -> None:
@@ -203,10 +200,10 @@ def test_a_template_without_tools_is_told(staged: list[Staged | Result]) -> None
         def count(self, request: Any) -> int:
             return 7
 
-    demo = of(staged, 2)
-    deaf = replace(demo, apart=replace(demo.apart, engine=Deaf()))  # type: ignore[arg-type]
+    scripted = of(staged, 0)
+    deaf = replace(scripted, apart=replace(scripted.apart, engine=Deaf()))  # type: ignore[arg-type]
     assert not knows_tools(deaf)
-    assert knows_tools(demo)
+    assert knows_tools(scripted)
 
 
 def test_the_command_compares_and_writes(
@@ -221,7 +218,7 @@ def test_the_command_compares_and_writes(
         commands.evaluate, arguments, obj=PluginRegistry(), catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
-    assert "demo, absent: not measured" in done.stderr
+    assert "scripted, absent: not measured" in done.stderr
     assert "scripted, tool_parser=pythonic" in done.stdout
     result = json.loads(out.read_text())
     assert result["versions"]["mlx-provider"]
@@ -233,14 +230,14 @@ def test_the_command_compares_and_writes(
 
 
 def test_a_gateway_that_ended_is_told(staged: list[Staged | Result], tmp_path: Path) -> None:
-    demo = of(staged, 2)
+    scripted = of(staged, 0)
     (tmp_path / "proxy.log").write_text("first\nout of memory\n")
     with subprocess.Popen(["false"]) as ended, socket.socket() as taken:
         ended.wait()
         taken.bind(("127.0.0.1", 0))  # nobody else may listen there meanwhile
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        proxy = replace(demo.apart.proxy, process=ended, url=url, log=tmp_path / "proxy.log")
-        client = Client(replace(demo, apart=replace(demo.apart, proxy=proxy)), 4, {})
+        proxy = replace(scripted.apart.proxy, process=ended, url=url, log=tmp_path / "proxy.log")
+        client = Client(replace(scripted, apart=replace(scripted.apart, proxy=proxy)), 4, {})
         with pytest.raises(
             EngineUnavailable, match="ended with exit code 1: first / out of memory"
         ):

@@ -6,6 +6,7 @@ It leaves the proxies of other tests alone: those whose environment does not nam
 
 import http.server
 import sys
+import time
 from pathlib import Path
 
 KEYS = Path(sys.argv[1])
@@ -43,6 +44,7 @@ def take():
                 return http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
             except OSError:
                 TAKEN.add(port)
+        time.sleep(0.05)  # a proxy takes seconds to listen
 
 
 print("ready", flush=True)

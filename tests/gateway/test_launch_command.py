@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,9 +20,11 @@ from typer.testing import CliRunner
 
 from local_server import serving
 from mlx_provider.cli.app import build
-from mlx_provider.gateway import foreground
+from mlx_provider.gateway import foreground, launch
+from mlx_provider.gateway.config import ANYTHING
 from mlx_provider.gateway.launch import Launch
 from mlx_provider.gateway.models import candidate
+from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.registry import PluginRegistry
 
 Install = Callable[..., str]
@@ -45,8 +48,16 @@ def invoke(*arguments: str, registry: PluginRegistry = OURS) -> tuple[int, str, 
 @pytest.fixture
 def started(written, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy of the tests in the place of one's own."""
-    proxy = type("Running", (), {"url": written.url, "key": written.key})
-    monkeypatch.setattr(Launch, "_start", lambda *arguments: proxy)
+
+    def start_proxy(config: Path, environ: dict[str, str]) -> Proxy:
+        entries = json.loads(config.read_text())["model_list"]
+        assert [each["model_name"] for each in entries] == ["demo", *ANYTHING]
+        return running
+
+    with subprocess.Popen(["true"]) as process:
+        running = Proxy(process, written.url, written.key, written.folder)
+    monkeypatch.setattr(Proxy, "wait_ready", lambda proxy: None)
+    monkeypatch.setattr(launch, "start_proxy", start_proxy)
 
 
 @pytest.mark.parametrize("name", OURS.clients)
@@ -100,38 +111,6 @@ def test_a_client_reaches_the_engine_itself(
     assert list((runtime / "launch").iterdir()) == []
 
 
-def test_a_real_launch_ends_with_its_client(
-    written, stand_in: Callable[[str], Path], runtime: Path, tmp_path: Path, impostor: Path
-) -> None:
-    """From nothing but the command, to a signal that the client answers with its own exit code."""
-    seen = stand_in("claude")
-    command = [sys.executable, "-c", RUN, "launch", "claude", "--model", "demo", "--", "wait"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-    )
-    with process:
-        while not seen.exists():
-            assert process.poll() is None, process.communicate()
-            signal.sigtimedwait([], 0.05)
-        told = json.loads(seen.read_text())
-        process.send_signal(signal.SIGTERM)
-        shown, phases = process.communicate(timeout=300)
-    assert process.returncode == 7
-    assert not impostor.exists()
-    assert shown == ""  # standard output is the client's
-    named = [line.split()[0] for line in phases.splitlines()]
-    assert [each for each in named if each != "loading"] == ["model", "engine", "proxy", "client"]
-    environment = told["environment"]
-    assert environment["ANTHROPIC_AUTH_TOKEN"] not in phases
-    assert "Paris" in told["answer"]
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(environment["ANTHROPIC_BASE_URL"], trust_env=False)
-    assert not Path(environment["CLAUDE_CONFIG_DIR"]).exists()
-    assert list((tmp_path / "tmp").glob("mlxp-*")) == []
-    assert list((runtime / "launch").iterdir()) == []
-    assert list((tmp_path / "home").iterdir()) == []
-
-
 class Vendor(http.server.BaseHTTPRequestHandler):
     """Anthropic's API. Keeps the headers of each request."""
 
@@ -158,11 +137,14 @@ class Vendor(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-def test_a_subagent_of_claude_runs_here_and_its_main_model_elsewhere(
-    written, stand_in: Callable[[str], Path]
+def test_a_real_launch_of_a_subagent_ends_with_its_client(
+    written, stand_in: Callable[[str], Path], runtime: Path, tmp_path: Path, impostor: Path
 ) -> None:
+    """From nothing but the command, to a signal that the client answers with its own exit code. The
+    subagent runs here, and its main model elsewhere."""
     seen = stand_in("claude")
-    client, served = OURS.clients["claude"], candidate("demo", OURS, 2**33).served
+    command = [sys.executable, "-c", RUN, "launch", "claude", "--model", "demo", "--as-subagent"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     with serving(Vendor) as vendor:
         vendor.seen = []  # type: ignore[attr-defined]
         own = {
@@ -170,7 +152,17 @@ def test_a_subagent_of_claude_runs_here_and_its_main_model_elsewhere(
             "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{vendor.server_port}",
             "ANTHROPIC_API_KEY": "sk-ant-api-of-the-user",
         }
-        assert Launch(client, served, [], own, as_subagent=True).run(lambda *told: None) == 7
+        with subprocess.Popen([*command, "--", "wait"], env=own, text=True, **pipes) as process:
+            while not seen.exists():
+                assert process.poll() is None, process.communicate()
+                signal.sigtimedwait([], 0.05)
+            process.send_signal(signal.SIGTERM)
+            shown, phases = process.communicate(timeout=300)
+    assert process.returncode == 7
+    assert not impostor.exists()
+    assert shown == ""  # standard output is the client's
+    named = [line.split()[0] for line in phases.splitlines()]
+    assert [each for each in named if each != "loading"] == ["model", "engine", "proxy", "client"]
     told = json.loads(seen.read_text())
     main, with_key, *local = told["answer"]
     assert "from the vendor" in main
@@ -179,9 +171,15 @@ def test_a_subagent_of_claude_runs_here_and_its_main_model_elsewhere(
     first, second = vendor.seen  # type: ignore[attr-defined]
     assert first["authorization"] == "Bearer sk-ant-oat01-of-the-user"
     assert second["x-api-key"] == "sk-ant-api-of-the-user"
-    key = told["environment"]["ANTHROPIC_CUSTOM_HEADERS"].rpartition(" ")[2]
-    assert key not in str(vendor.seen)  # type: ignore[attr-defined]
-    assert "ANTHROPIC_MODEL" not in told["environment"]
+    environment = told["environment"]
+    key = environment["ANTHROPIC_CUSTOM_HEADERS"].rpartition(" ")[2]
+    assert key not in f"{vendor.seen}{phases}"  # type: ignore[attr-defined]
+    assert "ANTHROPIC_MODEL" not in environment
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(environment["ANTHROPIC_BASE_URL"], trust_env=False)
+    assert list((tmp_path / "tmp").glob("mlxp-*")) == []
+    assert list((runtime / "launch").iterdir()) == []
+    assert list((tmp_path / "home").iterdir()) == []
 
 
 def test_a_subagent_of_opencode_leaves_the_users_settings_in_place() -> None:

@@ -118,10 +118,8 @@ def test_up_stays_for_clients_of_both_apis_until_down(
     """A real proxy and engine, beside a program that would like to have their key."""
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "up"))
     port = free_port()
-    command = [sys.executable, "-c", RUN]
-    done = subprocess.run(
-        [*command, "up", "demo", "--port", str(port)], capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", RUN, "up", "demo", "--port", str(port)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     running = kept.running()
     assert running is not None
@@ -144,9 +142,9 @@ def test_up_stays_for_clients_of_both_apis_until_down(
     assert not impostor.exists()
     assert {mode(each) for each in kept.folder.iterdir()} == {0o600}
     assert key.encode() not in (kept.folder / "config.yaml").read_bytes()
-    done = subprocess.run([*command, "down"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "engine  process" in done.stderr
+    code, _, told = invoke("down")
+    assert code == 0, told
+    assert "engine  process" in told
     assert kept.running() is None
     with pytest.raises(httpx.ConnectError):
         httpx.get(variables["ANTHROPIC_BASE_URL"], trust_env=False)
@@ -217,8 +215,8 @@ def test_down_ends_the_engine_of_an_up_that_was_interrupted(
 ) -> None:
     """A real engine, while it loads the model or has just loaded it."""
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(runtime / "cut"))
-    command = [sys.executable, "-c", RUN]
-    with subprocess.Popen([*command, "up", "demo"], stderr=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", RUN, "up", "demo"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         while not (runtime / "cut" / "engine.sock").exists():
             assert process.poll() is None
             signal.sigtimedwait([], 0.05)
@@ -226,8 +224,7 @@ def test_down_ends_the_engine_of_an_up_that_was_interrupted(
         process.communicate()
     assert kept.record() is None
     assert is_held(runtime / "cut" / "engine.lock")
-    done = subprocess.run([*command, "down"], capture_output=True, text=True)
-    assert "engine  process" in done.stderr
+    assert "engine  process" in invoke("down")[2]
     while is_held(runtime / "cut" / "engine.lock"):
         signal.sigtimedwait([], 0.05)
 

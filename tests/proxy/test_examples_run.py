@@ -1,10 +1,12 @@
 """The examples, as they stand."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from litellm.proxy.types_utils.utils import get_instance_fn
 
@@ -14,33 +16,34 @@ from mlx_provider.litellm.model_info import operator_options
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name, **environ):
-    clean = {k: v for k, v in os.environ.items() if not k.upper().endswith("_PROXY")}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
-        env={**clean, **environ},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+HEAVY = {"mlx", "mlx_lm", "mlx_vlm", "transformers"}
+"""What a gateway's process must not load."""
+CODE = f"import runpy, sys; runpy.run_path(sys.argv[1]); print(sorted({HEAVY} & set(sys.modules)))"
 
 
-def test_openai_client(proxy, own_engine):
-    out = run("openai_client.py", OPENAI_BASE_URL=f"{proxy.url}/v1", OPENAI_API_KEY=proxy.key)
-    assert "Maria" in out
-    assert "prompt tokens" in out
+@pytest.mark.parametrize(
+    ("name", "path", "key", "said"),
+    [
+        ("openai", "/v1", "API_KEY", ["Maria", "prompt tokens"]),
+        ("anthropic", "", "AUTH_TOKEN", ["Rome"]),
+    ],
+)
+def test_a_client(proxy, own_engine, capsys, monkeypatch, name, path, key, said):
+    for variable in [each for each in os.environ if each.upper().endswith("_PROXY")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv(f"{name.upper()}_BASE_URL", proxy.url + path)
+    monkeypatch.setenv(f"{name.upper()}_{key}", proxy.key)
+    runpy.run_path(str(EXAMPLES / f"{name}_client.py"))
+    out = capsys.readouterr().out
+    assert [each for each in said if each not in out] == []
 
 
-def test_anthropic_client(proxy, own_engine):
-    out = run("anthropic_client.py", ANTHROPIC_BASE_URL=proxy.url, ANTHROPIC_AUTH_TOKEN=proxy.key)
-    assert "Rome" in out
-
-
-def test_sdk_script(own_engine):
-    out = run("sdk_script.py")
+def test_a_script_with_the_handler_loads_no_engine(own_engine):
+    command = [sys.executable, "-c", CODE, str(EXAMPLES / "sdk_script.py")]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "Paris" in out
     assert "Once upon a time" in out
+    assert out.splitlines()[-1] == "[]"
 
 
 def test_the_proxy_config():

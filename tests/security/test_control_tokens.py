@@ -33,7 +33,7 @@ ServedOf = Callable[[str], ModelView]
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedOf]:
     """A loaded model by family name, or the demo."""
-    service = ChatService(EngineSettings())
+    service = ChatService(EngineSettings(kv_layout="solo"))
 
     @cache
     def loaded(name: str) -> ModelView:

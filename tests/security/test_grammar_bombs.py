@@ -2,9 +2,8 @@
 
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,19 +75,18 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
     "a rule that is itself": (lark("start: start"), "no text at all fits it"),
     "a long chain of rules": (lark(chain(10_000)), "nested too deep"),
     "rules of repeats": (lark('start: (("a"{1000}){1000}){1000}'), "Too many items"),
-    "an endless intersection": (
-        lark("start: X\nX: " + " & ".join(f"/(.{{{n}}})*/" for n in (97, 89, 83, 79, 73, 71))),
-        "takes more than 1 s",
-    ),
     "a long text": (lark('start: "a"\n' + "// x\n" * 300_000), "longer than 1000000"),
     "optional properties": (schema(OPTIONAL), "items; max is 2000"),
     "a chain of references": (schema(reference_chain(3000)), "nested too deep"),
     "a cycle of references": (schema(CYCLE), "no text at all fits it"),
-    "an endless remainder": (schema({"type": "integer", "multipleOf": 999_983}), "takes more"),
     "a huge enum": (schema({"enum": [f"value {i}" for i in range(100_000)]}), "longer|too big"),
     "a huge constant": (schema({"const": "x" * 900_000}), "too many|takes|too long"),
     "a huge pattern": (schema({"type": "string", "pattern": "a" * 2_000_000}), "longer than"),
 }
+ENDLESS = (
+    lark("start: X\nX: " + " & ".join(f"/(.{{{n}}})*/" for n in (97, 89, 83, 79, 73, 71))),
+    schema({"type": "integer", "multipleOf": 999_983}),
+)
 PATTERN = {"type": "string", "pattern": "^((a{999}){999}){999}$"}
 TOOL_BOMBS: dict[str, tuple[dict[str, Any], str]] = {
     "optional parameters": (OPTIONAL, "items; max is 2000"),
@@ -154,21 +152,16 @@ def test_many_choices_are_a_grammar_too_long() -> None:
 
 def test_others_go_on_while_bombs_are_tried(service: ChatService) -> None:
     other = Reader(service, request(max_tokens=200, min_tokens=200))
-    bombs = [BOMBS["an endless intersection"][0], BOMBS["an endless remainder"][0]]
-    refused: list[BadRequest] = []
 
     def submit(given: dict[str, Any]) -> None:
-        with pytest.raises(BadRequest) as caught:
+        with pytest.raises(BadRequest, match="takes more than 1 s") as caught:
             service.submit(request(**given), EventQueue())
-        refused.append(caught.value)
+        assert caught.value.param
 
-    threads = [threading.Thread(target=submit, args=(given,)) for given in bombs]
-    for thread in threads:
-        thread.start()
-    assert isinstance(other.all()[-1], Done)
-    for thread in threads:
-        thread.join(300)
-    assert len(refused) == 2
+    with ThreadPoolExecutor(len(ENDLESS)) as pool:
+        tried = pool.map(submit, ENDLESS)
+        assert isinstance(other.all()[-1], Done)
+        assert [*tried] == [None, None]
 
 
 def test_a_grammar_that_gives_up_late_ends_its_own_request_alone(service: ChatService) -> None:
