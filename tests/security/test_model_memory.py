@@ -34,7 +34,7 @@ PASS = 250_000
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Models of 4.6 MB each."""
     root = tmp_path_factory.mktemp("models")
-    size = {"hidden_size": 192, "intermediate_size": 512}
+    size = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3}
     return [build(root / f"m{i}", "qwen3", seed=i, **size) for i in range(MODELS)]
 
 
