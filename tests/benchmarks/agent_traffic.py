@@ -9,6 +9,7 @@ the end in units of one token's KV (a recurrent state counts as `STATE_UNITS`).
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -218,6 +219,7 @@ class Traffic:
         return requests
 
 
+@cache
 def scenarios(seed: int = 0) -> dict[str, list[SimRequest]]:
     """Every scenario by name."""
     traffic = Traffic(seed)

@@ -229,7 +229,7 @@ def test_heads(folder: Path, subject: Make) -> None:
     assert head(subject(folder)).state == "warn"
     assert head(subject("demo-hybrid")).what.endswith("has a head for drafts")
     # layers beyond those of the model are a head, too
-    edit(folder, "config.json", num_hidden_layers=2, num_nextn_predict_layers=1)
+    edit(folder, "config.json", num_hidden_layers=1, num_nextn_predict_layers=1)
     assert head(subject(folder)).what.endswith("has a head for drafts")
 
 

@@ -116,7 +116,7 @@ def tokens(requests: Sequence[Request]) -> list[list[int]]:
     return [row.tokens for request in requests for row in request.rows]
 
 
-@pytest.fixture(params=["float32", "bfloat16", "4 bit"])
+@pytest.fixture(params=["float32", pytest.param("bfloat16", marks=pytest.mark.sweep), "4 bit"])
 def model(request: pytest.FixtureRequest, folder: Callable[..., Path]) -> Reciting:
     form = request.param
     path = folder("qwen3", **({"dtype": form} if form == "bfloat16" else {"seed": 9}))

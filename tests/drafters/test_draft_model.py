@@ -254,7 +254,7 @@ def test_a_window_is_left_before_it_wraps(folder: Folders, qwen3: TextModel) -> 
 
 
 def test_rows_beyond_the_memory_wait_until_another_one_has_ended(qwen3: TextModel) -> None:
-    each = 3 * 2 * 2 * 16 * 4 * 512  # layers, keys and values, heads, dim, bytes; tokens
+    each = 2 * 2 * 2 * 16 * 4 * 512  # layers, keys and values, heads, dim, bytes; tokens
     drafting = DraftModel(qwen3, 384, context=512, kv_bytes=2 * each)
     rows = [DraftRow(TEXT[: 9 + i], wanted=1) for i in range(3)]
     first, second, third = drafting.propose(rows)

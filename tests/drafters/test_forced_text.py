@@ -72,7 +72,7 @@ def passes(model: LoadedModel, asked: Sequence[Request], drafting: Drafting | No
     return steps_of(engine, asked)
 
 
-@pytest.fixture(params=["qwen3", "qwen3 bfloat16", "qwen3 4 bit", "qwen3_5_text", "gemma3_text"])
+@pytest.fixture(params=["qwen3 bfloat16", "qwen3 4 bit", "qwen3_5_text", "gemma3_text"])
 def model(request: pytest.FixtureRequest, folder: Callable[..., Path]) -> LoadedModel:
     family, _, form = request.param.partition(" ")
     path = folder(family, **({"dtype": form} if form == "bfloat16" else {"seed": 9}))

@@ -1,6 +1,7 @@
 """Rows of whose prompts tokens were left out, against a forward pass written out here."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tiny import build
 from .scores import Scripted, thinning
 
 VOCAB = 384
+Formed = Callable[[str], TextModel]
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -75,6 +77,22 @@ def said(model: TextModel, request: Request) -> list[int]:
         tokens.append(int(mx.argmax(logits_of(model, tokens, places)).item()))
         places.append(len(request.prompt.tokens) + at)
     return tokens[-request.max_tokens :]
+
+
+@pytest.fixture(scope="module")
+def in_format(tmp_path_factory: pytest.TempPathFactory) -> Formed:
+    @cache
+    def loaded(form: str) -> TextModel:
+        folder, dtype = (
+            tmp_path_factory.mktemp("sparse"),
+            "float32" if form == "float32" else "bfloat16",
+        )
+        build(folder, "qwen3", dtype=dtype)
+        if form == "4bit":
+            quantise(folder, "qwen3")
+        return equipped(load_text(folder, LoadOptions()))
+
+    return loaded
 
 
 def served(engine: Engine, *requests: Request) -> None:
@@ -124,9 +142,9 @@ def test_all_kept_is_a_whole_prefill(qwen3: TextModel) -> None:
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "4bit"])
-def test_tokens_side_by_side_are_a_whole_prefill(form: str, tmp_path: Path) -> None:
+def test_tokens_side_by_side_are_a_whole_prefill(form: str, in_format: Formed) -> None:
     """The way that sparse prompts take, with nothing left out: to the last digit in float32."""
-    model = in_format(form, tmp_path)
+    model = in_format(form)
     tokens, whole = text(300), model.make_cache()
     plain = [
         model.prefill(PrefillChunk(Prompt(tokens), *ends, whole)) for ends in [(0, 170), (170, 300)]
@@ -140,13 +158,6 @@ def test_tokens_side_by_side_are_a_whole_prefill(form: str, tmp_path: Path) -> N
     for one, other in zip(plain, found, strict=True):
         assert mx.max(mx.abs(one - other)).item() < bound
     assert [layer.offset for layer in own] == [300] * len(own)
-
-
-def in_format(form: str, folder: Path) -> TextModel:
-    build(folder / form, "qwen3", dtype="float32" if form == "float32" else "bfloat16")
-    if form == "4bit":
-        quantise(folder / form, "qwen3")
-    return equipped(load_text(folder / form, LoadOptions()))
 
 
 def mixed_requests() -> list[Request]:
@@ -223,9 +234,9 @@ def test_rows_in_company_are_what_they_are_alone(
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "4bit"])
-def test_rows_in_company_in_low_precision(form: str, tmp_path: Path) -> None:
+def test_rows_in_company_in_low_precision(form: str, in_format: Formed) -> None:
     """Where both go the same way, by the same chances as far as the format tells them."""
-    model = in_format(form, tmp_path)
+    model = in_format(form)
     requests = [new_request(text(270 + 60 * i, i), max_tokens=8, logprobs=1) for i in range(3)]
     twins = [new_request(r.prompt.tokens, max_tokens=8, logprobs=1) for r in requests]
     alone(model, twins)
@@ -319,7 +330,7 @@ def test_states_run_over_what_is_kept(family: str, folder: Callable[..., Path]) 
     chosen, _ = PluginRegistry.discover().family_for(read_json(path / "config.json"))
     model = equipped(chosen.load(path, LoadOptions()))
     assert problem(model, model.make_cache) == ""
-    alone, company = (new_request(text(420), max_tokens=40) for _ in range(2))
+    alone, company = (new_request(text(420), max_tokens=12) for _ in range(2))
     served(thinning(model, share=0.3, layout="solo", max_chunk=4096), alone)
     served(thinning(model, share=0.3, max_chunk=64), new_request(text(40), max_tokens=30), company)
     assert alone.kept == company.kept is not None

@@ -45,7 +45,7 @@ class Timed:
         return self.inner.prefill(chunk)
 
 
-@pytest.mark.parametrize("context", [2, 128, 1024, 2600, 32768])
+@pytest.mark.parametrize("context", [2, 128, 1024, 2600])
 def test_no_pass_reaches_beyond_the_context(qwen3: TextModel, context: int) -> None:
     model = Timed(qwen3, replace(qwen3.info, context_length=context))
     curve = calibrate(model, qwen3.make_cache, FOUND).curve  # type: ignore[arg-type]

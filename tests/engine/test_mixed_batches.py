@@ -17,8 +17,8 @@ from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
 
-POISON = 15
-"""A token that nobody draws."""
+POISON = 383
+"""A token that nobody draws: beyond the tokenizer's."""
 LONG = [100 + 3 * i % 250 for i in range(200)]
 
 

@@ -56,7 +56,7 @@ def probed(noisy: NoisyDevice) -> Probed:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sweep)])
 def test_noise_of_kernels_leaves_the_best_layout(deep: Deep, probed: Probed, seed: int) -> None:
-    found = probed(deep(seed))
+    found = probed(deep(seed, layers=24))
     assert keeps_the_best(found), found
     assert 0.1 < found.noise_floor < 2
 
@@ -90,7 +90,7 @@ def test_an_error_of_the_layout_is_found(
     deep: Deep, probed: Probed, monkeypatch: Patch, bug: str, seed: int
 ) -> None:
     LAYOUT_BUGS[bug](monkeypatch)
-    assert finds_layout_bug(probed, deep(seed, layers=12))
+    assert finds_layout_bug(probed, deep(seed, layers=8))
 
 
 @pytest.mark.parametrize(("bug", "seed"), each_with_a_seed(CHUNK_BUGS))
@@ -98,7 +98,7 @@ def test_an_error_of_mixed_chunks_is_found(
     deep: Deep, probed: Probed, monkeypatch: Patch, bug: str, seed: int
 ) -> None:
     CHUNK_BUGS[bug](monkeypatch)
-    assert finds_chunk_bug(probed, deep(seed, layers=12))
+    assert finds_chunk_bug(probed, deep(seed, layers=8))
 
 
 @pytest.mark.parametrize("bug", OTHER_BUGS)
@@ -106,7 +106,7 @@ def test_errors_of_windows_and_states_are_found(
     deep: Deep, probed: Probed, monkeypatch: Patch, bug: str
 ) -> None:
     family, break_it = OTHER_BUGS[bug]
-    model = deep(0, family, layers=8)
+    model = deep(0, family, layers=4)
     assert probed(model).layout == "grouped"
     break_it(monkeypatch)
     assert finds_layout_bug(probed, model)
@@ -116,7 +116,7 @@ def test_errors_of_windows_and_states_are_found(
 def test_errors_of_a_chunks_states_are_found(
     deep: Deep, probed: Probed, monkeypatch: Patch, bug: str
 ) -> None:
-    model = deep(0, "qwen3_5_text", layers=8)
+    model = deep(0, "qwen3_5_text", layers=4)
     assert probed(model).mixes
     STATE_BUGS[bug](monkeypatch)
     found = probed(model)

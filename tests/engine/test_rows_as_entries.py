@@ -41,14 +41,14 @@ def check(model: TextModel, *requests: Request) -> None:
 
 
 def test_a_conversation_copies_only_when_it_outgrows_its_buffers() -> None:
-    found = measured(in_place=True, first=5000, each=800)
+    found = measured(in_place=True, turns=6, first=5000, each=800)
     assert [turn.cached for turn in found[1:]] == [turn.tokens for turn in found[:-1]]
     grown = [turn for turn in found if turn.copied]
     assert len(grown) <= 2, "the capacity doubles"
     assert found[0].copied == 0
     assert found[0].peak <= 1.15, "the entry of the prompt is no second copy of it"
     total = sum(turn.copied for turn in found)
-    before = measured(in_place=False, first=5000, each=800)
+    before = measured(in_place=False, turns=6, first=5000, each=800)
     assert total <= 0.2 * sum(turn.copied for turn in before)
 
 
@@ -328,8 +328,8 @@ def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
     qwen3: TextModel,
 ) -> None:
     own = Shrinking(qwen3)
-    request = own.turn(asked(own.engine, LONG), reply=200)
-    most = own.memory.row_bytes(len(request.prompt.tokens) + 200)
+    request = own.turn(asked(own.engine, LONG), reply=60)
+    most = own.memory.row_bytes(len(request.prompt.tokens) + 60)
     assert own.scheduler.live_bytes + own.stored.in_use > most
     own.room = most
     run(own.engine)

@@ -51,7 +51,6 @@ def reference_logits(model: Any, prompt: Prompt, tokens: list[int]) -> mx.array:
     return language.lm_head(language.model.norm(hidden))[0, -1]
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 5, 30])
 @pytest.mark.parametrize(
     "parts",
     [
@@ -61,13 +60,14 @@ def reference_logits(model: Any, prompt: Prompt, tokens: list[int]) -> mx.array:
     ],
     ids=["image", "two images", "image beyond the window"],
 )
-def test_images_are_seen_as_in_the_reference(parts: Any, chunk: int, load, ask) -> None:
+def test_images_are_seen_as_in_the_reference(parts: Any, load, ask) -> None:
     model = load("gemma3")
     prompt = ask(model, *parts)
     out: list[int] = []
     for _ in range(10):
         out.append(int(mx.argmax(reference_logits(model, prompt, out))))
-    assert greedy(model, prompt, 10, chunk=chunk) == out
+    for chunk in (0, 1, 5, 30):
+        assert greedy(model, prompt, 10, chunk=chunk) == out
 
 
 def test_first_image_token_sees_the_last(load, ask) -> None:
@@ -92,7 +92,7 @@ def test_prompts_longer_than_the_window(load, ask) -> None:
     assert len(prompt.tokens) > 3 * WINDOW
     row = start(model, prompt)
     rings = [entry for entry in row.cache if isinstance(entry, RotatingKVCache)]
-    assert len(rings) == 2
+    assert len(rings) == 1
     assert all(entry.max_size == WINDOW for entry in rings)
     assert greedy(model, prompt, 10, chunk=7) == greedy(model, prompt, 10)
 
@@ -129,7 +129,7 @@ def test_the_window_of_a_model_of_text_alone(folders, monkeypatch: pytest.Monkey
         logits[window] = np.array(start(model, prompt, chunk=40).logits)
         fingerprints.add(model.info.fingerprint)
         rings = [c for c in model.make_cache() if isinstance(c, RotatingKVCache)]
-        assert [c.max_size for c in rings] == ([] if window == "0" else [int(window or WINDOW)] * 2)
+        assert [c.max_size for c in rings] == ([] if window == "0" else [int(window or WINDOW)])
     assert len(fingerprints) == 4
     assert np.abs(logits["12"] - logits[""]).max() > 1e-2
     assert np.abs(logits["0"] - logits[""]).max() > 1e-2

@@ -56,7 +56,7 @@ def test_what_is_known_of_a_model(name: str, load, folders) -> None:
     assert "image" in info.media
     assert 0 < info.min_pixels <= info.max_pixels
     size = (folders(name) / "model.safetensors").stat().st_size
-    assert 0.8 * size < info.weights_bytes <= size
+    assert 0.7 * size < info.weights_bytes <= size  # a head for drafts is not loaded
     ends = ("<end_of_turn>", "<eos>") if name == "gemma3" else ("<|im_end|>", "<|endoftext|>")
     assert info.stop_tokens == {fast.token_to_id(text) for text in ends}
 

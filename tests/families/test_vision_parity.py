@@ -1,5 +1,7 @@
 """Every vision family against mlx-vlm's own generation of one request at a time."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,19 @@ REQUESTS: dict[str, tuple[str | MediaItem, ...]] = {
 }
 
 
+@cache
+def _upstreams(folder: Path) -> tuple[Any, Any]:
+    import mlx_vlm
+
+    return mlx_vlm.load(str(folder))  # type: ignore[return-value]
+
+
 def oracle(folder: Path, prompt: Prompt, media: list[MediaItem], count: int) -> list[int]:
     """Greedy tokens by mlx-vlm alone; also checks that it sees the same prompt tokens."""
-    import mlx_vlm
     from mlx_vlm.generate.dispatch import stream_generate
     from mlx_vlm.utils import prepare_inputs
 
-    model, processor = mlx_vlm.load(str(folder))
+    model, processor = _upstreams(folder)
     images = [Image.fromarray(item.pixels) for item in media]
     inputs: dict[str, Any] = prepare_inputs(
         processor,
@@ -66,6 +74,18 @@ EACH = [
 """Experts see one token at a time, so the sweep has them where rows and chunks are tried."""
 
 
+@pytest.fixture(scope="module")
+def alone(load, ask) -> Callable[[str], dict[str, list[int]]]:
+    """What each of the requests gets alone, by the name of a model."""
+
+    @cache
+    def answers(name: str) -> dict[str, list[int]]:
+        model = load(name)
+        return {key: greedy(model, ask(model, *parts), COUNT) for key, parts in REQUESTS.items()}
+
+    return answers
+
+
 def cases() -> list[Any]:
     found = [(name, request) for name in QWEN for request in REQUESTS]
     found += [("gemma3", request) for request in REQUESTS if "text" in request]
@@ -73,20 +93,20 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "request_name"), cases())
-def test_one_row_equals_mlx_vlm(name: str, request_name: str, load, ask, folders) -> None:
+def test_one_row_equals_mlx_vlm(name: str, request_name: str, load, ask, folders, alone) -> None:
     parts = REQUESTS[request_name]
     prompt = ask(load(name), *parts)
     media = [part for part in parts if isinstance(part, MediaItem)]
-    assert greedy(load(name), prompt, COUNT) == oracle(folders(name), prompt, media, COUNT)
+    assert alone(name)[request_name] == oracle(folders(name), prompt, media, COUNT)
 
 
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(
     "chunk", [1, 7, *(pytest.param(n, marks=pytest.mark.sweep) for n in (3, 16))]
 )
-def test_chunks_may_cut_anywhere(name: str, chunk: int, load, ask) -> None:
+def test_chunks_may_cut_anywhere(name: str, chunk: int, load, ask, alone) -> None:
     prompt = ask(load(name), *REQUESTS["two images"])
-    assert greedy(load(name), prompt, COUNT, chunk=chunk) == greedy(load(name), prompt, COUNT)
+    assert greedy(load(name), prompt, COUNT, chunk=chunk) == alone(name)["two images"]
 
 
 def started(model: LoadedModel, ask: Any) -> list[Started]:
@@ -94,23 +114,21 @@ def started(model: LoadedModel, ask: Any) -> list[Started]:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_rows_of_any_kind_decode_together(name: str, load, ask) -> None:
+def test_rows_of_any_kind_decode_together(name: str, load, ask, alone) -> None:
     model = load(name)
-    alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
     rows = started(model, ask)
     cache = merge_rows([row.cache for row in rows])
-    assert continue_greedily(model, rows, cache, COUNT) == alone
+    assert continue_greedily(model, rows, cache, COUNT) == [*alone(name).values()]
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_groups_decode_in_one_pass(name: str, load, ask) -> None:
+def test_groups_decode_in_one_pass(name: str, load, ask, alone) -> None:
     model = load(name)
-    alone = [greedy(model, ask(model, *parts), COUNT) for parts in REQUESTS.values()]
     rows = started(model, ask)
     pair = merge_rows([row.cache for row in rows[:2]])
     caches, sizes = [pair, *(row.cache for row in rows[2:])], [2, *[1] * (len(rows) - 2)]
     cache = joined(caches, sizes)
-    assert continue_greedily(model, rows, cache, COUNT) == alone
+    assert continue_greedily(model, rows, cache, COUNT) == [*alone(name).values()]
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -27,14 +27,14 @@ from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.cache_classes import leaves
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
+from references import alone, assert_near_alone, quantised
 from schedules import Oracle
-from tolerances import logprob_tolerance
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 """One of each kind of cache that has layers with every token."""
 LEAST = 16
 COMMON = [20 + i * i % 300 for i in range(200)]
-REPLY = 24
+REPLY = 16
 Tiny = Callable[..., TextModel]
 Seeing = Callable[[str], tuple[Any, MediaItem]]
 
@@ -80,32 +80,6 @@ def taken(engine: Engine) -> int:
     return sum(a.nbytes for _, a in tree_flatten(every))
 
 
-def quantised(model: LoadedModel, bits: int | None) -> Callable[[], list[Any]] | None:
-    return None if bits is None else lambda: mlx_lm.quantise_cache(model.make_cache(), bits, 32)
-
-
-def alone(model: LoadedModel, request: Request, bits: int | None = None) -> Request:
-    twin = new_request(
-        request.prompt.tokens, max_tokens=request.max_tokens, logprobs=1, n=len(request.rows)
-    )
-    twin.prompt = request.prompt
-    engine = new_engine(model, layout="solo", max_chunk=4096, make_cache=quantised(model, bits))
-    engine.submit(twin)
-    run(engine)
-    return twin
-
-
-def check_as_alone(
-    model: LoadedModel, request: Request, *, whole: bool = True, bits: int | None = None
-) -> None:
-    twin = alone(model, request, bits)
-    for row in request.rows:
-        got, want = output_of(request, row.index), output_of(twin, row.index)
-        assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
-        for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-            assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance(bits=bits)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_running_rows_hold_one_prefix(tiny: Tiny, family: str) -> None:
     model = tiny(family)
@@ -127,7 +101,7 @@ def test_running_rows_hold_one_prefix(tiny: Tiny, family: str) -> None:
     assert once + tails < 4 * once * 2  # four rows of one step of capacity, and one prefix
     run(engine)
     for request in requests:
-        check_as_alone(model, request)
+        assert_near_alone(model, request)
     check_integrity(cache)
 
 
@@ -135,7 +109,7 @@ def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.M
     """Their caches stay separate, and a step has one product over the prefix in each layer."""
     model, bits = tiny("qwen3", head_dim=32), 8
     engine, cache = sharing(model, make_cache=quantised(model, bits))
-    requests = [branch(i) for i in range(4)]
+    requests = [branch(i, 24) for i in range(4)]
     for request in requests:
         decoding(engine, request)
     engine.step()
@@ -155,7 +129,7 @@ def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.M
     assert len(read) == len(held) * (1 + len(requests))
     run(engine)
     for request in requests:
-        check_as_alone(model, request, bits=bits)
+        assert_near_alone(model, request, bits=bits)
     check_integrity(cache)
 
 
@@ -313,7 +287,7 @@ def storm(
     room = 2**30
     run(engine)
     for request in requests:
-        check_as_alone(model, request, whole=request.id not in cancelled, bits=bits)
+        assert_near_alone(model, request, whole=request.id not in cancelled, bits=bits)
     check_integrity(cache)
     return most, waited
 
@@ -370,7 +344,7 @@ def test_drafts_are_verified_over_a_shared_prefix(
     run(engine)
     assert max(counts) > 2, "drafts are among the queries"
     for request in requests:
-        check_as_alone(model, request)
+        assert_near_alone(model, request)
 
 
 def test_the_probe_lets_quantised_rows_share(tiny: Tiny) -> None:
@@ -417,4 +391,4 @@ def test_an_image_inside_a_shared_prefix(
     run(engine)
     assert "failed" not in caplog.text, "no pass had to run again"
     for request in requests:
-        check_as_alone(model, request)
+        assert_near_alone(model, request)

@@ -67,7 +67,7 @@ def _checked(logits: mx.array, *, fails: bool) -> mx.array:
     return logits
 
 
-def streams(engine: Engine, count: int = 3, max_tokens: int = 60) -> list[Request]:
+def streams(engine: Engine, count: int = 3, max_tokens: int = 30) -> list[Request]:
     requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=max_tokens) for i in range(count)]
     for request in requests:
         engine.submit(request)
@@ -82,13 +82,15 @@ def decoding(engine: Engine, count: int = 3) -> list[Request]:
     return requests
 
 
-def fail_once(patch: pytest.MonkeyPatch, name: str, at: int) -> None:
-    """Let one call of a function of MLX raise, after `at` others."""
-    work, calls = getattr(mx, name), itertools.count()
+def fail_once(patch: pytest.MonkeyPatch, name: str, at: int) -> list[str]:
+    """Let one call of a function of MLX raise, after `at` others. Returns what has failed."""
+    work, calls, failed = getattr(mx, name), itertools.count(), list[str]()
 
     def call(*args: Any, **more: Any) -> Any:
         if next(calls) == at:
+            failed.append(name)
             raise RuntimeError("[malloc] out of memory")
         return work(*args, **more)
 
     patch.setattr(mx, name, call)
+    return failed

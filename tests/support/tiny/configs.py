@@ -13,7 +13,7 @@ Config = dict[str, Any]
 
 _PLAIN: Config = {
     "hidden_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -54,7 +54,6 @@ class TinyFamily:
 def _gemma3_text(ids: Mapping[str, int]) -> Config:
     return _PLAIN | {
         "model_type": "gemma3_text",
-        "num_hidden_layers": 4,
         "sliding_window": 24,
         "sliding_window_pattern": 2,
         "query_pre_attn_scalar": 16,
@@ -116,7 +115,6 @@ def _nemotron_h(ids: Mapping[str, int]) -> Config:
 def _jamba(ids: Mapping[str, int]) -> Config:
     return _PLAIN | {
         "model_type": "jamba",
-        "num_hidden_layers": 4,
         "attn_layer_offset": 1,
         "attn_layer_period": 2,
         "expert_layer_offset": 1,
@@ -188,7 +186,6 @@ def _afm7(ids: Mapping[str, int]) -> Config:
 
 _HYBRID = _PLAIN | {
     "model_type": "qwen3_5_text",
-    "num_hidden_layers": 4,
     "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -398,25 +395,25 @@ _KV, _WINDOW, _STATE = "KVCache", "RotatingKVCache", "ArraysCache"
 _CHUNKED = "ChunkedKVCache"
 
 FAMILIES: tuple[TinyFamily, ...] = (
-    TinyFamily("llama", LLAMA, (_KV,) * 3, lambda ids: _PLAIN | {"model_type": "llama"}),
-    TinyFamily("qwen3", QWEN, (_KV,) * 3, lambda ids: _PLAIN | {"model_type": "qwen3"}),
-    TinyFamily("gemma3_text", GEMMA, (_WINDOW, _KV) * 2, _gemma3_text),
+    TinyFamily("llama", LLAMA, (_KV,) * 2, lambda ids: _PLAIN | {"model_type": "llama"}),
+    TinyFamily("qwen3", QWEN, (_KV,) * 2, lambda ids: _PLAIN | {"model_type": "qwen3"}),
+    TinyFamily("gemma3_text", GEMMA, (_WINDOW, _KV), _gemma3_text),
     TinyFamily("gemma4_text", GEMMA, (_WINDOW, _KV) * 2, _gemma4_text),
     TinyFamily("gpt_oss", QWEN, (_WINDOW, _KV) * 2, _gpt_oss),
-    TinyFamily("qwen3_5_text", QWEN, (_STATE, _KV) * 2, _qwen3_5_text),
-    TinyFamily("qwen3_next", QWEN, (_STATE, _KV) * 2, _qwen3_next),
+    TinyFamily("qwen3_5_text", QWEN, (_STATE, _KV), _qwen3_5_text),
+    TinyFamily("qwen3_next", QWEN, (_STATE, _KV), _qwen3_next),
     TinyFamily("nemotron_h", QWEN, (_STATE, _KV, _STATE), _nemotron_h),
-    TinyFamily("jamba", QWEN, (_STATE, _KV) * 2, _jamba),
-    TinyFamily("rwkv7", QWEN, (_STATE,) * 3, _rwkv7),
+    TinyFamily("jamba", QWEN, (_STATE, _KV), _jamba),
+    TinyFamily("rwkv7", QWEN, (_STATE,) * 2, _rwkv7),
     TinyFamily("llama4", LLAMA, (_CHUNKED, _CHUNKED, _CHUNKED, _KV), _llama4),
-    TinyFamily("deepseek_v3", QWEN, (_KV,) * 3, _deepseek_v3),
+    TinyFamily("deepseek_v3", QWEN, (_KV,) * 2, _deepseek_v3),
     TinyFamily("afm7", QWEN, (_KV,) * 3, _afm7),
-    TinyFamily("qwen3_vl", QWEN, (_KV,) * 3, _qwen3_vl, "mlx_vlm", _QWEN_PROCESSOR),
-    TinyFamily("qwen3_vl_moe", QWEN, (_KV,) * 3, _qwen3_vl_moe, "mlx_vlm", _QWEN_PROCESSOR),
-    TinyFamily("qwen2_vl", QWEN, (_KV,) * 3, _qwen2_vl, "mlx_vlm", _QWEN2_PROCESSOR),
-    TinyFamily("qwen2_5_vl", QWEN, (_KV,) * 3, _qwen2_5_vl, "mlx_vlm", _QWEN2_5_PROCESSOR),
-    TinyFamily("gemma3", GEMMA, (_WINDOW, _KV) * 2, _gemma3, "mlx_vlm", _GEMMA_PROCESSOR),
-    TinyFamily("qwen3_5", QWEN, (_STATE, _KV) * 2, _qwen3_5, "mlx_vlm", _QWEN_PROCESSOR),
-    TinyFamily("qwen3_5_moe", QWEN, (_STATE, _KV) * 2, _qwen3_5_moe, "mlx_vlm", _QWEN_PROCESSOR),
+    TinyFamily("qwen3_vl", QWEN, (_KV,) * 2, _qwen3_vl, "mlx_vlm", _QWEN_PROCESSOR),
+    TinyFamily("qwen3_vl_moe", QWEN, (_KV,) * 2, _qwen3_vl_moe, "mlx_vlm", _QWEN_PROCESSOR),
+    TinyFamily("qwen2_vl", QWEN, (_KV,) * 2, _qwen2_vl, "mlx_vlm", _QWEN2_PROCESSOR),
+    TinyFamily("qwen2_5_vl", QWEN, (_KV,) * 2, _qwen2_5_vl, "mlx_vlm", _QWEN2_5_PROCESSOR),
+    TinyFamily("gemma3", GEMMA, (_WINDOW, _KV), _gemma3, "mlx_vlm", _GEMMA_PROCESSOR),
+    TinyFamily("qwen3_5", QWEN, (_STATE, _KV), _qwen3_5, "mlx_vlm", _QWEN_PROCESSOR),
+    TinyFamily("qwen3_5_moe", QWEN, (_STATE, _KV), _qwen3_5_moe, "mlx_vlm", _QWEN_PROCESSOR),
 )
 """Sliding windows hold 24 tokens, llama4's chunks 16."""
