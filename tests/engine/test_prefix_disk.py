@@ -208,7 +208,7 @@ def test_other_versions_are_removed_with_one_line(tmp_path, caplog) -> None:
         prefix_cache = store_on(tmp_path)
     assert [r.message for r in caplog.records] == [
         f"prefix cache: 4 files in {tmp_path / 'prefixes'} ignored: removed: made by old, "
-        f"this is {prefix_files.versions()}"
+        f"this is {prefix_files.current_versions()}"
     ]
     assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 0
     assert files(tmp_path) == []
@@ -362,9 +362,10 @@ def test_a_removed_file_is_a_miss(tmp_path) -> None:
     prefix_cache.close()
 
 
-def test_a_disk_failure_loses_only_the_entry(tmp_path, caplog, monkeypatch) -> None:
+@pytest.mark.parametrize("reason", [OSError(28, "No space left"), MemoryError("No space left")])
+def test_a_disk_failure_loses_only_the_entry(tmp_path, caplog, monkeypatch, reason) -> None:
     def full(*_args) -> None:
-        raise OSError(28, "No space left on device")
+        raise reason
 
     monkeypatch.setattr(prefix_files, "write", full)
     model = SyntheticModel("kv")
@@ -458,7 +459,7 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
     assert [child.wait(300) for child in children] == [0, 0]
     assert files(tmp_path)
     for path in files(tmp_path):
-        prefix_files.read(path, prefix_files.versions())  # raises if damaged
+        prefix_files.read(path, prefix_files.current_versions())  # raises if damaged
     assert not list((tmp_path / "prefixes").glob("tmp*"))
 
 

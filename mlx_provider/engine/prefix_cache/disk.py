@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineDied
-from ...isolation import Fault, Isolation
+from ...isolation import Fault, Isolation, attempt
 from . import files
 from .eviction import FORKS, RECENT
-from .files import Arrays, BadFile, Header, Writer, device_arrays, host_arrays
+from .files import Arrays, BadFile, DiskThread, Header, device_arrays, host_arrays
 from .segments import RowFiller, Segment, Snapshot
 from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
 
@@ -100,7 +100,7 @@ class Index:
             end += took
         digest, states = digests(key, ids), list[Header]()
         for at in sorted(at for at in self._states if at <= max(end, shared)):
-            header = self.files.get(files.state_name(digest(at)))
+            header = self.files.get(files.snapshot_name(digest(at)))
             states += [] if header is None else [header]
         return steps, states[::-1]
 
@@ -141,11 +141,11 @@ class Restore:
 
     def _read(self, header: Header) -> None:
         """Disk thread."""
-        try:
-            step = partial(self._fill.send, self._disk.writer.read(header))
-        except (BadFile, OSError) as reason:
-            step = partial(self._fill.throw, reason)
-        self._then(step)
+        found = attempt(lambda: self._disk.writer.read(header))
+        if isinstance(found, Fault):
+            self._then(partial(self._fill.throw, found.error))
+        else:
+            self._then(partial(self._fill.send, found))
 
     def _then(self, step: Callable[[], Header], priority: int = 0) -> None:
         try:
@@ -174,15 +174,15 @@ class DiskTier:
         """`call` runs a function on the engine thread. Raises `BadRequest` for a bad folder."""
         self.folder = folder / files.FOLDER
         self.limit = limit
-        self.versions = files.versions() if versions is None else versions
+        self.versions = files.current_versions() if versions is None else versions
         self.call = call
-        files.own(self.folder)
+        files.secure_folder(self.folder)
         self.index = Index()
         for header in files.read_headers(self.folder, self.versions):
             self.index.add(header)
         self._sent = 0
         """Bytes handed to the thread."""
-        self.writer = Writer(self.folder, self.versions)
+        self.writer = DiskThread(self.folder, self.versions)
         self._shrink()
 
     # -- writing

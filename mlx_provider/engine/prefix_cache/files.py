@@ -4,7 +4,7 @@ A file is a segment or a snapshot, as safetensors with a checksum. It never chan
 content, and appears by rename, so processes may share the folder; a file that another one removed
 is a miss. Its metadata holds everything but arrays, so an index needs only headers. Files are read
 whole, since another process may cut short what is mapped. bfloat16, which numpy lacks, is stored as
-its 16 bits. Only the engine thread makes MLX arrays; this one has numpy views and copies.
+its 16 bits. Only the engine thread makes MLX arrays; the disk thread gets numpy views and copies.
 """
 
 import hashlib
@@ -18,9 +18,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count as numbers
 from pathlib import Path
+from tempfile import gettempprefix
 from typing import Any, BinaryIO
 
 import mlx.core as mx
@@ -32,6 +34,7 @@ from safetensors.numpy import load, save
 
 from ...config import installed_version
 from ...errors import BadRequest
+from ...isolation import Fault, attempt
 from ...safe_open import make_folder, open_own, replace_own
 from .tree import Ids
 
@@ -39,7 +42,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "prefixes"
 FREE_SHARE = 0.1
-MOST_BYTES = 20 * 10**9
+MAX_BYTES = 20 * 10**9
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 STALE = 3600.0
 """Seconds after which a temporary file counts as abandoned."""
@@ -47,10 +50,10 @@ FORMAT = 7
 SUFFIX = ".safetensors"
 MAX_HEADER = 2**24
 BFLOAT16 = "bf16"
-UNSIGNED = "-" * 64
-"""The checksum of a file is that of its bytes with this in its place."""
+NO_CHECKSUM = "-" * 64
+"""In place of the checksum while it is computed."""
 Arrays = Mapping[str, NDArray[Any]]
-"""By their number, and `BFLOAT16` for those."""
+"""By position, in five digits; a bfloat16 array has the suffix `BFLOAT16`."""
 
 
 class BadFile(Exception):
@@ -62,9 +65,11 @@ class Header:
     parent: str
     """Hex digest of key and tokens `[0, start)`."""
     start: int
+    """Its first token; of a snapshot, its token count."""
     tokens: Ids
     """Of the segment; none of a snapshot."""
     complete: bool
+    """Whether it has all layers, so that a row can resume at any token."""
     layers: Sequence[tuple[int, Any]]
     """By leaf index: the number of arrays in a segment, or `Snapshot.layers`."""
     nbytes: int = 0
@@ -75,16 +80,16 @@ class Header:
     def name(self) -> str:
         """Equal content has an equal name."""
         if self.state:
-            return state_name(self.parent)
+            return snapshot_name(self.parent)
         ids = hashlib.blake2b(self.tokens.tobytes(), digest_size=8).hexdigest()
         return f"{self.parent}-{ids}.kv{SUFFIX}"
 
 
-def state_name(parent: str) -> str:
+def snapshot_name(parent: str) -> str:
     return f"{parent}.state{SUFFIX}"
 
 
-def versions() -> str:
+def current_versions() -> str:
     """Versions that determine the meaning of cached arrays, besides the model."""
     packages = (f"{name} {installed_version(name) or 'none'}" for name in ("mlx-lm", "mlx-vlm"))
     return ", ".join([f"format {FORMAT}", *packages])
@@ -94,25 +99,25 @@ def write(folder: Path, header: Header, arrays: Arrays, versions: str) -> Path:
     """Raises `OSError`."""
     about = [header.parent, header.start, header.tokens.tolist(), header.complete]
     metadata = {"versions": versions, "header": json.dumps([*about, header.layers, header.state])}
-    data = save({**arrays}, metadata | {"checksum": UNSIGNED})
-    begin = 8 + int.from_bytes(data[:8], "little")
-    signed = data[:begin].replace(UNSIGNED.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
-    replace_own(folder / header.name, b"".join((signed, memoryview(data)[begin:])))
+    data = save({**arrays}, metadata | {"checksum": NO_CHECKSUM})
+    offset = 8 + int.from_bytes(data[:8], "little")
+    head = data[:offset].replace(NO_CHECKSUM.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
+    replace_own(folder / header.name, b"".join((head, memoryview(data)[offset:])))
     return folder / header.name
 
 
 def read_header(path: Path, versions: str) -> Header:
     """Raises `BadFile` and `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
-        return _begin(file, path.name, versions)[0]
+        return _read_head(file, path.name, versions)[0]
 
 
 def read(path: Path, versions: str) -> tuple[Header, Arrays]:
     """Raises `BadFile` and `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
-        header, begin, checksum = _begin(file, path.name, versions)
+        header, head, checksum = _read_head(file, path.name, versions)
         arrays = file.read()
-    data = begin.replace(checksum.encode(), UNSIGNED.encode(), 1) + arrays
+    data = head.replace(checksum.encode(), NO_CHECKSUM.encode(), 1) + arrays
     if hashlib.sha256(data).hexdigest() != checksum:
         raise BadFile("wrong checksum")
     try:
@@ -127,7 +132,7 @@ def host_arrays(arrays: Sequence[Any]) -> Arrays:
     plain = [a.view(mx.uint16) if half else a for a, half in zip(arrays, halves, strict=True)]
     mx.eval(plain)
     return {
-        f"{i:05}{BFLOAT16 * half}": np.asarray(each, order="C")
+        f"{i:05}{BFLOAT16 if half else ''}": np.asarray(each, order="C")
         for i, (each, half) in enumerate(zip(plain, halves, strict=True))
     }
 
@@ -138,15 +143,15 @@ def device_arrays(arrays: Arrays) -> list[Any]:
     return [a.view(mx.bfloat16) if name.endswith(BFLOAT16) else a for name, a in made]
 
 
-def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str]:
+def _read_head(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str]:
     """The header, the bytes before the arrays, and the checksum."""
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if length > MAX_HEADER:
         raise BadFile("no safetensors header")
-    begin = first + file.read(length)
+    head = first + file.read(length)
     try:
-        metadata = from_json(begin[8:])["__metadata__"]
+        metadata = from_json(head[8:])["__metadata__"]
         if metadata["versions"] != versions:
             raise BadFile(f"made by {metadata['versions']}, this is {versions}")
         parent, start, tokens, complete, layers, state = from_json(metadata["header"])
@@ -158,15 +163,15 @@ def _begin(file: BinaryIO, name: str, versions: str) -> tuple[Header, bytes, str
         raise BadFile("damaged header") from reason
     if header.name != name or header.start < 0 or header.state == bool(len(ids)):
         raise BadFile("its name does not fit its content")
-    return header, begin, checksum
+    return header, head, checksum
 
 
-class Writer:
-    """The thread that makes all changes in the folder, and reads it, one job after another."""
+class DiskThread:
+    """Makes all changes in the folder, and reads it, one job after another."""
 
     def __init__(self, folder: Path, versions: str) -> None:
         self.done = 0
-        """Bytes that no longer wait."""
+        """Bytes that were written or given up."""
         self._path = folder
         self._identity = _identity(folder)
         self._versions = versions
@@ -187,12 +192,10 @@ class Writer:
 
     def _run(self) -> None:
         while (job := self._jobs.get()[2]) is not None:
-            try:
-                job()
-            except (OSError, BadFile) as reason:
-                if str(reason) != self._failure:
-                    log.warning("prefix cache: disk tier: %s", reason)
-                self._failure = str(reason)
+            done = attempt(job)
+            if isinstance(done, Fault) and done.summary != self._failure:
+                log.warning("prefix cache: disk tier: %s", done.summary)
+                self._failure = done.summary
 
     @property
     def _folder(self) -> Path:
@@ -207,7 +210,7 @@ class Writer:
         try:
             if not (self._folder / header.name).exists():  # else another process wrote it
                 write(self._folder, header, arrays, self._versions)
-        except (OSError, BadFile):
+        except Exception:
             forget()
             raise
         finally:
@@ -221,17 +224,16 @@ class Writer:
         (self._folder / name).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        for path, of in list_files(self._folder):
-            if path.suffix == SUFFIX and stat.S_ISREG(of.st_mode):
+        for path, status in list_files(self._folder):
+            if path.suffix == SUFFIX and stat.S_ISREG(status.st_mode):
                 path.unlink(missing_ok=True)
 
     def touch(self, names: Sequence[str]) -> None:
         """Keep the order of use for the next process: the last one becomes the newest."""
         now = time.time_ns()
         for later, name in enumerate(names):
-            path = self._folder / name
-            if path.exists():
-                os.utime(path, ns=(now + later, now + later))
+            with suppress(FileNotFoundError):
+                os.utime(self._folder / name, ns=(now + later, now + later))
 
 
 def list_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -252,24 +254,24 @@ def disk_limit(folder: Path, chosen: int | None) -> int:
         return chosen
     place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
     free = shutil.disk_usage(place).free + bytes_on_disk(folder)
-    return min(MOST_BYTES, int(FREE_SHARE * free))
+    return min(MAX_BYTES, int(FREE_SHARE * free))
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """Holes in a file take none."""
+    """Without the holes of sparse files."""
     files = list_files(folder / FOLDER)
-    return sum(min(of.st_size, 512 * of.st_blocks) for _, of in files)
+    return sum(min(status.st_size, 512 * status.st_blocks) for _, status in files)
 
 
 def read_headers(folder: Path, versions: str) -> Iterator[Header]:
-    """The oldest first. Removes damaged and abandoned files."""
+    """The oldest first. Removes damaged, outdated and abandoned files."""
     refused = Counter[str]()
-    for path, of in sorted(list_files(folder), key=lambda each: each[1].st_mtime_ns):
+    for path, status in sorted(list_files(folder), key=lambda entry: entry[1].st_mtime_ns):
         try:
-            if path.name.startswith("tmp") and time.time() - of.st_mtime > STALE:
+            if path.name.startswith(gettempprefix()) and time.time() - status.st_mtime > STALE:
                 path.unlink(missing_ok=True)
             if path.suffix == SUFFIX:
-                if stat.S_IFMT(of.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                     raise BadFile("no regular file")
                 yield read_header(path, versions)
         except BadFile as reason:
@@ -281,12 +283,13 @@ def read_headers(folder: Path, versions: str) -> Iterator[Header]:
         log.warning("prefix cache: %d files in %s ignored: %s", count, folder, text)
 
 
-def own(folder: Path) -> None:
+def secure_folder(folder: Path) -> None:
+    """Create the folder for this user only. Raises `BadRequest`."""
     try:
         make_folder(folder)
         found = folder.lstat()
         if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
-            raise BadRequest(f"{folder} belongs to another user", param="disk_cache")
+            raise BadRequest(f"{folder} is a link or belongs to another user", param="disk_cache")
         folder.chmod(0o700)
         above = folder.parent.stat()
     except OSError as error:
