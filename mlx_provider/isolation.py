@@ -273,12 +273,12 @@ class CircuitBreaker:
         self._disabled, self._enabled = disabled, enabled
         self.closed = True
         self.failures = 0
-        self._quiet = 0
-        self._wait = FIRST_WAIT
+        self._successes = 0
+        self._needed = FIRST_WAIT
 
-    def failed(self) -> bool:
-        """Count a failure of the feature or of its fallback. Returns whether it disables it."""
-        self._quiet = 0
+    def record_failure(self) -> bool:
+        """Count a failure of the feature or of its fallback. Returns whether this disables it."""
+        self._successes = 0
         if not self.closed:
             return False
         self.failures += 1
@@ -287,21 +287,21 @@ class CircuitBreaker:
             log.error(self._disabled, self.failures)
         return not self.closed
 
-    def passed(self, *, used: bool) -> bool:
+    def record_success(self, *, used: bool) -> bool:
         """Count a step without failure. Returns whether the feature is enabled again. `used`: the
         step used the feature. The first failure of a trial ends it and doubles the next wait,
         unless as many steps succeeded before."""
         if self.closed and not used:
             return False
-        self._quiet += 1
-        if self._quiet < self._wait:
+        self._successes += 1
+        if self._successes < self._needed:
             return False
-        self._quiet = 0
+        self._successes = 0
         if self.closed:
-            self.failures, self._wait = 0, FIRST_WAIT
+            self.failures, self._needed = 0, FIRST_WAIT
             return False
         self.closed, self.failures = True, TOLERATED
-        self._wait = min(2 * self._wait, LONGEST_WAIT)
+        self._needed = min(2 * self._needed, LONGEST_WAIT)
         if self._enabled:
             log.info(self._enabled)
         return True

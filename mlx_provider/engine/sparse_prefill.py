@@ -97,7 +97,7 @@ class SparsePrefill:
         if again or not job.request.may_skip or len(job.tokens) < self.least:
             return
         if not self._breaker.closed:
-            self._breaker.passed(used=False)
+            self._breaker.record_success(used=False)
             self._prefill_whole(job, "the scorer keeps failing")
             return
         with self._isolate(job):
@@ -140,7 +140,7 @@ class SparsePrefill:
     def _thin_out(self, job: PrefillJob, scores: object) -> None:
         tokens = len(job.tokens)
         kept = kept_places(scores, tokens, self.share)
-        self._breaker.passed(used=True)
+        self._breaker.record_success(used=True)
         job.scoring = None
         if len(kept) == tokens:
             self._prefill_whole(job, "all of it is kept")
@@ -152,7 +152,7 @@ class SparsePrefill:
     def _fail(self, job: PrefillJob, told: str) -> None:
         log.warning("request %s: its prompt is not scored (%s)", job.request.id, told)
         job.scoring = None
-        self._breaker.failed()
+        self._breaker.record_failure()
         self._prefill_whole(job, "the scorer failed")
 
     def _prefill_whole(self, job: PrefillJob, why: str) -> None:

@@ -23,7 +23,7 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def steps_until_tried(breaker: CircuitBreaker) -> int:
     steps = 1
-    while not breaker.passed(used=False):
+    while not breaker.record_success(used=False):
         steps += 1
         assert steps < 1000
     return steps
@@ -34,29 +34,29 @@ def test_a_breaker_opens_at_the_second_failure_and_waits_twice_as_long_each_time
 ) -> None:
     monkeypatch.setattr(isolation, "LONGEST_WAIT", 4 * WAIT)
     breaker = CircuitBreaker()
-    assert (breaker.failed(), breaker.closed) == (False, True)
+    assert (breaker.record_failure(), breaker.closed) == (False, True)
     for wait in (WAIT, 2 * WAIT, 4 * WAIT, 4 * WAIT):
-        assert (breaker.failed(), breaker.closed) == (True, False)
+        assert (breaker.record_failure(), breaker.closed) == (True, False)
         assert steps_until_tried(breaker) == wait
         assert breaker.closed
 
 
 def test_a_failure_of_the_fallback_restarts_the_wait() -> None:
     breaker = CircuitBreaker()
-    assert [breaker.failed(), breaker.failed()] == [False, True]
-    assert not any(breaker.passed(used=False) for _ in range(WAIT - 1))
-    assert not breaker.failed()
+    assert [breaker.record_failure(), breaker.record_failure()] == [False, True]
+    assert not any(breaker.record_success(used=False) for _ in range(WAIT - 1))
+    assert not breaker.record_failure()
     assert steps_until_tried(breaker) == WAIT
 
 
 def test_successful_steps_reset_the_failures_and_the_wait() -> None:
     breaker = CircuitBreaker()
-    breaker.failed()
-    assert not any(breaker.passed(used=False) for _ in range(9 * WAIT))
-    assert breaker.failed(), "steps that did not use it say nothing of it"
+    breaker.record_failure()
+    assert not any(breaker.record_success(used=False) for _ in range(9 * WAIT))
+    assert breaker.record_failure(), "steps that did not use it say nothing of it"
     steps_until_tried(breaker)
-    assert not any(breaker.passed(used=True) for _ in range(2 * WAIT))
-    assert [breaker.failed(), breaker.failed()] == [False, True]
+    assert not any(breaker.record_success(used=True) for _ in range(2 * WAIT))
+    assert [breaker.record_failure(), breaker.record_failure()] == [False, True]
     assert steps_until_tried(breaker) == WAIT
 
 

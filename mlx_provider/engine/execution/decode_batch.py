@@ -118,14 +118,14 @@ class DecodeBatch:
     def record_success(self, rows: int) -> None:
         """A pass of so many rows did not fail. Rows that decode alone may try again together."""
         self.mixed.record_success()
-        if self._together.passed(used=rows > 1):
+        if self._together.record_success(used=rows > 1):
             self.layout.use(self._best)
 
     def record_failure(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
         if self.mixed.blame() or self._best in APART:
             return
-        if self._together.failed():
+        if self._together.record_failure():
             self.layout.use("solo")
 
     def join(self, row: Row, cache: list[Any], cached: int) -> None:

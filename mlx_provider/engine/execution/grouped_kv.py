@@ -91,11 +91,13 @@ class MixedBatches:
         mixed = any(mixed for _, _, mixed in self._jobs)
         self._jobs = []
         if mixed:
-            self._breaker.failed()
+            self._breaker.record_failure()
         return mixed
 
     def record_success(self) -> None:
-        self._breaker.passed(used=any(at == self._passes and mixed for at, _, mixed in self._jobs))
+        self._breaker.record_success(
+            used=any(at == self._passes and mixed for at, _, mixed in self._jobs)
+        )
 
 
 @dataclass

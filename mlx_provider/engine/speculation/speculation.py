@@ -149,7 +149,7 @@ class Speculation:
     def _asks(self, rows: Sequence[Row], seconds: Seconds) -> dict[Row, Asks]:
         opened = [breaker for breaker in self._breakers if not breaker.closed]
         for breaker in opened:
-            breaker.passed(used=False)
+            breaker.record_success(used=False)
         if len(opened) == len(self._breakers):
             return {}
         able = {row: own for row in rows if any(own := self._able(row))}
@@ -225,13 +225,13 @@ class Speculation:
         drafts = attempt(ask_drafter)
         if isinstance(drafts, Fault):
             log.error("the drafter failed; rows continue without drafts\n%s", drafts.trace)
-            self._breakers[source].failed()
+            self._breakers[source].record_failure()
             for each in self.rows.values():
                 each.seen[source] = None
                 if self.sources[source].shows is not None:
                     each.shown, each.drawn_from = [], None
             return {}
-        self._breakers[source].passed(used=True)
+        self._breakers[source].record_success(used=True)
         for row, own in drafts.items():
             if not own:
                 self.policy.learn(source, self.rows[row].odds[source], 0, 0)
