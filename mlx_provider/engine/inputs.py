@@ -4,6 +4,7 @@ of texts to embed."""
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -15,25 +16,21 @@ from ..protocol.events import Embedded
 from ..records import Features, LoadedModel, Pooling, PrefillChunk, Prompt, ShowsHidden
 
 
+@dataclass(eq=False)
 class Inputs:
     """Texts to embed: one after the other, each in its own cache, without the prefix cache."""
 
-    def __init__(
-        self,
-        tokens: Sequence[Sequence[int]],
-        pooling: Pooling,
-        dimensions: int,
-        normalise: bool,
-    ) -> None:
-        self.tokens = tokens
-        self.pooling = pooling
-        self.dimensions = dimensions
-        self.normalise = normalise
-        self.at = 0
-        self.found: mx.array | None = None
-        """Pooled states of the current input so far, (hidden,) float32."""
-        self.total = sum(map(len, tokens))
-        self.behind = self.total - len(tokens[0])
+    tokens: Sequence[Sequence[int]]
+    pooling: Pooling
+    dimensions: int
+    normalise: bool
+    at: int = 0
+    found: mx.array | None = None
+    """Pooled states of the current input so far, (hidden,) float32."""
+
+    def __post_init__(self) -> None:
+        self.total = sum(map(len, self.tokens))
+        self.behind = self.total - len(self.tokens[0])
 
     @property
     def longest(self) -> Prompt:

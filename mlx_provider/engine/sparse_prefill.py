@@ -86,10 +86,6 @@ class SparsePrefill:
     clock: Callable[[], float] = time.perf_counter
     _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
-    @property
-    def summary(self) -> str:
-        return f"{self.share:g} of prompts from {self.least} tokens on"
-
     def begin(self, job: PrefillJob) -> None:
         """Never raises."""
         # a prompt that was prefilled completely before must give the same result

@@ -145,9 +145,8 @@ def _folder(name: str) -> Path:
     return Path(name).expanduser()
 
 
-LENGTH = 12
-MOVED = 70
-AT_ONCE = 7
+LENGTH, MOVED, AT_ONCE = 12, 70, 7
+"""Tokens of the trial's prompt, its first position, and tokens of its first pass."""
 NAME = "sparse_prefill"
 LONG = 8192
 """Prompts of fewer tokens are prefilled whole."""

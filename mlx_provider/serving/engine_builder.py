@@ -220,8 +220,8 @@ def _log_started(weights: Weights, instance: EngineInstance, kv: str) -> None:
     )
     drafts = instance.drafter and f", drafts by {instance.drafter}"
     part = instance.engine.sparse_prefill
-    sparse = "" if part is None else f", {part.summary}"
-    log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse, kv and f", KV in {kv}")
+    sparse = part and f", {part.share:g} of prompts from {part.least} tokens on"
+    log.info("%s: %s%s%s%s", weights.name, how, drafts, sparse or "", kv and f", KV in {kv}")
 
 
 def cache_maker(model: LoadedModel, bits: int | None) -> MakeCache:

@@ -244,12 +244,7 @@ class PrefixCachePolicy:
         self._insert(row.request, ids, cache, {}, awaited=awaited, lease=row.lease)
 
     def _insert(
-        self,
-        request: Request,
-        ids: Ids,
-        cache: list[Any],
-        snapshots: dict[int, Any],
-        **more: Any,
+        self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
     ) -> None:
         """`more`: see `PrefixCache.insert`."""
         prompted = len(request.prompt.tokens)

@@ -207,8 +207,7 @@ class Scheduler:
         self.remove_rows([row for row in request.rows if row in self.running])
         return gone
 
-    def retry_rows(self, rows: Iterable[Row]) -> list[PrefillJob]:
-        rows = list(rows)
+    def retry_rows(self, rows: Sequence[Row]) -> list[PrefillJob]:
         for row in rows:
             row.retry_alone, row.corrupted = True, False
         return [self._requeue(row, admitted=True) for row in rows]

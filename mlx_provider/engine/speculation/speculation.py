@@ -135,9 +135,8 @@ class Speculation:
 
     def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
         self._possible = possible
-        if not (self.sources and plan.rows and possible):
-            return False
-        return plan.chunk is None or self.policy.beside_prompts
+        able = bool(self.sources and plan.rows and possible)
+        return able and (plan.chunk is None or self.policy.beside_prompts)
 
     def plan_drafts(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
         """What to ask the drafters for, and whether tokens are read first for drafts of predicted
