@@ -1,35 +1,37 @@
 """The command line as a whole: what it loads, how it fails."""
 
-import os
 import re
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.main import get_group
 
+from mlx_provider import __version__
+from mlx_provider.cli import app
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.registry.discovery import find_plugins
 
 RUN = "from mlx_provider.cli import main; main()"
+Run = Callable[..., tuple[int, str, str]]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Without plugins, so that nobody's broken one adds a line, and without an engine."""
-    command = [sys.executable, "-c", RUN, *arguments]
-    with tempfile.TemporaryDirectory(prefix="mlxp-") as folder:
-        alone = {"MLX_PROVIDER_PLUGINS": "", "MLX_PROVIDER_RUNTIME_DIR": folder}
-        return subprocess.run(
-            command,
-            env={**os.environ, **alone},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exit code and output, without plugins, so that nobody's broken one adds a line."""
+    monkeypatch.setenv("MLX_PROVIDER_PLUGINS", "")
+    monkeypatch.setattr(app, "quiet_transformers", lambda: None)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mlx-provider", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            app.main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -47,11 +49,8 @@ sys.argv = ["mlx-provider", "--help"]
     assert "plugins" in done.stdout
 
 
-def test_version() -> None:
-    from mlx_provider import __version__
-
-    done = run("--version")
-    assert (done.stdout.strip(), done.returncode) == (__version__, 0)
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"{__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -69,16 +68,15 @@ def test_version() -> None:
         ),
     ],
 )
-def test_an_error_of_ours_is_one_line(arguments: list[str], error: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    (line,) = done.stderr.strip().splitlines()
+def test_an_error_of_ours_is_one_line(run: Run, arguments: list[str], error: str) -> None:
+    code, shown, told = run(*arguments)
+    assert (code, shown) == (1, "")
+    (line,) = told.splitlines()
     assert line.startswith(error)
 
 
-def test_wrong_usage_is_exit_code_2() -> None:
-    assert run("serve", "--port", "65536").returncode == 2
+def test_wrong_usage_is_exit_code_2(run: Run) -> None:
+    assert run("serve", "--port", "65536")[0] == 2
 
 
 def test_the_reference_lists_every_command() -> None:

@@ -38,11 +38,8 @@ def test_a_program_is_told_in_json(words: str, tmp_path: Path) -> None:
 
 
 def test_metrics_keep_what_is_no_metric_from_standard_output(tmp_path: Path) -> None:
-    own = {**os.environ, **NO_PLUGINS, "MLX_PROVIDER_RUNTIME_DIR": str(tmp_path / "none")}
-    command = [sys.executable, "-c", RUN, "metrics"]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == TOLD.format(tmp_path / "none")
+    done = run(tmp_path / "none", "metrics")
+    assert (done.exit_code, done.stdout, done.stderr) == (3, "", TOLD.format(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("words", ["list", "down", "pull maker/model"])

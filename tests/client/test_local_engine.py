@@ -54,7 +54,7 @@ def test_racing_processes_start_one_engine(local: Any) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for _ in range(4)
+        for _ in range(3)
     ]
     for racer in racers:
         assert racer.stdin is not None

@@ -1,7 +1,7 @@
 """A chat template is a program of a stranger's: it has bounds, and sees what upstream shows it."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -27,7 +27,6 @@ DOUBLED = (
     "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x OP n.x %}{% endfor %}"
 )
 BOMBS = {
-    "time": NESTED,
     "repeated text": "{{ 'a' * 3000000000 }}",
     "repeated list": "{{ [1, 2] * 300000000 }}",
     "wide format": "{{ '%4000000000d' % 3 }}",
@@ -52,19 +51,14 @@ def test_a_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert render("{{ messages[0].content }}") == ASKED[0]["content"], "another one is served"
 
 
-def test_others_are_rendered_beside_a_bomb() -> None:
-    ended = threading.Event()
-
-    def bomb() -> None:
-        with pytest.raises(UnsupportedModel):
-            render(NESTED)
-        ended.set()
-
-    thread = threading.Thread(target=bomb)
-    thread.start()
-    assert render("x{{ bos_token }}") == "x<s>"
-    assert not ended.is_set()
-    thread.join()
+def test_others_are_rendered_beside_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "SECONDS", 1.5)
+    with ThreadPoolExecutor(1) as pool:
+        bomb = pool.submit(render, NESTED)
+        assert render("x{{ bos_token }}") == "x<s>"
+        assert not bomb.done()
+        with pytest.raises(UnsupportedModel, match="takes too much processor time; put its maker"):
+            bomb.result()
 
 
 @pytest.mark.parametrize(

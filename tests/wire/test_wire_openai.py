@@ -1,8 +1,7 @@
 """OpenAI's routes of an engine, read by OpenAI's SDK and compared with the LiteLLM handler."""
 
+import gc
 import json
-import subprocess
-import sys
 from typing import Any
 
 import litellm
@@ -170,53 +169,34 @@ def test_the_sdks_own_accumulator(engine: Any, client: openai.OpenAI) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-STOCK = """
-import json, sys, litellm
-asked, long = json.load(sys.stdin)
-for provider in ("openai/", "hosted_vllm/"):
-    given = {**asked, "model": provider + asked["model"]}
-    whole = litellm.completion(**given)
-    chunks = list(litellm.completion(**given, stream=True))
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_litellms_own_providers(engine: Any, provider: str) -> None:
+    place: Any = {"api_base": engine.url + "/v1", "api_key": "the-key"}
+    place["model"] = f"{provider}/{engine.scripted}"
+    asked = place | CASES["thought, text and calls"]
+    whole = litellm.completion(**asked)
+    chunks = list(litellm.completion(**asked, stream=True))
     for reply in (whole, litellm.stream_chunk_builder(chunks)):
-        message = reply.choices[0].message
+        message = reply.choices[0].message  # type: ignore[union-attr]
         calls = [call.function.arguments for call in message.tool_calls]
-        print(json.dumps([message.content, message.reasoning_content, *calls]))
-    tools = [{"type": "function", **tool["function"]} for tool in asked["tools"]]
-    asks = {key: given[key] for key in ("model", "api_base", "api_key")}
-    asks |= {"input": asked["messages"], "tools": tools}
+        assert (message.content, message.reasoning_content) == ("Here it is.", "Hm.")
+        assert calls == ['{"at": "a"}', '{"at": "b"}']
+    tools = [{"type": "function", **TOOL["function"]}]  # type: ignore[dict-item]
+    asks = {**place, "input": asked["messages"], "tools": tools}
     *_, last = litellm.responses(**asks, stream=True)
     for reply in (litellm.responses(**asks), last.response):
-        print(json.dumps([item.type for item in reply.output]))
-    given["messages"] = asks["input"] = long
-    for ask, params in ((litellm.completion, given), (litellm.responses, asks)):
-        try:
-            ask(**params)
-        except litellm.ContextWindowExceededError:
-            print(json.dumps("too long"))
-"""
-"""A process of its own: those providers leave their connections to the collector of garbage."""
-
-
-def test_litellms_own_providers(engine: Any) -> None:
-    asked: Any = {
-        **CASES["thought, text and calls"],
-        "model": engine.scripted,
-        "api_base": engine.url + "/v1",
-        "api_key": "the-key",
-    }
+        items = [item.type for item in reply.output]
+        assert items == ["reasoning", "message", "function_call", "function_call"]
     long = [{"role": "user", "content": "ab " * 4000}]
-    ran = subprocess.run(
-        [sys.executable, "-c", STOCK],
-        input=json.dumps([asked, long]),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(("[", '"'))]
-    reply = ["Here it is.", "Hm.", '{"at": "a"}', '{"at": "b"}']
-    items = ["reasoning", "message", "function_call", "function_call"]
-    each = [reply, reply, items, items, "too long", "too long"]
-    assert said == each * 2, ran.stderr
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(**{**asked, "messages": long})
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.responses(**{**asks, "input": long})
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    gc.collect()  # those providers leave their connections to it
 
 
 def test_a_prompt_is_cached_for_the_next_request(engine: Any, client: openai.OpenAI) -> None:
