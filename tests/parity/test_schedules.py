@@ -107,7 +107,7 @@ def test_every_layout_keeps_parity(tiny: Tiny, family: str, layout: str) -> None
     check_against_solo(model, arrivals, run_schedule(model, arrivals, layout, 16))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.sweep)])
 def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> None:
     from mlx_provider.upstream import mlx_lm
 
