@@ -40,8 +40,8 @@ def ask(engine: Engine, messages: Messages, busy: bool = False, **more: Any) -> 
     return request
 
 
-SAMPLED = ("qwen3", "gemma3_text", "qwen3_5_text", "rwkv7")
-"""One of each kind of cache; the sweep has the others, and each of them quiet."""
+SAMPLED = ("qwen3", "gpt_oss", "nemotron_h", "rwkv7")
+"""One of each kind of cache, with two layers of it; the sweep has the others, and all quiet."""
 QUIET = ("llama", "gemma3_text")
 WAYS = [
     pytest.param(family, busy, marks=() if family in sampled else pytest.mark.sweep)
