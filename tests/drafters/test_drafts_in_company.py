@@ -75,6 +75,7 @@ def test_a_row_by_itself(reciting: Any, drafting: Drafting) -> None:
     assert requests[0].drafted > 0
 
 
+@pytest.mark.parametrize("drafting", ["lookup", "other model"], indirect=True)
 def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
     """Staggered, sampled, of several choices, cancelled, preempted, found in the prefix cache."""
     sampled = SamplingParams(temperature=1.2, top_p=0.95, seed=3)

@@ -55,10 +55,10 @@ def constraint() -> Any:
 
 def requests() -> list[Request]:
     """Two rows with a grammar, greedy and sampled, and one without."""
-    params = [SamplingParams(temperature=0), SamplingParams(seed=3), SamplingParams(temperature=0)]
+    greedy, sampled = SamplingParams(temperature=0), SamplingParams(seed=3)
     made = [
-        new_request(range(20 + i, 40 + 3 * i), max_tokens=120, params=own, stop_tokens=EOS)
-        for i, own in enumerate(params)
+        new_request(range(20 + i, 40 + 3 * i), max_tokens=most, params=own, stop_tokens=EOS)
+        for i, (own, most) in enumerate([(greedy, 120), (sampled, 120), (greedy, 50)])
     ]
     for request in made[:2]:
         request.rows[0].constraint = constraint()

@@ -16,7 +16,7 @@ from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from references import alone
+from references import alone, assert_as_alone
 from turns import TOKEN_BYTES, counted, measured
 
 COMMON = [20 + i * i % 300 for i in range(120)]
@@ -33,11 +33,6 @@ def settled_memory() -> int:
     gc.collect()
     mx.synchronize()
     return mx.get_active_memory()
-
-
-def check(model: TextModel, *requests: Request) -> None:
-    for request in requests:
-        assert output_of(request).tokens == output_of(alone(model, request)).tokens
 
 
 def test_a_conversation_copies_only_when_it_outgrows_its_buffers() -> None:
@@ -70,7 +65,7 @@ def test_turns_are_exact(qwen3: TextModel) -> None:
     tokens = COMMON
     for turn in range(4):
         request = asked(engine, tokens)
-        check(qwen3, request)
+        assert_as_alone(qwen3, request)
         assert turn == 0 or request.cached >= len(tokens) - 9
         tokens = [*tokens, *output_of(request).tokens, *(50 + turn + i for i in range(8))]
     assert stored.in_use == 0
@@ -82,10 +77,10 @@ def test_both_branches_of_a_conversation_stay(qwen3: TextModel) -> None:
     first = asked(engine, COMMON)
     whole = [*COMMON, *output_of(first).tokens, 60, 61]
     other = [*COMMON[:100], 70, 71, 72, 73]
-    check(qwen3, asked(engine, whole), asked(engine, other))
+    assert_as_alone(qwen3, asked(engine, whole), asked(engine, other))
     again = asked(engine, whole), asked(engine, other), asked(engine, [*other, 74, 75])
     assert [request.cached for request in again] == [len(whole) - 1, len(other) - 1, len(other)]
-    check(qwen3, *again)
+    assert_as_alone(qwen3, *again)
 
 
 def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
@@ -97,7 +92,7 @@ def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
     stored.evict(whole // 3)
     check_integrity(stored)
     assert before - settled_memory() >= (whole - stored.nbytes) * 0.8
-    check(qwen3, asked(engine, COMMON))
+    assert_as_alone(qwen3, asked(engine, COMMON))
 
 
 def test_a_row_that_ends_with_its_first_token_is_an_entry(qwen3: TextModel) -> None:
@@ -110,7 +105,7 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(qwen3: TextModel) -> N
         again = asked(engine, [*COMMON, 60, 61])
     assert again.cached == len(COMMON)
     assert copies.nbytes == 0
-    check(qwen3, again)
+    assert_as_alone(qwen3, again)
 
 
 class Failing:
@@ -143,7 +138,7 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     assert {*stored.nodes()} == nodes, "a decision drops nothing"
     run(engine)
     assert again.cached == 0
-    check(qwen3, again)
+    assert_as_alone(qwen3, again)
 
 
 PREFIX, TAIL, REPLY = [20 + i * i % 300 for i in range(700)], 6, 12
@@ -191,7 +186,7 @@ def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextMode
     assert rows == 8
     assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
     assert min(request.cached for request in requests[1:]) >= len(PREFIX) - 1
-    check(qwen3, *requests)
+    assert_as_alone(qwen3, *requests)
 
 
 def test_all_entries_behind_a_shared_prefix_can_be_evicted(qwen3: TextModel) -> None:
@@ -223,7 +218,7 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     run(engine)
     again = asked(engine, [*COMMON, *output_of(first).tokens, 50])
     assert again.cached > len(COMMON)
-    check(qwen3, again)
+    assert_as_alone(qwen3, again)
     stored.evict(0)
     assert stored.nbytes == 0
 
@@ -276,7 +271,7 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     assert stored.in_use == 0
     assert stored.evict(0) > 0
     assert stored.nbytes == 0
-    check(qwen3, asked(engine, COMMON))
+    assert_as_alone(qwen3, asked(engine, COMMON))
 
 
 def test_what_a_prompt_was_admitted_with_stays_until_it_begins(
@@ -288,7 +283,7 @@ def test_what_a_prompt_was_admitted_with_stays_until_it_begins(
     monkeypatch.setattr(engine.output, "start", lambda each: (stored.evict(0), start(each)))
     again = asked(engine, [*PREFIX, 60, 61])
     assert again.cached == len(PREFIX)
-    check(qwen3, again)
+    assert_as_alone(qwen3, again)
 
 
 LONG = [20 + i * i % 300 for i in range(755)]
@@ -333,7 +328,7 @@ def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
     assert own.scheduler.live_bytes + own.stored.in_use > most
     own.room = most
     run(own.engine)
-    check(qwen3, request)
+    assert_as_alone(qwen3, request)
 
 
 def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
@@ -369,7 +364,7 @@ def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: Te
     own.engine.step()
     assert own.scheduler.active_rows == 2
     run(own.engine)
-    check(qwen3, first, other)
+    assert_as_alone(qwen3, first, other)
 
 
 def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
@@ -382,7 +377,7 @@ def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     own.room = whole
     again = asked(own.engine, tokens)
     assert again.cached == len(tokens) - 1
-    check(qwen3, again)
+    assert_as_alone(qwen3, again)
 
 
 def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) -> None:
@@ -405,4 +400,4 @@ def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextM
     own.room = own.memory.row_bytes(715)
     own.engine.submit(requests[2])
     run(own.engine)
-    check(qwen3, *requests)
+    assert_as_alone(qwen3, *requests)

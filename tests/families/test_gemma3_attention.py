@@ -56,7 +56,7 @@ def reference_logits(model: Any, prompt: Prompt, tokens: list[int]) -> mx.array:
     [
         ("What is this?", tiny_image(1)),
         (tiny_image(1), tiny_image(2), "Compare them"),
-        (LONG, tiny_image(3), LONG[:40]),
+        (LONG[:80], tiny_image(3), LONG[:40]),
     ],
     ids=["image", "two images", "image beyond the window"],
 )

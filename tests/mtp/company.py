@@ -12,6 +12,7 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Speculation, source_of
 from mlx_provider.records import Drafter, DraftOptions
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of
+from references import alone, assert_near_alone
 
 TinyModels = Callable[..., Any]
 GREEDY = SamplingParams(temperature=0)
@@ -106,20 +107,9 @@ def served(model: LoadedModel, arrivals: Sequence[Arrival], **more: Any) -> list
     return requests
 
 
-def alone(model: LoadedModel, arrival: Arrival) -> Request:
-    (request,) = served(model, [replace(arrival, step=0, cancel_after=None)], layout="solo")
-    return request
-
-
 def check(model: LoadedModel, arrivals: Sequence[Arrival], requests: Sequence[Request]) -> None:
     for arrival, request in zip(arrivals, requests, strict=True):
-        reference = alone(model, arrival)
-        for choice in range(arrival.n):
-            got, want = output_of(request, choice), output_of(reference, choice)
-            cut = len(got.tokens) if arrival.cancel_after else len(want.tokens)
-            assert got.tokens == want.tokens[:cut]
-            for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-                assert abs(mine.logprob - theirs.logprob) < 1e-4
+        assert_near_alone(model, request, whole=not arrival.cancel_after)
 
 
 def accepted(requests: Sequence[Request]) -> float:
@@ -132,7 +122,7 @@ def check_steady(
 ) -> Sequence[Request]:
     """Whoever gets the same tokens alone and among others gets them with drafts."""
     plain = [output_of(r).tokens for r in served(model, arrivals)]
-    by_itself = [output_of(alone(model, each)).tokens for each in arrivals]
+    by_itself = [output_of(alone(model, request_of(model, each))).tokens for each in arrivals]
     requests = served(model, arrivals, speculation=speculation)
     found = [output_of(r).tokens for r in requests]
     steady = [i for i in range(len(arrivals)) if plain[i] == by_itself[i]]

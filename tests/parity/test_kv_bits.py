@@ -40,8 +40,9 @@ WIDE: dict[str, dict[str, Any]] = {
 """Heads of 32: what one scale of the smallest group serves."""
 CASES = [
     ("gemma3", 4), ("qwen3_vl", 8), ("qwen3_5", 4), ("qwen2_vl", 4), ("qwen2_5_vl", None),
-    ("gemma3_text", 4), ("gemma4_text", 4), ("qwen3_5_text", 8),
-    *(pytest.param("gemma3", bits, marks=pytest.mark.sweep) for bits in (None, 8)),
+    ("gemma4_text", 4), ("qwen3_5_text", 8),
+    *(pytest.param(*case, marks=pytest.mark.sweep)
+      for case in (("gemma3_text", 4), ("gemma3", None), ("gemma3", 8))),
 ]  # fmt: skip
 LONG = "The quick brown fox asks the lazy dog what the weather is like. " * 3
 ONE, OTHER = tiny_image(1), tiny_image(3, 128, 96)

@@ -9,9 +9,8 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from references import alone
-from tolerances import logprob_tolerance
+from mlx_provider.testing.driver import new_engine, new_request, run
+from references import assert_as_alone, assert_near_alone
 
 Tiny = Callable[..., TextModel]
 
@@ -51,11 +50,7 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
     assert engine.output.ahead >= len(HEAD) - len(STORED)
     request = ask(engine)
     assert request.cached == len(HEAD)
-    got, want = output_of(request), output_of(alone(model, request))
-    assert got.tokens == want.tokens
-    assert [each.logprob for each in got.logprobs] == pytest.approx(
-        [each.logprob for each in want.logprobs], abs=logprob_tolerance()
-    )
+    assert_near_alone(model, request)
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -71,7 +66,7 @@ def test_a_request_that_arrives_ends_it_within_a_chunk(tiny: Tiny, family: str) 
     request = ask(engine)
     assert engine.output.ahead == done
     assert request.cached > len(STORED), "what was computed helps"
-    assert output_of(request).tokens == output_of(alone(model, request)).tokens
+    assert_as_alone(model, request)
 
 
 def test_another_tenant_cannot_reuse_it(tiny: Tiny) -> None:

@@ -12,11 +12,9 @@ from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.serving.probe import probe
-from mlx_provider.testing import driver
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
-from references import alone
+from references import alone, assert_near_alone, quantised
 from schedules import ARRIVALS, Arrival, run_schedule
-from tolerances import logprob_tolerance
 
 FAMILIES = (
     "llama", "qwen3", "gemma3_text", "gemma4_text", "gpt_oss", "qwen3_5_text", "nemotron_h",
@@ -33,16 +31,9 @@ def check_against_solo(
     requests: list[Request],
 ) -> None:
     """Compare with each request alone."""
-    references = [alone(model, request) for request in requests]
-    tolerance = logprob_tolerance(family=model.info.model_type)
-    for arrival, request, reference in zip(arrivals, requests, references, strict=True):
-        cut_short = arrival.cancel_after is not None or arrival.fails_at is not None
-        for choice in range(len(request.rows)):
-            got, want = output_of(request, choice), output_of(reference, choice)
-            count = len(got.tokens) if cut_short else len(want.tokens)
-            assert got.tokens == want.tokens[:count]
-            for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-                assert abs(mine.logprob - theirs.logprob) <= tolerance
+    for arrival, request in zip(arrivals, requests, strict=True):
+        whole = arrival.cancel_after is None and arrival.fails_at is None
+        assert_near_alone(model, request, whole=whole)
 
 
 @pytest.mark.parametrize("examples", [1, pytest.param(20, marks=pytest.mark.sweep)])
@@ -107,15 +98,11 @@ def test_every_layout_keeps_parity(tiny: Tiny, family: str, layout: str) -> None
     check_against_solo(model, arrivals, run_schedule(model, arrivals, layout, 16))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.sweep)])
 def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> None:
-    from mlx_provider.upstream import mlx_lm
-
     model = tiny("qwen3", head_dim=32)
-
-    def make_cache() -> list[object]:
-        return mlx_lm.quantise_cache(model.make_cache(), bits, 32)
-
+    make_cache = quantised(model, bits)
+    assert make_cache is not None
     found = probe(model, make_cache, model.kv_layouts)
     assert (found.layout, found.mixes) == ("grouped", True), found.notes
     engine = new_engine(
@@ -127,8 +114,7 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
     while not engine.idle:
         engine.step()
     for request in requests:
-        want = driver.alone(model, request, make_cache=make_cache)
-        assert output_of(request).tokens == output_of(want).tokens
+        assert output_of(request).tokens == output_of(alone(model, request, bits)).tokens
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.probe import probe
-from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
+from references import assert_as_alone, assert_near_alone
 from schedules import run_arrivals
 from tiny import build
-from tolerances import logprob_tolerance
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
 SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))
@@ -99,15 +99,6 @@ def request_of(model: LoadedModel, turn: Turn) -> Request:
     return request
 
 
-def reference(model: LoadedModel, request: Request) -> Request:
-    twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens, logprobs=1)
-    twin.prompt = request.prompt
-    engine = new_engine(model, layout="solo", max_chunk=4096)
-    engine.submit(twin)
-    run(engine)
-    return twin
-
-
 @pytest.mark.parametrize("examples", [1, pytest.param(15, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: int) -> None:
@@ -136,11 +127,7 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: in
         requests = [request_of(model, turn) for turn in turns]
         run_arrivals(engine, turns, requests)
         for turn, request in zip(turns, requests, strict=True):
-            got, want = output_of(request), output_of(reference(model, request))
-            count = len(want.tokens) if turn.cancel_after is None else len(got.tokens)
-            assert got.tokens == want.tokens[:count]
-            for mine, theirs in zip(got.logprobs, want.logprobs, strict=False):
-                assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance()
+            assert_near_alone(model, request, whole=turn.cancel_after is None)
 
     check()
 
@@ -201,8 +188,7 @@ def test_the_reuse_matrix_with_images(vision: Load, family: str) -> None:
     other_image = ask(engine, model, replace(turn, images=(4,)))
     assert picture(4).pixels.shape == picture(0).pixels.shape
     assert other_image.cached <= other_image.prompt.spans[0].start
-    for request in (repeat, other_question, next_turn, other_image):
-        assert output_of(request).tokens == output_of(reference(model, request)).tokens
+    assert_as_alone(model, repeat, other_question, next_turn, other_image)
 
 
 def test_a_text_request_runs_as_with_the_text_family(vision: Load) -> None:
@@ -212,4 +198,4 @@ def test_a_text_request_runs_as_with_the_text_family(vision: Load) -> None:
     engine = new_engine(model)
     engine.submit(twin)
     run(engine)
-    assert output_of(twin).tokens == output_of(alone(model, twin)).tokens
+    assert_as_alone(model, twin)

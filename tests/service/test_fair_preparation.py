@@ -15,7 +15,7 @@ from mlx_provider.serving.service import ChatService
 
 from .conftest import PATIENCE, PLAIN, Tiny
 
-CHAT = [{"role": ("user", "assistant")[i % 2], "content": "Hello there"} for i in range(2001)]
+CHAT = [{"role": ("user", "assistant")[i % 2], "content": "Hello there"} for i in range(1001)]
 
 
 def chat(model: Tiny) -> None:

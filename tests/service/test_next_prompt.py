@@ -46,7 +46,7 @@ TAGS = TURNS % (
     "{{ '</function>\\n</tool_call>' }}".replace("%%", "%")
 ).replace("%%", "%")
 """As Qwen3.5 does."""
-ARGUMENTS = {"path": "src/main.py", "text": "print('a change of the whole file')\n" * 4}
+ARGUMENTS = {"path": "src/main.py", "text": "print('a change of the whole file')\n" * 2}
 WRITTEN = {
     JSON: json.dumps({"name": "write", "arguments": ARGUMENTS}, separators=(",", ":")),
     TAGS: "<function=write>\n"
@@ -63,7 +63,7 @@ TOOLS = [
 ]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "write", "arguments": "{}"}}
 RESULT = "The file was written, and the tests passed. " * 12
-ASKED = [{"role": "user", "content": "Change it, please. " * 20}]
+ASKED = [{"role": "user", "content": "Change it, please. " * 8}]
 
 
 def ask(model: Any, messages: list[Any], text: str = "", **more: Any) -> Any:

@@ -70,7 +70,7 @@ def refused(tiny: Tiny) -> None:
 
 def with_branches(tiny: Tiny) -> None:
     for end in ("one", "two", "three"):
-        assert tiny.ask("A long beginning. " * 100 + end).error is None
+        assert tiny.ask("A long beginning. " * 50 + end).error is None
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -14,7 +14,7 @@ from mlx_provider.serving.service import ChatService
 from tiny import build
 
 MESSAGES = [
-    {"role": "system", "content": "You are a guide through the old town. " * 60},
+    {"role": "system", "content": "You are a guide through the old town. " * 40},
     {"role": "user", "content": "Where is the tower?"},
 ]
 
@@ -23,7 +23,7 @@ def serve_once(
     folder: Path, disk: Path, messages: Sequence[dict[str, str]] = MESSAGES
 ) -> tuple[str, Usage]:
     """The answer of a new engine to one request."""
-    client = InProcessClient(ChatService(EngineSettings(disk_cache=disk)))
+    client = InProcessClient(ChatService(EngineSettings(disk_cache=disk, kv_layout="solo")))
     try:
         generation = client.submit(
             GenerateRequest(

@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from in_process import InProcessClient
+from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, RequestFailed
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelOptions, Sampling
@@ -27,8 +28,16 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(shared_service: ChatService) -> InProcessClient:
-    return InProcessClient(shared_service)
+def service() -> Iterator[ChatService]:
+    """Without layouts to try, a model loads in a tenth of the time."""
+    service = ChatService(EngineSettings(kv_layout="solo"))
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def client(service: ChatService) -> InProcessClient:
+    return InProcessClient(service)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +231,7 @@ def test_a_stream_goes_on_beside_vectors_and_a_cancelled_request_ends(
 
 
 def test_a_cancelled_request_ends_during_the_preparation_of_texts(
-    shared_service: ChatService, embedder: Path, monkeypatch: Any
+    service: ChatService, embedder: Path, monkeypatch: Any
 ) -> None:
     from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
     from mlx_provider.protocol.event_queue import EventQueue
@@ -234,11 +243,11 @@ def test_a_cancelled_request_ends_during_the_preparation_of_texts(
         nonlocal count
         count += 1
         if count == 3:
-            shared_service.cancel("leaves")
+            service.cancel("leaves")
         return encode(*args, **more)
 
     monkeypatch.setattr(HFTokenizer, "encode_plain", leaving)
     request = EmbedRequest(id="leaves", model=str(embedder), input=["fox"] * 100)
     with pytest.raises(RequestFailed, match="cancelled"):
-        shared_service.submit(request, EventQueue())
+        service.submit(request, EventQueue())
     assert count == 3

@@ -55,7 +55,7 @@ def test_work_on_an_image_is_done_once(
         return original(self, image, **options)
 
     monkeypatch.setattr(Qwen3VLImageProcessor, "_process_one", counted)
-    service, client = make_service()
+    service, client = make_service(kv_layout="solo")
     tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
     first = tiny.ask(messages=question("What is it?", 1)).only
     assert len(worked) == 1
@@ -71,7 +71,7 @@ def test_work_on_an_image_is_done_once(
 def test_an_image_whose_features_were_evicted_is_processed_again(
     make_service: Any, tmp_path: Path
 ) -> None:
-    service, client = make_service(feature_bytes=0, prefix_bytes=0)
+    service, client = make_service(kv_layout="solo", feature_bytes=0, prefix_bytes=0)
     tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
     first = tiny.ask(messages=question("What is it?", 1)).only
     assert tiny.ask(messages=question("What is it?", 1)).only == first
@@ -108,7 +108,7 @@ def bad_part(name: str) -> dict[str, Any]:
 
 def test_bad_images_of_earlier_turns_become_text(make_service: Any, tmp_path: Path) -> None:
     """Agents send their history again, so that one of them would end the session."""
-    service, client = make_service()
+    service, client = make_service(kv_layout="solo")
     tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
     call = {"id": "c", "function": {"name": "read", "arguments": "{}"}}
     calling: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -147,7 +147,7 @@ def test_bad_images_of_earlier_turns_become_text(make_service: Any, tmp_path: Pa
 def test_pixels_are_held_until_the_prefill_and_request_data_until_the_end(
     make_service: Any, tmp_path: Path
 ) -> None:
-    service, client = make_service()
+    service, client = make_service(kv_layout="solo")
     tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
     tiny.ask(messages=question("Warm up"))
     running = tiny.start(messages=question("What is it?", 1), max_tokens=200, min_tokens=200)

@@ -38,7 +38,7 @@ def ask(
 
 def first_answer(folder: Path, warm: list[str]) -> Done:
     """The reply to the first request to a new engine."""
-    client = InProcessClient(ChatService(EngineSettings()))
+    client = InProcessClient(ChatService(EngineSettings(kv_layout="solo")))
     try:
         return ask(client, folder, ModelOptions(warm=warm), "Where is the tower?")
     finally:
@@ -55,7 +55,7 @@ def test_the_first_request_reuses_the_warm_system_prompt(tmp_path: Path) -> None
 def test_each_tenant_reuses_its_own_warm_prompt(tmp_path: Path) -> None:
     """Prefixes are never shared, so a warm one helps nobody else."""
     folder = build(tmp_path / "model", "qwen3")
-    client = InProcessClient(ChatService(EngineSettings()))
+    client = InProcessClient(ChatService(EngineSettings(kv_layout="solo")))
     warm = ModelOptions(warm=[SYSTEM])
     try:
         assert ask(client, folder, ModelOptions(), "Hi", tenant="b").usage.cached_tokens == 0
@@ -75,7 +75,7 @@ def test_warm_prompts_in_the_owners_file_serve_other_machines(tmp_path: Path) ->
     folder = build(tmp_path / "model", "qwen3")
     file = tmp_path / "models.toml"
     file.write_text(f'["{folder}"]\nallow_media = ["private"]\nwarm = ["""{SYSTEM}"""]\n', "utf-8")
-    client = InProcessClient(ChatService(EngineSettings(models_file=file)))
+    client = InProcessClient(ChatService(EngineSettings(models_file=file, kv_layout="solo")))
     try:
         usage = ask(client, folder, ModelOptions(), "Where?", origin="remote").usage
         assert usage.cached_tokens > usage.prompt_tokens // 2

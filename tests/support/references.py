@@ -62,9 +62,9 @@ def assert_near_alone(
     model: LoadedModel, request: Request, *, whole: bool = True, bits: int | None = None
 ) -> None:
     """Log-probabilities, too. `whole`: unless it was cancelled."""
-    twin = alone(model, request, bits)
+    twin, family = alone(model, request, bits), model.info.model_type
     for row in request.rows:
         got, want = output_of(request, row.index), output_of(twin, row.index)
         assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
         for mine, theirs in zip(got.logprobs, want.logprobs, strict=whole):
-            assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance(bits=bits)
+            assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance(bits=bits, family=family)
