@@ -20,9 +20,9 @@ class ByteGate:
         self._lock = threading.Lock()
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         with self._lock:
-            return sum(owner.held for owner in self._owners.values())
+            return sum(owner.nbytes for owner in self._owners.values())
 
     def waiting(self, owner: str = "") -> int:
         with self._lock:
@@ -89,10 +89,10 @@ class ByteGate:
 class _Owner:
     tickets: dict[Ticket, None] = field(default_factory=dict)
     waiting: dict[Ticket, None] = field(default_factory=dict)
-    held: int = 0
+    nbytes: int = 0
 
     def charge(self, ticket: Ticket, size: int) -> None:
-        self.held += size - ticket.charged
+        self.nbytes += size - ticket.charged
         ticket.charged = size
 
     def grant(self, share: int) -> list[Future[None]]:
@@ -100,7 +100,7 @@ class _Owner:
         granted = []
         while self.waiting:
             ticket = next(iter(self.waiting))
-            if self.held + ticket.size - ticket.charged > share:
+            if self.nbytes + ticket.size - ticket.charged > share:
                 ticket = next(iter(self.tickets))
                 if ticket not in self.waiting:
                     break

@@ -235,7 +235,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
     for row, row_cache in zip(job.rows, caches, strict=True):
-        if row.held == len(job.tokens):
+        if row.cached_length == len(job.tokens):
             _draw_first(engine, row, logits)
             engine.drafting.begin(row, job)
         if row.finish is None:

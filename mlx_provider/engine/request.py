@@ -146,7 +146,7 @@ class Row:
         return len(self.request.prompt.tokens) + len(self.tokens)
 
     @property
-    def held(self) -> int:
+    def cached_length(self) -> int:
         """Committed tokens that its cache must hold."""
         kept = self.request.kept  # read for every row in every step
         prompt = self.request.prompt.tokens if kept is None else kept

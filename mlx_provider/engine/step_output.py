@@ -57,7 +57,7 @@ def log_line(request: Request, reason: str, now: float) -> str:
         f"{request.completion_tokens} tokens, {times.tokens_per_second:.1f} tok/s",
     ]
     if request.drafted:
-        parts.append(f"{request.accepted} of {request.drafted} drafts held")
+        parts.append(f"{request.accepted} of {request.drafted} drafts accepted")
     summary = [f"request {request.id}: {reason}", ", ".join(parts)]
     return "; ".join([*summary, *filter(None, [request.prefilling, request.explanation])])
 

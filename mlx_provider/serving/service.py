@@ -81,7 +81,7 @@ class ChatService:
         self._turns = ByteGate(TURNS)
         self._plugins = registry or PluginRegistry.discover()
         self.models = ModelCache(
-            settings, self._plugins, self.worker, self._recorder, media=lambda: self.media.held
+            settings, self._plugins, self.worker, self._recorder, media=lambda: self.media.nbytes
         )
         self.in_flight = InFlight()
         self.next_prompts = NextPrompts(self.worker)
@@ -294,7 +294,7 @@ class ChatService:
             self.models.progress.stats(),
             device=device_name(),
             chosen_limit=self._settings.memory_limit,
-            media=self.media.held,
+            media=self.media.nbytes,
         )
 
     def cache_report(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .cache_classes import (
     KVCache,
     SparseKVCache,
     by_leaf,
-    held,
+    cached_length,
     leaves,
 )
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
@@ -60,7 +60,7 @@ def columns(cache: Any) -> int:
     """Tokens of the longest row, including padding and tokens that left a window."""
     if isinstance(cache.offset, mx.array):
         return int(getattr(cache, "_offset", cache._idx))
-    return held(cache)
+    return cached_length(cache)
 
 
 def _merge(offsets: dict[tuple[int, ...], mx.array], *rows: Any) -> Any:
@@ -77,10 +77,10 @@ def _merged_kv(rows: Sequence[KVCache]) -> BatchKVCache:
     """Rows with at least one token each, and capacity for the next. The caller sets the offsets.
     `skipped` of a row is the number of its tokens that are not held. Either all rows have the same
     shared prefix, or none has one."""
-    longest, prefix = max(map(held, rows)), prefix_of(rows[0])
-    paddings = [longest - held(row) for row in rows]
+    longest, prefix = max(map(cached_length, rows)), prefix_of(rows[0])
+    paddings = [longest - cached_length(row) for row in rows]
     batch = BatchKVCache(paddings) if prefix is None else SharedBatchKV(prefix, paddings)
-    batch.skipped = [row.offset - held(row) for row in rows]
+    batch.skipped = [row.offset - cached_length(row) for row in rows]
     room = -(-(longest + 1) // batch.step) * batch.step
     batch.keys = _pad([row.keys for row in rows], rows, longest, room)
     batch.values = _pad([row.values for row in rows], rows, longest, room)
@@ -93,7 +93,9 @@ def _pad(arrays: Sequence[mx.array], rows: Sequence[KVCache], longest: int, room
     _, heads, _, dim = arrays[0].shape
     together = mx.zeros((len(rows), heads, room, dim), dtype=arrays[0].dtype)
     for i, (array, row) in enumerate(zip(arrays, rows, strict=True)):
-        together[i : i + 1, :, longest - held(row) : longest] = array[..., : held(row), :]
+        together[i : i + 1, :, longest - cached_length(row) : longest] = array[
+            ..., : cached_length(row), :
+        ]
     return together
 
 

@@ -121,15 +121,15 @@ class Skipping:
         if window_size is not None:
             raise ValueError("attention within a window finds no tokens that were left out")
         plain = KVCache()
-        plain.offset = held(self)
+        plain.offset = cached_length(self)
         return plain.make_mask(N, return_array=return_array, window_size=None)
 
     def size(self) -> int:
-        return held(self)
+        return cached_length(self)
 
     def trim(self, n: int) -> int:
         """The last `n` tokens must have consecutive positions."""
-        n = min(held(self), n)
+        n = min(cached_length(self), n)
         self.offset -= n
         return n
 
@@ -149,7 +149,7 @@ class SparseKVCache(Skipping, KVCache):
         return found
 
 
-def held(cache: Any) -> int:
+def cached_length(cache: Any) -> int:
     return int(cache.offset) - int(getattr(cache, "skipped", 0))
 
 

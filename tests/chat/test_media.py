@@ -431,14 +431,14 @@ def test_a_claim_is_what_came_and_what_the_model_takes() -> None:
     claim = room.claim("one")
     data = encoded(solid("RGB", "red", (100, 100)))
     items = load_media([ref(data), ref(data)], None, claim, max_pixels=5000)
-    assert room.held == 2 * len(data) + 2 * 3 * 5000
+    assert room.nbytes == 2 * len(data) + 2 * 3 * 5000
     items[0].pixels  # noqa: B018
-    assert room.held == 2 * len(data) + 2 * 3 * 5000
+    assert room.nbytes == 2 * len(data) + 2 * 3 * 5000
     claim.end_prefill()
-    assert room.held == 2 * len(data)
+    assert room.nbytes == 2 * len(data)
     claim.close()
     claim.close()
-    assert room.held == 0
+    assert room.nbytes == 0
 
 
 def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
@@ -463,7 +463,7 @@ def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
         first.close()
         assert len(last.result()) == 9, "what is larger than the room has it alone"
     large.close()
-    assert room.held == 0
+    assert room.nbytes == 0
 
 
 def test_part_without_source() -> None:

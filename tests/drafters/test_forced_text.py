@@ -124,7 +124,7 @@ def test_forced_drafts_show_nothing_about_the_drafter(qwen3: LoadedModel) -> Non
     engine = new_engine(qwen3, speculation=speculation, clock=lambda: 0.0)
     engine.submit(requests()[0])
     run(engine)
-    assert not speculation.policy.sources[0].held
+    assert not speculation.policy.sources[0].accepted
 
 
 def test_a_guess_goes_on_behind_the_run() -> None:

@@ -346,7 +346,7 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
             rooms.append(max(layer.keys.shape[2] for layer in group.cache))
             charged = own.scheduler.live_bytes + own.stored.in_use
             charged //= own.memory.token_bytes
-            about_to_grow = request.rows[0].held >= rooms[-1]
+            about_to_grow = request.rows[0].cached_length >= rooms[-1]
             assert charged > rooms[-1] if about_to_grow else charged == rooms[-1]
             own.engine.step()
     assert rooms[0] == 1280

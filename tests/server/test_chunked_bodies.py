@@ -46,7 +46,7 @@ class Sender:
 
 
 def held(bodies: Bodies) -> int:
-    return bodies.large.held
+    return bodies.large.nbytes
 
 
 async def test_a_chunked_body_leaves_room_for_a_large_one() -> None:
@@ -60,7 +60,7 @@ async def test_a_chunked_body_leaves_room_for_a_large_one() -> None:
     assert await announced.whole() == 12 * SMALL
     chunked.send(0, more=False)
     assert await chunked.whole() == 2 * SMALL
-    assert held(bodies) == bodies.small.held == 0
+    assert held(bodies) == bodies.small.nbytes == 0
 
 
 async def test_a_small_chunked_body_waits_for_no_large_one() -> None:
@@ -87,7 +87,7 @@ async def test_bodies_that_grow_never_wait_for_each_other() -> None:
         each.send(SMALL, more=False)
     sizes = await asyncio.gather(large.whole(), *(each.whole() for each in growing))
     assert sizes == [LIMIT - SMALL, *[LIMIT] * 4]
-    assert held(bodies) == bodies.small.held == 0
+    assert held(bodies) == bodies.small.nbytes == 0
 
 
 @pytest.mark.parametrize("size", [2 * SMALL, 9 * SMALL])
@@ -100,7 +100,7 @@ async def test_a_client_that_leaves_gives_everything_back(size: int) -> None:
         sender.body.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sender.body
-        assert held(bodies) == bodies.small.held == 0
+        assert held(bodies) == bodies.small.nbytes == 0
 
 
 async def test_more_than_the_limit_is_refused_and_given_back() -> None:
@@ -110,7 +110,7 @@ async def test_more_than_the_limit_is_refused_and_given_back() -> None:
     sender.send(1, more=False)
     with pytest.raises(BodyTooLarge):
         await sender.whole()
-    assert held(bodies) == bodies.small.held == 0
+    assert held(bodies) == bodies.small.nbytes == 0
 
 
 @pytest.mark.parametrize("key", [None, "alice"])
@@ -121,7 +121,7 @@ async def test_half_sent_bodies_hold_no_more_than_has_come(key: str | None) -> N
         each.send(1)
     half[-1].send(SMALL)
     await half[-1].settle()
-    assert bodies.small.held + bodies.large.held == SMALL + 400
+    assert bodies.small.nbytes + bodies.large.nbytes == SMALL + 400
     for size in (100, SMALL, LIMIT):
         sender = Sender(bodies, size, key)
         sender.send(size, more=False)
@@ -165,4 +165,4 @@ def test_an_owner_has_its_share_and_its_oldest_ticket() -> None:
     assert third.granted.done()
     third.close()
     behind.close()
-    assert gate.held == 0
+    assert gate.nbytes == 0

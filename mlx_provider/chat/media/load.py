@@ -42,8 +42,8 @@ class MediaRoom:
         self.kept = ByteGate(capacity - capacity // 2)
 
     @property
-    def held(self) -> int:
-        return self.decoding.held + self.kept.held
+    def nbytes(self) -> int:
+        return self.decoding.nbytes + self.kept.nbytes
 
     def claim(self, who: str, owner: str = "") -> MediaClaim:
         return MediaClaim(self, self.kept, who, owner)

@@ -99,7 +99,7 @@ class Group:
     def own_tokens(self, *more: Row) -> list[int]:
         prefix = shared_prefix(self.cache)
         shared = 0 if prefix is None else prefix.length
-        return [row.held - shared for row in (*self.rows, *more)]
+        return [row.cached_length - shared for row in (*self.rows, *more)]
 
     def nbytes(self, *more: Row) -> int:
         lengths = self.own_tokens(*more)
@@ -191,7 +191,7 @@ class Layout:
             and group.admits(row, self._short, self.bound)
         ]
         if fits:
-            best = min(fits, key=lambda group: abs(group.rows[0].held - row.held))
+            best = min(fits, key=lambda group: abs(group.rows[0].cached_length - row.cached_length))
             rows, memory = [*best.rows, row], best.memory
             # its last pass may have failed
             together = attempt(lambda: Group.of(rows, [*best.caches(best.rows), cache], memory))
@@ -224,8 +224,8 @@ class Layout:
     def merged(self) -> dict[Row, int]:
         """The rows in caches with others, each with `Row.merged`."""
         several = [group.rows for group in self.groups if len(group.rows) > 1]
-        longest = [(rows, max(row.held for row in rows)) for rows in several]
-        return {row: held + 1 for rows, held in longest for row in rows}
+        longest = [(rows, max(row.cached_length for row in rows)) for rows in several]
+        return {row: length + 1 for rows, length in longest for row in rows}
 
     def keep(self, row: Row, tokens: int) -> None:
         """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
@@ -306,7 +306,7 @@ class Layout:
         limit = GROWN * self.bound
         while grown := next((g for g in self.groups if g.rows[1:] and g.nbytes() > limit), None):
             self._split()
-            rows = sorted(grown.rows, key=lambda row: row.held)
+            rows = sorted(grown.rows, key=lambda row: row.cached_length)
             halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
             at = self.groups.index(grown)
             self.groups[at : at + 1] = [replace(grown, rows=half) for half in halves]

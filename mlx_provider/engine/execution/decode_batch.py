@@ -131,7 +131,7 @@ class DecodeBatch:
     def join(self, row: Row, cache: list[Any], cached: int) -> None:
         """Add a row whose cache holds `cached` of its committed tokens. The others run."""
         self.layout.add(row, cache)
-        self._pending[row] = Pending.of(row, row.held - cached - 1)
+        self._pending[row] = Pending.of(row, row.cached_length - cached - 1)
 
     def replays(self, row: Row) -> bool:
         return row in self._pending

@@ -261,10 +261,10 @@ class Leases:
     def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
         """What a row will use in place: the buffers of an entry, or those whose first tokens it
         will share; and how many tokens."""
-        held = [node.row for node in match.path]
-        if not held or not self._in_place:
+        rows = [node.row for node in match.path]
+        if not rows or not self._in_place:
             return None, None, 0
-        base, own = held[0], held[-1]
+        base, own = rows[0], rows[-1]
         if own is not None and self._takeable(own, match):
             return own, None, match.length
         if base is None or base.first:
@@ -319,9 +319,9 @@ class Leases:
         the last, if these are enough."""
         own = None if lease is None else lease.own_of(cache)
         if own is not None and own.base is None:
-            held = _tokens_of(own)
-            if held > self._least:
-                self._divide(own, held - 1, own.path)
+            length = _tokens_of(own)
+            if length > self._least:
+                self._divide(own, length - 1, own.path)
         copied = deepcopy(cache)
         if own is None or own.base is None:
             return copied, None
@@ -369,5 +369,5 @@ class Leases:
         else:
             for node in [n for n in path if n.start < at]:
                 upper = split(node, at - node.start) if node.stop > at else node
-                upper.hold(replace(segment_of(upper), held=prefix), upper.snapshot)
+                upper.hold(replace(segment_of(upper), row=prefix), upper.snapshot)
         return tried.fault is None

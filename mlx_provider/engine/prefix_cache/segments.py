@@ -99,7 +99,7 @@ def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
 @dataclass(frozen=True)
 class Segment:
     """Immutable tokens of all layers that can be cut: `[0, length)` of arrays of its own, or
-    `[start, start + length)` of a row's buffers (`held`)."""
+    `[start, start + length)` of a row's buffers (`row`)."""
 
     length: int
     token_bytes: int
@@ -109,7 +109,7 @@ class Segment:
     """Whether these are all layers, so that a row can resume at any token."""
     own: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     """Arrays (1, heads, tokens, dim) by leaf index: first those of keys, then of values."""
-    held: RowBuffers | None = None
+    row: RowBuffers | None = None
     start: int = 0
 
     @property
@@ -127,23 +127,23 @@ class Segment:
 
     def slice(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
-        if self.held is not None:
+        if self.row is not None:
             return replace(self, length=stop - start, start=self.start + start)
         views = {leaf: [a[..., start:stop, :] for a in each] for leaf, each in self.own.items()}
         return replace(self, length=stop - start, own=copies(views))
 
-    def within(self, held: RowBuffers, start: int, stop: int) -> Segment:
+    def within(self, row: RowBuffers, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)` of a row, which stay in its buffers."""
-        return replace(self, length=stop - start, own={}, held=held, start=start)
+        return replace(self, length=stop - start, own={}, row=row, start=start)
 
     def copy(self) -> Segment:
-        return replace(self, own=copies(self.arrays()), held=None, start=0)
+        return replace(self, own=copies(self.arrays()), row=None, start=0)
 
     def arrays(self) -> Mapping[int, Sequence[Any]]:
-        if self.held is None:
+        if self.row is None:
             return self.own
         stop = self.start + self.length
-        return {leaf: self.held.arrays(leaf, self.start, stop) for leaf, _ in self.layers}
+        return {leaf: self.row.arrays(leaf, self.start, stop) for leaf, _ in self.layers}
 
     @property
     def layout(self) -> tuple[Any, ...]:

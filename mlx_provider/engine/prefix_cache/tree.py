@@ -149,7 +149,7 @@ class Node:
     @property
     def row(self) -> RowBuffers | None:
         """The buffers of a row in which its tokens are."""
-        return None if self.segment is None else self.segment.held
+        return None if self.segment is None else self.segment.row
 
     @property
     def needed(self) -> bool:

@@ -151,7 +151,7 @@ class Chunking:
             return _nearly_best([n for n in sizes if own(n) <= longest], own)[-1]
         if self.brief(job):
             return sizes[-1]
-        keys, fair = sum(row.held for row in rows), self.fair(alone)
+        keys, fair = sum(row.cached_length for row in rows), self.fair(alone)
 
         def gap(size: int) -> float:
             if mixed:
@@ -209,7 +209,7 @@ class Chunking:
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
-        return Load(sum(row.held for row in rows), size, depth)
+        return Load(sum(row.cached_length for row in rows), size, depth)
 
     def wider(self, plan: StepPlan) -> Callable[[int], float]:
         """Extra seconds of a step's pass with so many drafts, spread over its rows."""

@@ -50,11 +50,11 @@ def kv_growth(first: int, longest: int) -> int:
     return whole_steps(max(1, min(wanted, left)))
 
 
-def kv_capacity(first: int, longest: int, needed: int, held: int = 0) -> int:
-    """`held`: what the row's buffers had when it began."""
-    if needed <= first and held < first:
+def kv_capacity(first: int, longest: int, needed: int, before: int = 0) -> int:
+    """`before`: what the row's buffers had when it began."""
+    if needed <= first and before < first:
         return first
-    step, whole = kv_growth(first, longest), held if held >= first else whole_steps(first)
+    step, whole = kv_growth(first, longest), before if before >= first else whole_steps(first)
     return whole + -(-max(0, needed - whole) // step) * step
 
 
@@ -139,8 +139,8 @@ class Ledger(ABC):
         rows = list(rows)
         if not rows:
             return 0
-        held = sum(self._own_bytes(row, claims.get(row, row.lease)) for row in rows)
-        return held + self.pass_bytes(max(map(self._tokens_to_run, rows)), len(rows))
+        nbytes = sum(self._own_bytes(row, claims.get(row, row.lease)) for row in rows)
+        return nbytes + self.pass_bytes(max(map(self._tokens_to_run, rows)), len(rows))
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""
@@ -165,7 +165,7 @@ class Ledger(ABC):
 
     def kv_needed(self, row: Row) -> int:
         """Token capacity of a row without room for later turns."""
-        return whole_steps(kv_capacity(*self._first_capacity(row.request), row.held + 1))
+        return whole_steps(kv_capacity(*self._first_capacity(row.request), row.cached_length + 1))
 
     def outgrown(self, row: Row) -> bool:
         """Whether a row needs more memory than its reservation at admission."""
@@ -187,8 +187,8 @@ class Ledger(ABC):
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""
-        held = row.held
-        return held if self.outgrown(row) else min(held, len(row.request.prompt.tokens))
+        length = row.cached_length
+        return length if self.outgrown(row) else min(length, len(row.request.prompt.tokens))
 
     def _tokens_reserved(self, row: Row) -> int:
         return max(self._own_capacity(row), row.merged)
@@ -196,8 +196,8 @@ class Ledger(ABC):
     def _own_capacity(self, row: Row) -> int:
         """Token capacity of a row in a cache of its own."""
         first, longest = self._first_capacity(row.request)
-        held = 0 if row.lease is None else row.lease.capacity
-        return kv_capacity(first, longest, row.held + 1, held)
+        before = 0 if row.lease is None else row.lease.capacity
+        return kv_capacity(first, longest, row.cached_length + 1, before)
 
     def _first_capacity(self, request: Request) -> tuple[int, int]:
         """The first capacity of its rows in tokens, and their largest length."""

@@ -149,17 +149,17 @@ def fastest(
 @dataclass
 class AcceptanceRate:
     memory: int = MEMORY
-    held: float = 0.0
+    accepted: float = 0.0
     tried: float = 0.0
 
-    def learn(self, held: int, tried: int) -> None:
+    def learn(self, accepted: int, tried: int) -> None:
         """Drafts after a rejected one do not count."""
         kept = (1 - 1 / self.memory) ** tried
-        self.held = kept * self.held + held
+        self.accepted = kept * self.accepted + accepted
         self.tried = kept * self.tried + tried
 
     def share(self, belief: float) -> float:
-        return min(SUREST, (self.held + BELIEF * belief) / (self.tried + BELIEF))
+        return min(SUREST, (self.accepted + BELIEF * belief) / (self.tried + BELIEF))
 
 
 @dataclass
@@ -171,9 +171,9 @@ class SharedRate(AcceptanceRate):
     def chance(self, row: AcceptanceRate) -> float:
         return row.share(self.share(HOPE))
 
-    def learn_both(self, row: AcceptanceRate, held: int, tried: int = 1) -> None:
-        row.learn(held, tried)
-        self.learn(held, tried)
+    def learn_both(self, row: AcceptanceRate, accepted: int, tried: int = 1) -> None:
+        row.learn(accepted, tried)
+        self.learn(accepted, tried)
 
 
 @dataclass
@@ -186,12 +186,12 @@ class RowAcceptance(AcceptanceRate):
     def parked(self) -> bool:
         return self.missed >= MISSED_PASSES
 
-    def learn(self, held: int, tried: int) -> None:
-        if held and self.parked:  # its text may have changed in kind: four drafts count
+    def learn(self, accepted: int, tried: int) -> None:
+        if accepted and self.parked:  # its text may have changed in kind: four drafts count
             kept = min(1.0, 4.0 / max(self.tried, 4.0))
-            self.held, self.tried, self.due = kept * self.held, kept * self.tried, 0
-        super().learn(held, tried)
-        self.missed = 0 if held else self.missed + 1
+            self.accepted, self.tried, self.due = kept * self.accepted, kept * self.tried, 0
+        super().learn(accepted, tried)
+        self.missed = 0 if accepted else self.missed + 1
 
 
 Row = Sequence[RowAcceptance | None]
@@ -307,13 +307,13 @@ class Policy:
         for costs in self.costs.values():
             costs.forget()
 
-    def learn(self, source: int, row: RowAcceptance, drafts: int, held: int) -> None:
-        self.sources[source].learn_both(row, held, min(max(1, drafts), held + 1))
+    def learn(self, source: int, row: RowAcceptance, drafts: int, accepted: int) -> None:
+        self.sources[source].learn_both(row, accepted, min(max(1, drafts), accepted + 1))
         if row.parked:
             rest = min(LONGEST_REST, 1 << min(row.missed, 20) - MISSED_PASSES)
             row.due = max(row.due, self.steps + rest)
         self._rests = False
-        self.saved = min(SAVED, self.saved + held / self._rows)
+        self.saved = min(SAVED, self.saved + accepted / self._rows)
 
 
 def _asks(chances: Sequence[Chances], pick: int, drafts: int) -> Asks:

@@ -113,7 +113,7 @@ class Speculation:
 
     def begin(self, row: Row, job: PrefillJob) -> None:
         hidden = list(job.hidden)
-        if not hidden or row.held != len(job.tokens) + 1 or not _may(row):
+        if not hidden or row.cached_length != len(job.tokens) + 1 or not _may(row):
             return
         before = sum(each.shape[0] for own in self.rows.values() for each in own.shown)
         if before and before + sum(each.shape[0] for each in hidden) > UNASKED:
@@ -317,18 +317,20 @@ class Speculation:
         if drafts and times:
             self.policy.costs[self._kind].add_pass(drafts, times)
 
-    def record_accepted(self, row: Row, drafts: int, held: int) -> None:
+    def record_accepted(self, row: Row, drafts: int, accepted: int) -> None:
         row.request.drafted += drafts
-        row.request.accepted += held
+        row.request.accepted += accepted
         own = self.rows.get(row)
         if own is None or not drafts:
             return
         origin = own.origin
         guessed = drafts - origin.known + origin.refused
-        if origin.source is not None and guessed > 0 and held >= origin.known:
-            self.policy.learn(origin.source, own.odds[origin.source], guessed, held - origin.known)
+        if origin.source is not None and guessed > 0 and accepted >= origin.known:
+            self.policy.learn(
+                origin.source, own.odds[origin.source], guessed, accepted - origin.known
+            )
         if own.drawn_from is not None:
-            own.show(own.drawn_from[: held + 1])
+            own.show(own.drawn_from[: accepted + 1])
             own.drawn_from = None
 
     def forget(self, rows: Sequence[Row]) -> None:
