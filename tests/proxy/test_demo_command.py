@@ -18,12 +18,12 @@ CODE = "import typer; from mlx_provider.cli.demo import demo; typer.run(demo)"
 
 @pytest.fixture
 def environ(tmp_path):
-    """The caller's paths, and no hint of where the network or a model might be."""
-    keep = ("PATH", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    """Nothing of the tests, and no hint of where the network or a model might be."""
+    keep = ("PATH", "PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     own = {name: os.environ[name] for name in keep if name in os.environ}
     dead = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
     root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join([own.get("PYTHONPATH", ""), root, f"{root}/plugins"]).strip(os.pathsep)
+    paths = f"{root}{os.pathsep}{root}/plugins"
     return {**own, **dead, "HOME": str(tmp_path), "PYTHONPATH": paths, "COLUMNS": "200"}
 
 

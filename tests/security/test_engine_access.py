@@ -246,7 +246,7 @@ def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
     file.write_text("[demo]\ncontext_length = 70000\n")
 
     def context(models_file: Path | None, asked: int | None) -> int:
-        service = ChatService(EngineSettings(models_file=models_file))
+        service = ChatService(EngineSettings(models_file=models_file, kv_layout="solo"))
         request = GenerateRequest(
             model="demo",
             messages=HELLO,
