@@ -27,7 +27,7 @@ SCHEDULE: tuple[tuple[int, tuple[Any, ...], int | None], ...] = (
     (0, ("What is this?", tiny_image(1)), None),
     (1, (tiny_image(2, 64, 160), TEXT), None),
     (3, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), 6),
-    (4, (TEXT * 2,), None),
+    (4, (TEXT,), None),
     (9, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), None),
     (12, ("What is this?", tiny_image(1)), None),
     (14, ("What is this?", tiny_image(4)), None),

@@ -53,7 +53,7 @@ def test_what_is_loaded_and_measured(
     seen: dict[str, str] = {}
 
     def look() -> None:
-        while not loaded.is_set():
+        while not loaded.wait(0.001):
             seen.update((each.what, each.summary) for each in client.stats().loading)
 
     loaded = threading.Event()
