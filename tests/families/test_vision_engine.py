@@ -18,7 +18,7 @@ from tiny.models import tiny_image
 
 ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
 GENERIC = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"]
-TEXT = "The quick brown fox asks the lazy dog what the weather is. "
+TEXT = "The quick brown fox asks the lazy dog what the weather is like in Paris today. "
 COUNT = 6
 
 # (step of arrival, parts, step of cancellation)
@@ -27,7 +27,7 @@ SCHEDULE: tuple[tuple[int, tuple[Any, ...], int | None], ...] = (
     (0, ("What is this?", tiny_image(1)), None),
     (1, (tiny_image(2, 64, 160), TEXT), None),
     (3, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), 6),
-    (4, (TEXT,), None),
+    (4, (TEXT * 2,), None),
     (9, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), None),
     (12, ("What is this?", tiny_image(1)), None),
     (14, ("What is this?", tiny_image(4)), None),
