@@ -319,7 +319,7 @@ def test_parsers_read_what_the_grammar_writes(model: Any, name: str) -> None:
     parser = parsers()[name]
     first = model.started(grammar(name), tools=tools, tool_choice="required")
     seen = 0
-    for seed in range(16):
+    for seed in range(10):
         text, done = model.sample(first.fork(), seed, 600)
         if done:
             calls, content = read(text, parser, tools)
@@ -328,7 +328,7 @@ def test_parsers_read_what_the_grammar_writes(model: Any, name: str) -> None:
             for called, arguments in calls:
                 jsonschema.validate(arguments, schemas[called])
             seen += 1
-    assert seen >= 4
+    assert seen >= 3
 
 
 @pytest.mark.parametrize(

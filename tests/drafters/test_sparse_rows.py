@@ -163,12 +163,12 @@ def test_tokens_side_by_side_are_a_whole_prefill(form: str, in_format: Formed) -
 def mixed_requests() -> list[Request]:
     sampled = SamplingParams(temperature=1.1, top_p=0.95, seed=5)
     return [
-        new_request(text(600), max_tokens=20),
-        new_request(text(40), max_tokens=20),
-        new_request(text(420, 1), max_tokens=20, logprobs=2),
-        new_request(text(300, 2), max_tokens=20, params=sampled, n=2),
-        new_request(text(600, 3), max_tokens=20, may_skip=False),
-        new_request(text(260, 4), max_tokens=20, params=sampled),
+        new_request(text(600), max_tokens=14),
+        new_request(text(40), max_tokens=14),
+        new_request(text(420, 1), max_tokens=14, logprobs=2),
+        new_request(text(300, 2), max_tokens=14, params=sampled, n=2),
+        new_request(text(600, 3), max_tokens=14, may_skip=False),
+        new_request(text(260, 4), max_tokens=14, params=sampled),
     ]
 
 

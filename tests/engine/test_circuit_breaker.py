@@ -84,7 +84,7 @@ def test_rows_decode_together_again_once_that_works(qwen3: TextModel, layout: st
 def test_each_failed_try_lengthens_the_wait_for_the_next(qwen3: TextModel) -> None:
     model = Failing(qwen3, lambda tokens, places: len(tokens) > 1)
     engine = new_engine(model)  # type: ignore[arg-type]
-    requests = streams(engine, max_tokens=60)
+    requests = streams(engine, max_tokens=42)
     run(engine)
     tries = [at for at, size in enumerate(model.decodes) if size > 1]
     between = [b - a for a, b in itertools.pairwise(tries[1:])]

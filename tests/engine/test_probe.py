@@ -56,7 +56,7 @@ def probed(noisy: NoisyDevice) -> Probed:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sweep)])
 def test_noise_of_kernels_leaves_the_best_layout(deep: Deep, probed: Probed, seed: int) -> None:
-    found = probed(deep(seed, layers=24))
+    found = probed(deep(seed, layers=16))
     assert keeps_the_best(found), found
     assert 0.1 < found.noise_floor < 2
 

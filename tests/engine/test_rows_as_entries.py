@@ -36,14 +36,14 @@ def settled_memory() -> int:
 
 
 def test_a_conversation_copies_only_when_it_outgrows_its_buffers() -> None:
-    found = measured(in_place=True, turns=6, first=5000, each=800)
+    found = measured(in_place=True, turns=5, first=5000, each=800)
     assert [turn.cached for turn in found[1:]] == [turn.tokens for turn in found[:-1]]
     grown = [turn for turn in found if turn.copied]
     assert len(grown) <= 2, "the capacity doubles"
     assert found[0].copied == 0
     assert found[0].peak <= 1.15, "the entry of the prompt is no second copy of it"
     total = sum(turn.copied for turn in found)
-    before = measured(in_place=False, turns=6, first=5000, each=800)
+    before = measured(in_place=False, turns=5, first=5000, each=800)
     assert total <= 0.2 * sum(turn.copied for turn in before)
 
 

@@ -73,14 +73,8 @@ def test_drafts_of_sixteen_rows_are_not_slower_than_none(
     assert found.learning <= LEARNED
 
 
-@pytest.mark.parametrize(
-    ("name", "host"),
-    [
-        pytest.param(name, host, marks=() if (host == 0.003) is waits else pytest.mark.sweep)
-        for name, waits in zip(DEVICES, (False, False, True, False), strict=True)
-        for host in (0.001, 0.003)
-    ],
-)
+@pytest.mark.parametrize("host", [0.003, pytest.param(0.001, marks=pytest.mark.sweep)])
+@each_device
 def test_one_row_gains_as_much_as_the_device_permits(name: str, host: float) -> None:
     """Two drafts, acceptance 0.7. An H200 waits for the host about as long as for a pass."""
     for drafter, guessing in DRAFTERS.items():

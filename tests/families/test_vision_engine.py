@@ -18,7 +18,7 @@ from tiny.models import tiny_image
 
 ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
 GENERIC = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"]
-TEXT = "The quick brown fox asks the lazy dog what the weather is. "
+TEXT = "The quick brown fox asks the lazy dog what the weather is like in Paris today. "
 COUNT = 6
 
 # (step of arrival, parts, step of cancellation)

@@ -117,15 +117,11 @@ def accepted(requests: Sequence[Request]) -> float:
     return sum(r.accepted for r in requests) / sum(r.drafted for r in requests)
 
 
-def check_steady(
-    model: LoadedModel, arrivals: Sequence[Arrival], speculation: Speculation
-) -> Sequence[Request]:
+def check_steady(model: LoadedModel, arrivals: Sequence[Arrival], speculation: Speculation) -> None:
     """Whoever gets the same tokens alone and among others gets them with drafts."""
     plain = [output_of(r).tokens for r in served(model, arrivals)]
     by_itself = [output_of(alone(model, request_of(model, each))).tokens for each in arrivals]
-    requests = served(model, arrivals, speculation=speculation)
-    found = [output_of(r).tokens for r in requests]
+    found = [output_of(r).tokens for r in served(model, arrivals, speculation=speculation)]
     steady = [i for i in range(len(arrivals)) if plain[i] == by_itself[i]]
     assert steady
     assert [found[i] for i in steady] == [plain[i] for i in steady]
-    return requests

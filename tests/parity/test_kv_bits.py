@@ -44,7 +44,7 @@ CASES = [
     *(pytest.param(*case, marks=pytest.mark.sweep)
       for case in (("gemma3_text", 4), ("gemma3", None), ("gemma3", 8))),
 ]  # fmt: skip
-LONG = "The quick brown fox asks the lazy dog what the weather is like. " * 3
+LONG = "The quick brown fox asks the lazy dog what the weather is like. " * 2
 ONE, OTHER = tiny_image(1), tiny_image(3, 128, 96)
 
 Parts = tuple[str | MediaItem, ...]

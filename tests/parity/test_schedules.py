@@ -88,12 +88,12 @@ def test_in_any_schedule_each_request_gets_its_solo_result(
 def test_every_layout_keeps_parity(tiny: Tiny, family: str, layout: str) -> None:
     model = tiny(family)
     arrivals = [
-        Arrival(0, 40, 0, 25, 2, 0, None, None),
-        Arrival(1, 7, 1, 30, 1, 3, None, None),
+        Arrival(0, 40, 0, 18, 2, 0, None, None),
+        Arrival(1, 7, 1, 20, 1, 3, None, None),
         Arrival(2, 90, 2, 12, 1, 4, None, None),
         Arrival(4, 1, 3, 20, 1, 0, 6, None),
         Arrival(9, 40, 0, 9, 1, 1, None, None),
-        Arrival(12, 19, 2, 30, 1, 5, None, 4),
+        Arrival(12, 19, 2, 20, 1, 5, None, 4),
     ]
     check_against_solo(model, arrivals, run_schedule(model, arrivals, layout, 16))
 
@@ -128,8 +128,8 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
 def test_drafts_change_no_tokens(tiny: Tiny, family: str, share: float) -> None:
     model = tiny(family)
     arrivals = [
-        Arrival(0, 40, 0, 25, 2, 0, None, None),
-        Arrival(1, 7, 1, 30, 1, 3, None, None),
+        Arrival(0, 40, 0, 18, 2, 0, None, None),
+        Arrival(1, 7, 1, 20, 1, 3, None, None),
         Arrival(2, 90, 2, 12, 1, 4, None, None),
         Arrival(4, 1, 3, 20, 1, 2, 6, None),
         Arrival(9, 40, 0, 9, 1, 1, None, None),

@@ -161,7 +161,7 @@ HARD = [("steps", 5), ("memory",), ("joins", 20), ("steps", 4), ("fails",), ("le
     ("family", "kept_in"),
     [
         ("qwen3", "rough"),
-        ("qwen3", "float32"),
+        pytest.param("qwen3", "float32", marks=pytest.mark.sweep),
         ("qwen3", "bfloat16"),
         ("qwen3", "4 bit"),
         ("gemma3_text", "4 bit"),

@@ -51,7 +51,7 @@ def test_a_reply_uses_each_new_plugin(
 
     guessing = ModelOptions(drafter="served_drafter")
     folder = build_tiny("llama", foreseeable=True)
-    repeated = tiny_class(client, service, str(folder)).ask(max_tokens=200, options=guessing)
+    repeated = tiny_class(client, service, str(folder)).ask(max_tokens=80, options=guessing)
     assert repeated.usage.drafted_tokens > 0
 
     formats = ModelOptions(

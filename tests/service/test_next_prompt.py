@@ -62,7 +62,7 @@ TOOLS = [
     }
 ]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "write", "arguments": "{}"}}
-RESULT = "The file was written, and the tests passed. " * 12
+RESULT = "The file was written, and the tests passed. " * 6
 ASKED = [{"role": "user", "content": "Change it, please. " * 8}]
 
 

@@ -54,7 +54,7 @@ def test_what_is_loaded_and_measured(
     healthy: set[str] = set()
 
     def look() -> None:
-        while not loaded.is_set():
+        while not loaded.wait(0.001):
             seen.update((each.what, each.summary) for each in client.stats().loading)
             healthy.add(client.health().detail)
 
