@@ -42,8 +42,8 @@ class Decoded:
     chunk: Chunk | None
     """The mixed chunk."""
     reads: Sequence[PassResult] | Fault = ()
-    """Tokens of the last pass, unless they were read before this one was decided; or why they
-    cannot be read, or no pass was launched."""
+    """Tokens of the last pass; empty if `draft` has taken them. A fault: they cannot be read, or no
+    pass was launched."""
     read_at: float | None = None
 
 

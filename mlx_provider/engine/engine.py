@@ -22,8 +22,8 @@ from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .step_output import Post, Recorder, StepOutput
 
-RESTORING_REST = 0.05
-"""Longest seconds between checks of deadlines while the engine waits only for the disk."""
+BLOCKED_REST = 0.05
+"""Longest seconds between steps while no pass can run: for the disk, or for memory."""
 
 
 class Engine:
@@ -60,7 +60,9 @@ class Engine:
         if prefix_cache is not None:
             scheduler.claims = prefix_cache.claims
             scheduler.fork_bytes = prefix_cache.fork_bytes
-        self._waits_for_disk = False
+        self.deliver: Callable[[list[Post]], object] | None = None
+        """Gets the events of the rows before a chunk runs in its own pass."""
+        self._blocked = False
 
     @property
     def idle(self) -> bool:
@@ -72,7 +74,7 @@ class Engine:
         """Seconds until the next step is useful, unless a request arrives before."""
         if self.idle:
             return inf
-        return RESTORING_REST if self._waits_for_disk else 0.0
+        return BLOCKED_REST if self._blocked else 0.0
 
     # -- requests
 
@@ -180,14 +182,16 @@ class Engine:
     # -- the step
 
     def step(self) -> list[Post]:
-        """Advance every row by one token and one prompt by one chunk. Returns the events for
-        readers."""
-        now, begins = self.clock(), True
-        while begins:  # a second time, for the passes, if the first one lets prompts begin
+        """Advance the rows by a token or more, and one prompt by a chunk. Returns the events for
+        readers that `deliver` did not get."""
+        now, again = self.clock(), True
+        while again:  # for the passes, after a record that lets prompts begin
             record = self.schedule(now)
             for result in self.run(record):
                 self.commit(result)
-            begins = bool(record.begins)
+                if self.deliver is not None and not self.output.empty:
+                    self.deliver(self.output.take())
+            again = bool(record.begins)
         return self.output.take()
 
     def schedule(self, now: float) -> StepRecord:
@@ -201,10 +205,11 @@ class Engine:
         )
 
     def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
-        """Execute the decisions of the record, and launch its passes. Changes the queue, the
-        prefix cache and the caches of rows. The caller commits each result before it asks for the
-        next one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream
-        waits for it. If drafts pay, the last tokens are committed before any pass."""
+        """Execute the decisions of the record, and launch its passes. Changes requests, events,
+        the queue, costs and all caches, and counts a chunk with its own pass. The caller commits
+        each result before it asks for the next one: the rows' next tokens are drawn before such a
+        chunk, so no stream waits for it. If drafts pay, the last tokens are committed before any
+        pass."""
         self._apply_decisions(record)
         plan, drafts, read_at = decode.draft(self, self.scheduler.remaining_plan(record.plan))
         self.scheduler.charge_step(plan)
@@ -217,12 +222,11 @@ class Engine:
         self.charge_merged()
         if plan.rows or plan.chunk is not None:
             self.output.add_step(plan, record.now)
-        runs = bool(plan.rows) or plan.chunk is not None or plan.prepared is not None
-        self._waits_for_disk = not runs and any(job.restoring for job in self.scheduler.waiting)
+        self._blocked = record.empty
 
     def commit(self, result: Decoded | Prefilled) -> None:
         """Take the tokens that were read and draw the next ones, or let the rows of a complete
-        prompt decode. Changes requests, their events, and the rows of the batch."""
+        prompt decode. Changes requests, events, the queue, the batch and the prefix cache."""
         if isinstance(result, Decoded):
             decode.commit(self, result)
             if result.chunk is not None and not isinstance(result.reads, Fault):

@@ -78,6 +78,7 @@ class EngineWorker:
     # -- on the engine thread
 
     def add(self, engine: Engine) -> None:
+        engine.deliver = self._deliver
         self._engines.append(engine)
 
     def remove(self, engine: Engine) -> None:
@@ -113,8 +114,7 @@ class EngineWorker:
     def _loop(self) -> None:
         steps = 0
         while self._drain(self._rest()):
-            if posts := self._step():
-                self._deliver(posts)
+            self._step()
             if self._idle_calls and self._idle:
                 with background("a call to the idle engine thread"):
                     self._idle_calls.popleft()()
@@ -131,18 +131,16 @@ class EngineWorker:
             return 0.0
         return min((engine.rest for engine in self._engines), default=inf)
 
-    def _step(self) -> list[Post]:
+    def _step(self) -> None:
         """Step every engine. A step may remove an idle one; no reference to it remains here. No
         background prefill runs while a request is in any engine."""
         if any(engine.scheduler.busy for engine in self._engines):
             self.end_ahead()
-        posts: list[Post] = []
         at = 0
         while at < len(self._engines):
-            if not self._engines[at].idle:
-                posts += self._engines[at].step()
+            if not self._engines[at].idle and (posts := self._engines[at].step()):
+                self._deliver(posts)
             at += 1
-        return posts
 
     def _drain(self, rest: float) -> bool:
         """Run waiting calls. Waits up to `rest` seconds for one. False: stop."""

@@ -55,7 +55,7 @@ GROUPS = (64, 32)
 class _KVCache:
     make_cache: MakeCache
     name: str
-    """Part of keys. Empty: not quantised."""
+    """Part of keys: kind of KV, and a digest of third-party code. Empty: neither."""
     layouts: Sequence[str]
     """Best first."""
     key: str
@@ -135,7 +135,7 @@ class EngineBuilder:
                 self._measurements.keep(kv.key, replace(measured, curve=scheduler.costs.curve))
 
         instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, keep_curve)
-        _log_started(weights, instance, kv.name)
+        _log_started(weights, instance, kv_kind(options))
         return instance
 
     def _kv_cache(self, weights: Weights, options: ModelOptions) -> _KVCache:

@@ -44,7 +44,7 @@ class RowBuffers:
     stored: int = 0
     """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
     intact: bool = True
-    """False after a device failure in its last row."""
+    """False while a row has them, and after a failed pass of that row."""
     above: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
     """The buffers of rows that continue this prefix."""
     _users: tuple[weakref.ref[Lease], ...] = ()
@@ -210,7 +210,7 @@ class Lease:
 
     @property
     def pins(self) -> int:
-        """Bytes of the prefix cache that can be evicted until it is acquired."""
+        """Bytes that can no longer be evicted once it is acquired."""
         return sum(each.stored for each in self.claimed if not each.in_use)
 
     def trim(self, tokens: int) -> None:

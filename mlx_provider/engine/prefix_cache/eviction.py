@@ -129,14 +129,15 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
             stop, kept = max([end, *safe]), {end, *safe}
             break
     others = sorted(at for at in sizes if at < stop and at not in kept)
-    for at in [*others[:1], *reversed(others[1:])] if kept else []:
-        kept |= {at} if size(stop, {*kept, at}) <= budget else set()
+    for at in [*others[:1], *reversed(others[1:])]:
+        if size(stop, {*kept, at}) <= budget:
+            kept.add(at)
     return stop, kept
 
 
 def prune(leaf: Node) -> None:
-    """Keep at most `1 + RECENT + FORKS` snapshots of a path: the first, the last, and the last
-    ones before points where prompts have differed."""
+    """Keep at most `1 + RECENT + FORKS` snapshots of a path: the first, the last `RECENT`, and the
+    last before `FORKS` points where prompts have differed."""
     holders = [node for node in leaf.path() if node.snapshot is not None]
     ends, forks = list[Node](), dict[Node, None]()
     for node in leaf.path():

@@ -88,7 +88,8 @@ class PrefixCachePolicy:
     def pays_ahead(self, job: PrefillJob) -> bool:
         """Whether a queued background prefill has more than a few tokens to compute, and less than
         it finds stored."""
-        few = len(job.tokens) - max(job.match.shared, job.estimated_cached) <= NEAR
+        known = 0 if job.match is None else job.match.shared  # `None`: the look-up failed
+        few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
         return not few and job.cost <= job.estimated_cached
 
     def _match(self, key: CacheKey, ids: Ids) -> Match:

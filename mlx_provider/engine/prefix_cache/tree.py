@@ -101,7 +101,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     """By their first tokens."""
     used: int = 0
-    """The prefix cache's clock: bytes stored so far, plus one per use."""
+    """Time of its last use: bytes stored until then, plus uses."""
     hits: int = 0
     """Number of rows restored through it. Starts at 1 if it continued a stored path."""
     generated: bool = False
@@ -177,8 +177,8 @@ def segment_of(node: Node) -> Segment:
 
 @dataclass(frozen=True)
 class Match:
-    """The stored path that is closest to a prompt. A row can resume with the tokens `[0, length)`:
-    less than `[0, shared)`, which are stored, if a state is missing."""
+    """The stored path that is closest to a prompt: `shared` tokens match. A row can resume after
+    `length` of them: fewer if a state is missing."""
 
     steps: tuple[tuple[Node, int], ...]
     """Nodes along the path, each with the number of its tokens that match."""

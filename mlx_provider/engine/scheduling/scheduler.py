@@ -100,6 +100,13 @@ class StepRecord:
     limit: int = 0
     """Bytes that were available for them."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing runs, begins or ends."""
+        plan = self.plan
+        decided = (self.expired, self.cut, self.preempted, self.admitted, self.begins)
+        return not any((*decided, plan.rows, plan.chunk, plan.prepared))
+
 
 class Scheduler:
     """Queue, admission and order. `now` is in monotonic seconds."""
@@ -257,13 +264,14 @@ class Scheduler:
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
-        if rows and self._itl_debt and (job.unembedded or not self._precedes(job)):
+        brief = self._precedes(job)
+        if rows and self._itl_debt and (job.unembedded or not brief):
             return plan
         if job.unembedded or job.scoring is not None:
             share = chunking.fair(alone) - alone
             limit = share if job.unembedded else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
-        brief, even = self._precedes(job), job.own_pass
+        even = job.own_pass
         mixed = bool(rows) and mixes and job.text_follows and not (brief or even)
         size = chunking.even_size(job) if even else chunking.size(job, rows, alone, mixed=mixed)
         chunk = Chunk(job, job.done, job.done + size)
@@ -274,8 +282,8 @@ class Scheduler:
         return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
 
     def apply(self, record: StepRecord) -> list[PrefillJob]:
-        """Let rows wait, reclaim memory and admit a prompt, after the engine has ended requests.
-        Returns the prefills with which the waiting rows will continue."""
+        """Requeue preempted rows, reclaim memory and admit a prompt, after the engine has ended
+        requests. Returns the prefills of the requeued rows."""
         if record.need is not None:
             self.reclaimed_bytes = record.need
             self.fitting_limit = record.limit if record.need <= record.limit else None
