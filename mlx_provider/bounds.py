@@ -106,8 +106,6 @@ def check_field_count(value: T) -> T:
 
 
 def _at_most(limit: int) -> BeforeValidator:
-    """Checked before any entry is validated."""
-
     def check(values: Any) -> Any:
         if isinstance(values, list | dict) and len(values) > limit:
             context = {"max_length": limit, "actual_length": len(values)}

@@ -38,9 +38,7 @@ REMEDY_MEMORY = (
     "take a smaller or more quantised model, set model_info.mlx.kv_bits: 8, close other "
     f"programs, or raise {PREFIX}MEMORY_LIMIT"
 )
-REMEDY_TEMPLATE = (
-    "take another conversion of the model, or put its maker's chat_template.jinja beside it"
-)
+REMEDY_TEMPLATE = "take another conversion, or put its maker's chat_template.jinja beside it"
 REMEDY_HEAD = (
     "take a conversion that keeps it (tensors `mtp.*`), or set model_info.mlx: {drafter: model, "
     "draft_model: <folder>}"
@@ -101,9 +99,8 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
         summary = f"weights take {size(needed.weights)}, but only {size(limit)} is available"
         yield Finding("model.memory", "fail", summary, REMEDY_MEMORY)
     elif fits < min(AGENT_CONTEXT, own or AGENT_CONTEXT):
-        yield Finding(
-            "model.memory", "warn", f"{summary}: too few for coding agents", REMEDY_MEMORY
-        )
+        summary += ": too few for coding agents"
+        yield Finding("model.memory", "warn", summary, REMEDY_MEMORY)
     elif own is not None and (fits < own or own < AGENT_CONTEXT):
         summary += f"; the model supports {own:,}, coding agents need {AGENT_CONTEXT:,} or more"
         yield Finding("model.memory", "note", summary)

@@ -37,17 +37,12 @@ from ..config import installed_version
 from ..cores import cores
 from ..errors import EngineUnavailable, NotInstalled
 
-MAX_FREE_BYTES = 1 << 30
+MAX_FREE = 1 << 30
 """Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
-MMAP_THRESHOLD = 32 << 20
+MMAP_LEAST = 32 << 20
 """Maximum size of arrays on the heap: the largest that every glibc accepts."""
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
-HEAP = {
-    M_TRIM_THRESHOLD: MAX_FREE_BYTES,
-    M_ARENA_MAX: 1,
-    M_MXFAST: 0,
-    M_MMAP_THRESHOLD: MMAP_THRESHOLD,
-}
+HEAP = {M_TRIM_THRESHOLD: MAX_FREE, M_ARENA_MAX: 1, M_MXFAST: 0, M_MMAP_THRESHOLD: MMAP_LEAST}
 BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
 CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
 KERNEL_FOLDER = "MLX_PTX_CACHE_DIR"

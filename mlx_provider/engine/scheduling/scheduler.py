@@ -332,9 +332,8 @@ class Scheduler:
         return self.chunking.rest(job) - AGING * waited
 
     def _precedes(self, job: PrefillJob) -> bool:
-        """Whether a prompt runs before the rows decode, within the time that these may wait. Brief
-        prompts that arrive together are prefilled together. Their rows then decode in the same
-        steps instead of twice as many."""
+        """Whether a prompt runs before the rows decode, within the time that these may wait: then
+        brief prompts that arrive together decode together."""
         return self.chunking.brief(job)
 
     # -- counts

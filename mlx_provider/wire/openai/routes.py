@@ -63,7 +63,6 @@ class Embeddings(api.Whole):
 
 
 def decode_vector(vector: str) -> list[float]:
-    """Of a vector in base64."""
     found = array("f", b64decode(vector))
     if sys.byteorder == "big":
         found.byteswap()
