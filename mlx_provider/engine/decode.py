@@ -88,7 +88,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
     recovers = [row for row in forward.rows if row.retry_alone]
     if forward.logits is not None:
         _draw_next(engine, forward, forward.logits)
-    engine.timer.advanced = engine.clock()
+    engine.timer.token_at = engine.clock()
     if not (forward.failed or recovers):
         engine.batch.record_success(len(forward.rows))
 

@@ -58,7 +58,7 @@ class Engine:
         self.sparse_prefill = sparse_prefill
         self.batch.shows = self.drafting.shows
         if prefix_cache is not None:
-            scheduler.claims = prefix_cache.claims
+            scheduler.offers = prefix_cache.offers
             scheduler.fork_bytes = prefix_cache.fork_bytes
         self.deliver: Callable[[list[Post]], object] | None = None
         """Gets the events of the rows before a chunk runs in its own pass."""
@@ -99,7 +99,7 @@ class Engine:
         if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.cache.nbytes):
             self.submit(request)
         else:
-            request.drop_rows()
+            request.unlink()
 
     def end_ahead(self) -> None:
         for job in [job for job in self.scheduler.waiting if job.request.ahead]:
@@ -134,7 +134,7 @@ class Engine:
             row.finish = "cancelled"
         self.release(request, request.rows)
         if request.ahead:
-            request.drop_rows()  # no client reads it
+            request.unlink()  # no client reads it
         return True
 
     def release(self, request: Request, rows: Sequence[Row]) -> None:
@@ -144,7 +144,7 @@ class Engine:
         self.store(request, running)
         if self.prefix_cache is not None:  # rows may end with their first token
             usable = [row for row in rows if not (row.corrupted or row.retry_alone)]
-            self.prefix_cache.give_back(usable)
+            self.prefix_cache.release(usable)
         self.drop_rows(running)
         scheduler.remove_rows(running)
         for row in rows:
@@ -173,11 +173,11 @@ class Engine:
                 if cached:
                     row_cache = self.batch.extract(row)
                     self.prefix_cache.keep_row(row, row.tokens[:cached], row_cache)
-                self.prefix_cache.give_back([row])
+                self.prefix_cache.release([row])
             for job in self.scheduler.waiting:
                 if job.request is request and not request.unfinished:
                     self.prefix_cache.keep_prefill(job)
-                    self.prefix_cache.give_back(job.rows)
+                    self.prefix_cache.release(job.rows)
 
     # -- the step
 
@@ -218,7 +218,7 @@ class Engine:
         if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled
         if self.prefix_cache is not None:
-            self.prefix_cache.settle(self.scheduler.running, self.batch.layout.cache_of)
+            self.prefix_cache.detach(self.scheduler.running, self.batch.layout.cache_of)
         self.charge_merged()
         if plan.rows or plan.chunk is not None:
             self.output.add_step(plan, record.now)
@@ -248,8 +248,8 @@ class Engine:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])
                 self.drop_rows([row])
-        if prefixes is not None and record.claims and record.admitted in self.scheduler.waiting:
-            prefixes.claim(record.admitted)
+        if prefixes is not None and record.leases and record.admitted in self.scheduler.waiting:
+            prefixes.lease(record.admitted)
         for job in (*self.scheduler.apply(record), *record.tried):
             self.look_up(job)
         for job in record.begins:

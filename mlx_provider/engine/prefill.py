@@ -217,7 +217,7 @@ def _record_chunk(engine: Engine, chunk: Chunk) -> None:
 
 def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     if not engine.scheduler.running:
-        engine.timer.advanced = engine.clock()
+        engine.timer.token_at = engine.clock()
     job.request.features = {}
     for span in job.request.prompt.spans:
         if span.ready is not None:

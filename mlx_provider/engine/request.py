@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """A phase only moves forward."""
+    """Moves forward, or back to `PREFILL` while a row of several is prefilled again."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -231,7 +231,7 @@ class Request:
     def unfinished(self) -> list[Row]:
         return [row for row in self.rows if row.finish is None]
 
-    def drop_rows(self) -> None:
+    def unlink(self) -> None:
         """Call it when the request has ended: it and its rows refer to each other, so its prompt
         and images would stay in memory until the garbage collector runs."""
         self.rows = []

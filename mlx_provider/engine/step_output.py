@@ -145,7 +145,7 @@ class StepOutput:
         tokens = {
             "hit": found.length,
             "no_state": found.shared - found.length,
-            rest if found.shared else "cold": found.asked - found.shared,
+            rest if found.shared else "cold": found.total - found.shared,
         }
         for outcome, count in tokens.items():
             self.recorder.count("prefix_lookup_tokens", count, outcome)

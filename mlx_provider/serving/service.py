@@ -215,7 +215,7 @@ class ChatService:
             found = self.in_flight.of(request)
             last = isinstance(events[-1], Done | Failed)
             if last:
-                request.drop_rows()
+                request.unlink()
             if found is None:
                 continue
             entry, active = found

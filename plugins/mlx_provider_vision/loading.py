@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_provider import LoadedModel, LoadOptions, MediaItem, PrefillChunk, Prompt
+from mlx_provider.families.caches import route
 from mlx_provider.families.checkpoint import DEFAULT_CONTEXT, read_json
 from mlx_provider.families.logits import failure
 from mlx_provider.families.tokenizer import load_tokenizer
@@ -55,6 +56,8 @@ def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
     )
     together = AnyVisionModel(model, processor, info, chat, token)
     separate = SeparateVisionModel(model, processor, info, chat, token)
+    one = mx.array([1])
+    route(lambda cache: separate.decode(one, cache, one), separate.make_cache())
     problem = problem_of(separate, together) if sees else ""
     if not problem:
         return separate

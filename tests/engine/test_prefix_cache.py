@@ -157,7 +157,7 @@ class CacheAgainstList(RuleBasedStateMachine):
     @rule()
     def restore_a_held_match(self) -> None:
         ids, match = self.pending.pop(0)
-        if self.prefix_cache.holds(match):
+        if self.prefix_cache.is_valid(match):
             self.compare(match, ids)
         else:
             with pytest.raises(ValueError, match="changed since the match"):

@@ -143,7 +143,7 @@ def test_a_prompt_that_is_restored_drops_its_claim(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = restarted.engine.prefix_cache
-    monkeypatch.setattr(policy, "claims", lambda job: [Lease(claimed_bytes=1)])
+    monkeypatch.setattr(policy, "offers", lambda job: [Lease(claimed_bytes=1)])
     restarted.ask([*PROMPT, 50])
     restarted.engine.step()
     (job,) = restarted.engine.scheduler.waiting

@@ -322,7 +322,7 @@ def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
         job.done = depth
         chunk = next_chunk(plan)
         assert chunk is not None
-        assert plan.chunking.own_pass(job, chunk.size) <= LONGEST_GAP
+        assert plan.chunking.duration(job, chunk.size) <= LONGEST_GAP
 
 
 def beside_rows(plan: Scheduler, rows: int = 1, length: int = 10) -> Scheduler:

@@ -11,6 +11,9 @@ from mlx_provider.engine.prefix_cache.tree import Node, segment_of
 from mlx_provider.engine.request import Phase
 from mlx_provider.engine.step_output import Post
 
+BEGUN = {Phase.PREFILL, Phase.DECODE}
+"""Of several rows of a request, one may be prefilled again beside the others."""
+
 
 @contextmanager
 def checked_steps() -> Iterator[None]:
@@ -43,7 +46,7 @@ def check_engine(engine: Engine) -> None:
             max(Counter([*running, *waiting]).values(), default=1) == 1,
         ),
         ("no row that has ended runs", all(row.finish is None for row in running)),
-        ("a running row decodes", {row.request.phase for row in running} <= {Phase.DECODE}),
+        ("no running row waits", {row.request.phase for row in running} <= BEGUN),
         ("no request that has ended waits", all(job.request.unfinished for job in jobs)),
         ("no prompt has more than its tokens", all(job.done <= len(job.tokens) for job in jobs)),
         ("no cache has more than its row", all(0 <= has <= whole for has, whole in cached)),

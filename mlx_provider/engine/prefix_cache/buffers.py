@@ -45,17 +45,17 @@ class RowBuffers:
     """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
     intact: bool = True
     """False while a row has them, and after a failed pass of that row."""
-    above: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
+    tails: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
     """The buffers of rows that continue this prefix."""
     _users: tuple[weakref.ref[Lease], ...] = ()
     _heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.base is not None:
-            self.base.above.add(self)
+            self.base.tails.add(self)
 
     @property
-    def common(self) -> bool:
+    def is_prefix(self) -> bool:
         return any(isinstance(layer, Prefix) for layer in self.layers.values())
 
     @property
@@ -79,7 +79,7 @@ class RowBuffers:
 
     @property
     def needed(self) -> bool:
-        return self.in_use or any(each.stored for each in self.above)
+        return self.in_use or any(each.stored for each in self.tails)
 
     @property
     def lost(self) -> bool:
@@ -153,7 +153,7 @@ class RowBuffers:
         layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
         prefix = RowBuffers(layers)
         self.first, self.base = at, prefix
-        prefix.above.add(self)
+        prefix.tails.add(self)
         for user in [ref() for ref in self._users]:
             if user is not None and user.own is self:
                 user.base, user.shared, user.token_bytes = prefix, at, prefix.token_bytes
@@ -271,7 +271,7 @@ class Leases:
             return None, None, 0
         shared = [*takewhile(lambda node: node.row is base, match.path)]
         end = min(shared[-1].stop, match.length)
-        if not base.common:
+        if not base.is_prefix:
             tokens = _tokens_of(base)
             at = min(end, tokens - 1)  # one token at least stays the row's own
             end = at if 2 * at >= tokens else 0  # too few for the copy
@@ -288,7 +288,7 @@ class Leases:
                 if node.start >= match.length:
                     node.hold(segment_of(node).copy(), node.snapshot)
             return True
-        if base is None or base.common:
+        if base is None or base.is_prefix:
             return False
         return self._divide(base, tokens, match.path)
 
@@ -306,7 +306,7 @@ class Leases:
             lease.capacity = own.capacity
             return lease, dict.fromkeys(own.layers, match.length)
         layers = own_layers(cache)
-        if base is None or not base.common:
+        if base is None or not base.is_prefix:
             return self.lease(cache), {}
         for leaf, prefix in base.head(length).items():
             begin_with(layers[leaf], prefix)
@@ -328,7 +328,7 @@ class Leases:
         other = RowBuffers(own_layers(copied), own.first, own.base)
         return copied, Lease(other, own.base, own.first, capacity=other.capacity).acquire()
 
-    def claim(self, match: Match) -> Lease | None:
+    def offer(self, match: Match) -> Lease | None:
         """A lease on what a queued prompt will use, not acquired yet. `None`: nothing."""
         own, base, tokens = self._plan(match)
         if own is None and base is None:
@@ -336,7 +336,7 @@ class Leases:
         each = segment_of(match.path[0]).token_bytes
         claimed = tuple(x for x in (base, own and own.base, own) if x is not None)
         shared = tokens if own is None else own.first
-        if base is not None and not base.common:
+        if base is not None and not base.is_prefix:
             tokens -= STEP_TOKENS  # a row that is divided may take one more
         return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
 
@@ -347,7 +347,7 @@ class Leases:
 
     def _takeable(self, own: RowBuffers, match: Match) -> bool:
         """Whether a row may take the buffers over: unused, intact, and with the whole match."""
-        if own.common or own.needed or not own.intact:
+        if own.is_prefix or own.needed or not own.intact:
             return False
         fits = all(
             node.row is (own if node.start >= own.first else own.base) for node in match.path

@@ -82,9 +82,9 @@ class PrefixCache:
         root = self._roots.get(key) or tree.new_root(self.totals)
         return tree.match(root, as_ids(tokens), limit, grid)
 
-    def holds(self, match: Match) -> bool:
+    def is_valid(self, match: Match) -> bool:
         return match.version == self.totals.version and not any(
-            node.lost for node, _ in match.steps
+            node.lost for node, _ in match.nodes
         )
 
     def acquire(
@@ -101,7 +101,7 @@ class PrefixCache:
         Call it once per row, also for length 0: it counts the look-up. Raises `ValueError` if the
         match is no longer valid, or `make_cache` makes another kind of cache than the stored one.
         """
-        if not self.holds(match):
+        if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
         lease, in_place = None, dict[int, int]()
@@ -139,7 +139,7 @@ class PrefixCache:
             except Unstorable as reason:
                 self._warn(reason)
 
-    def fits(self, memory: MemoryProfile, session: str | None) -> int:
+    def room(self, memory: MemoryProfile, session: str | None) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
         share, _ = self.sessions.share(session, self.budget())
@@ -154,7 +154,7 @@ class PrefixCache:
             node.used, node.hits = self._clock, node.hits + 1
         if match.counted:
             self._counted["lookups"] += 1
-            self._counted["prompt_tokens"] += match.asked
+            self._counted["prompt_tokens"] += match.total
             self._counted["reused_tokens"] += restored or match.length
             self._counted["restored_tokens"] += restored
 
@@ -222,28 +222,28 @@ class PrefixCache:
 
     def _budget_after(self, new: NewPath) -> int:
         """The budget once these tokens count here, and no longer as their row's."""
-        if new.own is None:
+        if new.row is None:
             return self.budget()
-        before, own = new.own.stored, (len(new.ids) - new.own.first) * new.row.token_bytes
-        new.own.stored = max(before, own)
+        before, own = new.row.stored, (len(new.ids) - new.row.first) * new.kv.token_bytes
+        new.row.stored = max(before, own)
         try:
             return self.budget()
         finally:
-            new.own.stored = before
+            new.row.stored = before
 
     def _add(self, key: CacheKey, new: NewPath, found: Match, session: str | None) -> Node | None:
         """Store a path as far as its session's share permits, evicting others for it. Returns the
         last stored node, if any. Raises `Unstorable` if it cannot be joined with the stored
         ones."""
-        if self._layouts.get(key, new.row.layout) != new.row.layout:
+        if self._layouts.get(key, new.kv.layout) != new.kv.layout:
             raise Unstorable(
                 "a row with another KV shape or dtype than the stored ones is not kept"
             )
         root = self._roots.get(key) or tree.new_root(self.totals)
-        stored, budget = tree.shared_path(found, new), self._budget_after(new)
+        stored, budget = tree.split_path(found, new), self._budget_after(new)
         share, heads = self.sessions.share(session, budget)
         stop, kept = fit(stored, new, share)
-        own = new.own if stop == len(new.ids) and tree.refers(new, stored) else None
+        own = new.row if stop == len(new.ids) and tree.refers(new, stored) else None
         path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
@@ -254,11 +254,11 @@ class PrefixCache:
             self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
         if stop == 0:
             return None
-        self._roots[key], self._layouts[key] = root, new.row.layout
+        self._roots[key], self._layouts[key] = root, new.kv.layout
         try:
             for node in path:
                 if own is not None and node.start >= own.first:
-                    node.hold(new.row.within(own, node.start, node.stop), node.snapshot)
+                    node.hold(new.kv.within(own, node.start, node.stop), node.snapshot)
             continued, above = 2 * found.shared > len(new.ids), path[-1] if path else root
             leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
         finally:

@@ -284,7 +284,7 @@ class DiskTier:
         first = steps[0][0]
         states = [leaf for leaf, _ in first.layers] if first.state else ()
         filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
-        for node, agreed in match.steps:
+        for node, agreed in match.nodes:
             stop = min(node.start + agreed, goal)
             if node.start < stop:
                 filler.put(segment_of(node).arrays(), node.start, stop, 0)

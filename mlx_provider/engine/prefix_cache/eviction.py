@@ -120,10 +120,10 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
 
     if size(max(length, shared), sizes) <= budget:
         return length, {*sizes}
-    whole = range(1, length + 1) if new.row.complete else ()
+    whole = range(1, length + 1) if new.kv.complete else ()
     stop, kept = bisect_right(whole, budget, key=size), set[int]()
     fitting = [at for at in sorted(sizes) if at > stop and size(at, [at]) <= budget]
-    safe = [at for at in fitting if at <= new.prompted][-1:]
+    safe = [at for at in fitting if at <= new.reply_at][-1:]
     for end in reversed(fitting):
         if size(max([end, *safe]), {end, *safe}) <= budget:
             stop, kept = max([end, *safe]), {end, *safe}

@@ -98,28 +98,28 @@ class PrefixCachePolicy:
     def _find(self, job: PrefillJob) -> tuple[Match, int]:
         """The match, which is a new one if the prefix cache has changed, and the tokens that will
         not be computed. Changes nothing."""
-        if job.match is not None and self.cache.holds(job.match):
+        if job.match is not None and self.cache.is_valid(job.match):
             return job.match, job.estimated_cached
         key, disk = self._key(job.request), self.cache.disk
         match = self._match(key, job.ids)
         beyond = 0 if disk is None else disk.find(key, job.ids, match, self._grid)[0]
         return match, max(match.length, beyond)
 
-    def claims(self, job: PrefillJob) -> Sequence[Lease | None]:
+    def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What the rows of a queued prompt will use of the prefix cache in place. Changes
         nothing."""
         if job.uses_prefix_cache and job.ids is not None:
             with isolated_cache(job.request):
                 match, estimated = self._find(job)
                 # if more of it comes from disk, these are copies
-                first = self._leases.claim(match) if estimated == match.length else None
+                first = self._leases.offer(match) if estimated == match.length else None
                 return first, *self._forks(job, first)
         return ()
 
-    def claim(self, job: PrefillJob) -> None:
-        """Acquire the leases of `claims` for the rows of a queued prompt."""
+    def lease(self, job: PrefillJob) -> None:
+        """Acquire the leases of `offers` for the rows of a queued prompt."""
         with isolated_cache(job.request):
-            for row, lease in zip(job.rows, self.claims(job), strict=False):
+            for row, lease in zip(job.rows, self.offers(job), strict=False):
                 row.lease = lease and lease.acquire()
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
@@ -153,7 +153,7 @@ class PrefixCachePolicy:
         self.look_up(job)
         match: Match = job.match
         key, disk = self._key(job.request), self.cache.disk
-        job.rows[0].lease = None  # nothing else may have changed what it claims
+        job.rows[0].lease = None  # its own claim must not block taking it over
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
@@ -198,7 +198,7 @@ class PrefixCachePolicy:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""
         prompt, fits = job.prompt, None
         if self._memory is not None:
-            fits = self.cache.fits(self._memory, job.request.session)
+            fits = self.cache.room(self._memory, job.request.session)
         grid = GRID if self._ends_passes else self._grid
         found = {*places(prompt, start, branch, grid=grid, fits=fits)}
         if fits is not None and fits < len(prompt.tokens) and self.cache.disk is not None:
@@ -255,17 +255,17 @@ class PrefixCachePolicy:
         )  # fmt: skip
         request.stored = max(request.stored, min(stored, prompted) - request.cached)
 
-    def give_back(self, rows: Iterable[Row]) -> None:
+    def release(self, rows: Iterable[Row]) -> None:
         """Release the leases of rows that ended or were merged, and of which no pass has failed."""
         for row in rows:
             if row.lease is not None:
                 with isolated_cache(row.request):
                     self.cache.release(row.lease)
 
-    def settle(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
+    def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """Release the leases of rows that the layout has merged."""
         own = (row for row in rows if row.lease is not None and row.lease.own is not None)
-        self.give_back(row for row in own if cache_of(row) is None)
+        self.release(row for row in own if cache_of(row) is None)
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
@@ -277,7 +277,7 @@ class PrefixCachePolicy:
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
         decode = self._model.tokenizer.decode
         text = decode(around, skip_special=False) if around else "<media>"
-        return f"left the stored prefix at token {at} of {match.asked}: ...{text!r}"
+        return f"left the stored prefix at token {at} of {match.total}: ...{text!r}"
 
 
 def isolated_cache(request: Request) -> Isolation:

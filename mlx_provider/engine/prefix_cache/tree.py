@@ -180,11 +180,11 @@ class Match:
     """The stored path that is closest to a prompt: `shared` tokens match. A row can resume after
     `length` of them: fewer if a state is missing."""
 
-    steps: tuple[tuple[Node, int], ...]
+    nodes: tuple[tuple[Node, int], ...]
     """Nodes along the path, each with the number of its tokens that match."""
     shared: int
     length: int = 0
-    asked: int = 0
+    total: int = 0
     """Tokens of the prompt."""
     stateful: Node | None = None
     """The row resumes with the snapshot of this node. `None`: it needs none."""
@@ -198,11 +198,11 @@ class Match:
 
     @property
     def path(self) -> tuple[Node, ...]:
-        return tuple(node for node, _ in self.steps if node.start < self.length)
+        return tuple(node for node, _ in self.nodes if node.start < self.length)
 
     @property
     def complete(self) -> bool:
-        return all(node.complete for node, _ in self.steps)
+        return all(node.complete for node, _ in self.nodes)
 
 
 def new_root(totals: Totals) -> Node:
@@ -276,41 +276,41 @@ class NewPath:
     """A row to store."""
 
     ids: Ids
-    row: Segment
-    """The whole row."""
+    kv: Segment
+    """Of the whole row."""
     states: Mapping[int, Snapshot]
     """By token count."""
-    prompted: int
+    reply_at: int
     """Tokens before the reply."""
-    own: RowBuffers | None
+    row: RowBuffers | None
     """The row's buffers, if nodes can refer to them."""
 
     @property
     def token_bytes(self) -> int:
-        return self.row.token_bytes + ID_BYTES
+        return self.kv.token_bytes + ID_BYTES
 
 
 def refers(new: NewPath, path: Sequence[Node]) -> bool:
     """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
     Its stored nodes must have the common prefix, be copies of the row's own tokens alone, or refer
     to the buffers."""
-    own = new.own
+    own = new.row
     if own is None or own.first > (path[-1].stop if path else 0):
         return False
 
     def fits(node: Node) -> bool:
         if node.start < own.first:
             return node.row is own.base
-        return node.row in (None, own) and segment_of(node).layers == new.row.layers
+        return node.row in (None, own) and segment_of(node).layers == new.kv.layers
 
     return all(node.stop <= len(new.ids) and fits(node) for node in path)
 
 
-def shared_path(found: Match, new: NewPath) -> list[Node]:
+def split_path(found: Match, new: NewPath) -> list[Node]:
     """The stored nodes of the path. The last node is split where the path leaves it."""
-    path = [node for node, _ in found.steps]
-    agreed = found.steps[-1][1] if path else 0
-    whole = new.row.complete and found.shared == len(new.ids)
+    path = [node for node, _ in found.nodes]
+    agreed = found.nodes[-1][1] if path else 0
+    whole = new.kv.complete and found.shared == len(new.ids)
     if path and agreed < len(path[-1].tokens) and not whole:
         path[-1] = split(path[-1], agreed)
     return path
@@ -341,13 +341,13 @@ def grow(
     node."""
     first = parent.stop
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
-    inner = {at for at in {new.prompted, *states, *edges} if first < at < stop}
+    inner = {at for at in {new.reply_at, *states, *edges} if first < at < stop}
     for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
         child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
         # a conversation that continues may continue again
-        child.hits, child.generated = int(continued), start >= new.prompted
-        row = new.row
-        child.hold(row.within(own, start, end) if own else row.slice(start, end), None)
+        child.hits, child.generated = int(continued), start >= new.reply_at
+        kv = new.kv
+        child.hold(kv.within(own, start, end) if own else kv.slice(start, end), None)
         parent.children[int(child.tokens[0])] = child
         parent = child
     for at, state in states.items():

@@ -142,7 +142,7 @@ class Chunking:
         """Tokens of the next chunk of a prompt, in the pass of the decoding `rows` or behind it.
         `alone`: seconds of the rows' pass without them."""
         sizes: Sequence[int] = self._sizes(job)
-        own = partial(self.own_pass, job)
+        own = partial(self.duration, job)
         if job.request.ahead:
             return within(sizes, own, self.limits.stall_target)[-1]
         if not rows:
@@ -193,13 +193,13 @@ class Chunking:
         """Whether decoding rows could wait for the whole prompt in one pass."""
         most = min(BRIEF, self.limits.max_chunk)
         brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
-        return brief and self.own_pass(job, job.cost) <= self.longest_gap
+        return brief and self.duration(job, job.cost) <= self.longest_gap
 
     def rest(self, job: PrefillJob) -> float:
         depth = len(job.tokens) - job.cost // 2
         return job.work * self.costs.pass_of(0, 0, REST, depth) / REST
 
-    def own_pass(self, job: PrefillJob, tokens: int) -> float:
+    def duration(self, job: PrefillJob, tokens: int) -> float:
         return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:

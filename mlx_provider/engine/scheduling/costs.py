@@ -200,12 +200,12 @@ class PassTimer:
         self._launched: list[tuple[float, Load]] = []
         """Expected seconds of the passes on the device, and the cached tokens that they read."""
         self._since = 0.0
-        self.advanced = 0.0
+        self.token_at = 0.0
         """When the decoding rows last got a token."""
 
     def stall_seconds(self, now: float) -> float:
         """Seconds that rows will have waited when the chunks behind their last pass have ended."""
-        return now - self.advanced + sum(_behind_rows(self._launched))
+        return now - self.token_at + sum(_behind_rows(self._launched))
 
     def launch(self, expected: float, now: float, load: Load = NO_LOAD) -> None:
         if now - self._since > sum(seconds for seconds, _ in self._launched):

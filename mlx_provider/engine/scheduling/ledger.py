@@ -235,7 +235,7 @@ class StepBuilder:
         need = self._need(self.live)
         grown = need > self.scheduler.reclaimed_bytes
         if need > self._limit(need):
-            self._give_back(self.live)
+            self._trim(self.live)
             need = self._need(self.live)
         while need > self._limit(need) and self.rows:
             active = len(self.live)
@@ -296,9 +296,9 @@ class StepBuilder:
         room = self._room(job, claims=claims)
         if room is None:
             return False
-        self.record.reclaim, self.record.claims = room.need, room.claims
+        self.record.reclaim, self.record.leases = room.need, room.claims
         if room.trims:
-            self._give_back(self.live)
+            self._trim(self.live)
         return True
 
     def _remove(self, row: Row, into: list[Row]) -> None:
@@ -312,7 +312,7 @@ class StepBuilder:
 
     def _claims_of(self, job: PrefillJob) -> Sequence[Lease | None]:
         if job not in self._claims:
-            self._claims[job] = self.scheduler.claims(job)
+            self._claims[job] = self.scheduler.offers(job)
             self.record.tried = [*self._claims]
         return self._claims[job]
 
@@ -322,7 +322,7 @@ class StepBuilder:
         limit = self.ledger.available() + self._released - pinned
         return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
 
-    def _give_back(self, rows: Sequence[Row]) -> None:
+    def _trim(self, rows: Sequence[Row]) -> None:
         """Free the capacity of rows that is only for later turns."""
         spare = [row for row in rows if self.ledger.spare(row)]
         self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}

@@ -84,7 +84,7 @@ class StepRecord:
     """Rows that give back capacity, and the tokens that they keep room for."""
     preempted: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
-    claims: bool = False
+    leases: bool = False
     """Whether the admitted prompt leases the stored buffers that it will use in place, before
     memory is reclaimed. Prefixes that it will copy are not protected."""
     reclaim: int = 0
@@ -103,9 +103,8 @@ class StepRecord:
     @property
     def empty(self) -> bool:
         """Whether nothing runs, begins or ends."""
-        plan = self.plan
         decided = (self.expired, self.cut, self.preempted, self.admitted, self.begins)
-        return not any((*decided, plan.rows, plan.chunk, plan.prepared))
+        return not any((*decided, self.plan.rows, self.plan.chunk, self.plan.prepared))
 
 
 class Scheduler:
@@ -127,7 +126,7 @@ class Scheduler:
         """Prompts in the queue or in prefill."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
-        self.claims: Callable[[PrefillJob], Sequence[Lease | None]] = lambda job: ()
+        self.offers: Callable[[PrefillJob], Sequence[Lease | None]] = lambda job: ()
         """What the rows of a queued prompt would use of the prefix cache in place. Changes
         nothing."""
         self.fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
@@ -277,7 +276,7 @@ class Scheduler:
         chunk = Chunk(job, job.done, job.done + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
-        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.own_pass(job, size))
+        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
         first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
         return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
 

@@ -63,9 +63,7 @@ def chat_tools(params: Parameters) -> dict[str, Any]:
         fields["tools"] = [_tool(tool, where) for where, tool in objects(tools, "tools")]
     if choice:
         fields["tool_choice"] = _choice(choice)
-        alone = choice.get("disable_parallel_tool_use")
-        if alone is not None:
-            expect(alone, bool, NO_PARALLEL_CALLS)
+        alone = expect(choice.get("disable_parallel_tool_use") or False, bool, NO_PARALLEL_CALLS)
         fields["parallel_tool_calls"] = not alone
     return fields
 
