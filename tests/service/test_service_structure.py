@@ -110,7 +110,7 @@ def narrow(make_service: Any, tiny_class: Any, qwen: Any) -> Any:
     return tiny_class(client, service, qwen.model)
 
 
-@pytest.mark.parametrize("rows", [12, pytest.param(200, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("rows", [12, pytest.param(40, marks=pytest.mark.sweep)])
 def test_more_constrained_rows_than_decode_together_beside_free_ones(
     narrow: Any, rows: int
 ) -> None:
