@@ -126,8 +126,6 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         for name, value in few_passes.FEW.items():
             patch.setattr(few_passes.calibration, name, value)
         patch.setattr(*few_passes.UNTIMED)
-        processes = str(Path(few_passes.__file__).with_name("processes"))
-        patch.setenv("PYTHONPATH", processes, prepend=os.pathsep)
         left_out = set(request.config.getoption("--without-plugin"))
         if left_out:
             kept = entry_points(group="mlx_provider").names - left_out
