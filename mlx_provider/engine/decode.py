@@ -21,7 +21,7 @@ from ..protocol.events import Delta, Event, Finish, FinishReason
 from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassResult, Read
 from .execution.sampler import draw
 from .request import Request, Row
-from .scheduling.chunking import Chunk, StepPlan
+from .scheduling.step import Chunk, StepPlan
 from .speculation.policy import Asks
 from .speculation.tokens_ahead import Mask, Place, ahead, places
 

@@ -17,7 +17,8 @@ from .prefill import Prefilled
 from .prefix_cache.policy import PrefixCachePolicy, isolated_cache
 from .request import Phase, PrefillJob, Request, Row
 from .scheduling.costs import PassTimer
-from .scheduling.scheduler import Scheduler, StepRecord
+from .scheduling.scheduler import Scheduler
+from .scheduling.step import StepRecord
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .step_output import Post, Recorder, StepOutput

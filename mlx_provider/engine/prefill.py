@@ -22,7 +22,7 @@ from .inputs import Inputs
 from .prefix_cache.policy import isolated_cache
 from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
-from .scheduling.chunking import Chunk, StepPlan
+from .scheduling.step import Chunk, StepPlan
 from .sparse_prefill import run_alone
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_provider.engine.request import PrefillJob
-from mlx_provider.engine.scheduling.ledger import above_share
+from mlx_provider.engine.scheduling.step import above_share
 from mlx_provider.errors import Overloaded
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run

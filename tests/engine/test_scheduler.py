@@ -17,11 +17,10 @@ from mlx_provider.engine.scheduling.chunking import (
     LITTLE_MORE,
     LONGEST_GAP,
     TAIL,
-    Chunk,
-    StepPlan,
 )
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
-from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler, StepRecord
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.step import Chunk, StepPlan, StepRecord
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import MediaSpan, Prompt

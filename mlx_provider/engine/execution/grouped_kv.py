@@ -20,7 +20,7 @@ from ...upstream.batch_caches import RowCache, columns
 from ...upstream.cache_classes import ArraysCache, by_leaf, leaves, take_back
 from ...upstream.recurrent import StateParts, StateRun
 from ..request import PrefillJob
-from ..scheduling.chunking import Chunk
+from ..scheduling.step import Chunk
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""

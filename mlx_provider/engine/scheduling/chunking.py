@@ -10,6 +10,7 @@ from typing import Self
 from ..request import PrefillJob, Row
 from .costs import Costs, Curve, Load
 from .ledger import Limits
+from .step import Chunk, StepPlan
 
 LONGEST_GAP = 0.75
 """Longest wait of decoding rows in seconds, used if smaller chunks lose much of the rate."""
@@ -83,42 +84,6 @@ class FixedShapes:
     def size(self, done: int, total: int) -> int:
         """Tokens of the pass after the first `done` tokens of a prompt."""
         return min(self.whole(done) + self.tokens, total) - done
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Prefill tokens `start .. stop` of `job`."""
-
-    job: PrefillJob
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def due(self) -> bool:
-        """Whether its prompt is still at `start`: it has neither ended nor started again."""
-        return self.job.cache is not None and self.job.done == self.start
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    rows: tuple[Row, ...] = ()
-    """Rows that decode one token each. Empty: none decodes, or all wait for a brief prompt."""
-    chunk: Chunk | None = None
-    mixed: bool = False
-    """Whether the chunk is in the pass of the rows, not in its own pass."""
-    pass_seconds: float = 0.0
-    """Expected seconds of the rows' pass, including a mixed chunk."""
-    chunk_seconds: float = 0.0
-    """Expected seconds of the chunk's own pass."""
-    prepared: PrefillJob | None = None
-    """The prompt that is scored, or whose media run through the vision tower, behind the rows'
-    pass, before its next chunk."""
-    preparing_seconds: float = 0.0
-    """Time limit for that in this step. At least one piece, or image, runs."""
 
 
 class Chunking:

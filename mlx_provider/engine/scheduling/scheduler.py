@@ -12,15 +12,16 @@ So streams keep a steady pace, and the prompt gets the rest of the device in eff
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
-from .chunking import IDLE_SECONDS, Chunk, Chunking, FixedShapes, StepPlan
+from .chunking import IDLE_SECONDS, Chunking, FixedShapes
 from .costs import Costs
-from .ledger import Ledger, Limits, StepBuilder, prefilling
+from .ledger import Ledger, Limits
+from .step import Chunk, StepBuilder, StepPlan, StepRecord, prefilling
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease
@@ -68,43 +69,6 @@ class FairShares:
             ends[account] = ends.get(account, 0.0) + job.work / job.request.share
             tags[job] = ends[account]
         return sorted(jobs, key=tags.__getitem__)
-
-
-@dataclass
-class StepRecord:
-    """One step. The engine does the fields before `plan` first, in this order."""
-
-    now: float
-    """When the step began, in monotonic seconds."""
-    expired: Sequence[Request] = ()
-    """Requests that end because their time limit has passed."""
-    cut: list[Row] = field(default_factory=list)
-    """Rows that end because memory is full."""
-    trims: dict[Row, int] = field(default_factory=dict)
-    """Rows that give back capacity, and the tokens that they keep room for."""
-    preempted: list[Row] = field(default_factory=list)
-    """Rows that free their memory and wait."""
-    leases: bool = False
-    """Whether the admitted prompt leases the stored buffers that it will use in place, before
-    memory is reclaimed. Prefixes that it will copy are not protected."""
-    reclaim: int = 0
-    """Bytes of live rows for which prefixes and idle models make room. 0: nothing to do."""
-    admitted: PrefillJob | None = None
-    tried: Sequence[PrefillJob] = ()
-    """Prompts that were tried for admission. The engine looks them up again."""
-    begins: Sequence[PrefillJob] = ()
-    """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
-    plan: StepPlan = field(default_factory=StepPlan)
-    need: int | None = None
-    """Bytes of all rows. `None`: not counted, because no row has outgrown its reservation."""
-    limit: int = 0
-    """Bytes that were available for them."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing runs, begins or ends."""
-        decided = (self.expired, self.cut, self.preempted, self.admitted, self.begins)
-        return not any((*decided, self.plan.rows, self.plan.chunk, self.plan.prepared))
 
 
 class Scheduler:

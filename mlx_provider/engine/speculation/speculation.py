@@ -22,7 +22,7 @@ from ...records import (
 )
 from ..execution.decode_batch import Drafts, Forward, PassResult
 from ..request import PrefillJob, Row
-from ..scheduling.chunking import StepPlan
+from ..scheduling.step import StepPlan
 from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcceptance, Seconds
 from .tokens_ahead import Isolated, after_run, known_run, let_through, no_more_forecasts, places
 
