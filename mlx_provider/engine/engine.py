@@ -207,10 +207,9 @@ class Engine:
 
     def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
         """Execute the decisions of the record, and launch its passes. Changes requests, events,
-        the queue, costs and all caches, and counts a chunk with its own pass. The caller commits
-        each result before it asks for the next one: the rows' next tokens are drawn before such a
-        chunk, so no stream waits for it. If drafts pay, the last tokens are committed before any
-        pass."""
+        the queue, costs and all caches. The caller commits each result before it asks for the next
+        one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream waits
+        for it. If drafts pay, the last tokens are committed before any pass."""
         self._apply_decisions(record)
         plan, drafts, read_at = decode.draft(self, self.scheduler.remaining_plan(record.plan))
         self.scheduler.charge_step(plan)
@@ -226,8 +225,9 @@ class Engine:
         self._blocked = record.empty
 
     def commit(self, result: Decoded | Prefilled) -> None:
-        """Take the tokens that were read and draw the next ones, or let the rows of a complete
-        prompt decode. Changes requests, events, the queue, the batch and the prefix cache."""
+        """Take the tokens that were read and draw the next ones, or count a chunk and let the rows
+        of a complete prompt decode. Changes requests, events, the queue, the batch and the prefix
+        cache."""
         if isinstance(result, Decoded):
             decode.commit(self, result)
             if result.chunk is not None and not isinstance(result.reads, Fault):
