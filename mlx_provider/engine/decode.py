@@ -192,6 +192,7 @@ def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
     live = [read for read in reads if read[0].finish is None]
     for row, token, _ in live:  # before any row ends, because that stores its request's other rows
         engine.output.add_token(row.request, now)
+        engine.scheduler.charge_token(row.request)
         row.tokens.append(token)
     for row, token, logprob in live:
         _advance(engine, row, partial(_push_token, engine), token, logprob)

@@ -138,12 +138,12 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
     seconds, began = plan.preparing_seconds, engine.clock()
     if job.unembedded:
         _run_tower(engine, job, seconds)
-        engine.scheduler.charge_tower(plan, engine.clock() - began)
     elif job.scoring is not None and engine.sparse_prefill is not None:
         engine.sparse_prefill.advance(job, seconds)
         if job.scoring is None:
             grow_by(job.row_cache(), engine.scheduler.ledger.kv_capacity(job))
             engine.output.recorder.count("tokens_skipped", job.request.skipped)
+    engine.scheduler.charge_preparation(plan, engine.clock() - began)
     engine.timer.forget()  # this time is not that of a pass
 
 

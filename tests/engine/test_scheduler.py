@@ -394,6 +394,21 @@ def run_step(plan: Scheduler, mixes: bool) -> StepPlan:
     return step
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_plan_that_lost_rows_or_its_chunk_takes_less_time(mixes: bool) -> None:
+    plan = beside_rows(scheduler(max_chunk=2048), 3)
+    long_prompt(plan)
+    step = plan.schedule(0.0, mixes=mixes, stalled=10.0).plan
+    plan.remove_rows(list(plan.running)[1:])
+    left = plan.remaining_plan(step)
+    chunk = step.chunk if mixes else None
+    assert left.pass_seconds == plan.chunking.seconds(left.rows, chunk) < step.pass_seconds
+    plan.waiting[0].restart()
+    assert plan.remaining_plan(left).pass_seconds == plan.chunking.seconds(left.rows)
+    plan.remove_rows(left.rows)
+    assert plan.remaining_plan(left).pass_seconds == 0
+
+
 def test_a_prompt_without_waiting_rows_leaves_no_debt() -> None:
     plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.05), (16, 0.2), (64, 0.25))))
     long_prompt(beside_rows(plan))

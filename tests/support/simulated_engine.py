@@ -212,6 +212,7 @@ class Engine:
 
     def _token(self, row: Row) -> None:
         row.tokens.append(1)
+        self.scheduler.charge_token(row.request)
         self.tokens += 1
         if len(row.tokens) >= row.request.max_tokens:
             self.scheduler.remove_request(row.request)

@@ -169,7 +169,7 @@ class Chunking:
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
         load = self.load(rows, chunk)
-        width = self.fixed.rows if self.fixed else -(-len(rows) // passes)
+        width = self.fixed.rows if self.fixed and rows else -(-len(rows) // passes)
         return passes * self.costs.pass_of(width, load.keys // passes, load.chunk, load.depth)
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:

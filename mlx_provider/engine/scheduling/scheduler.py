@@ -147,14 +147,17 @@ class Scheduler:
             self.shares.charge(chunk.job.request, chunk.size)
         self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
+    def charge_token(self, request: Request) -> None:
+        self.shares.charge(request, OUTPUT_TOKEN)
+
     def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
         for job in self.waiting:
             if job.admitted and job is not own:
                 job.aged += seconds
 
-    def charge_tower(self, plan: StepPlan, seconds: float) -> None:
-        """The vision tower has run for these seconds. Other prompts in prefill have waited as long,
-        and decoding rows for the time beyond the plan."""
+    def charge_preparation(self, plan: StepPlan, seconds: float) -> None:
+        """The vision tower or the scorer has run for these seconds. Other prompts in prefill have
+        waited as long, and decoding rows for the time beyond the plan."""
         self._age_others(plan.prepared, seconds)
         self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
 
@@ -217,8 +220,8 @@ class Scheduler:
         if record.begins:  # where a prompt stands is known once it has begun
             return record
         rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
-        alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
-        record.plan = StepPlan(rows, pass_seconds=alone)
+        alone = self.chunking.seconds(rows, passes=passes)
+        record.plan = StepPlan(rows, pass_seconds=alone, passes=passes)
         job = next((job for job in started if not job.restoring), None)
         if job is not None:
             record.plan = self._add_prompt(record.plan, job, mixes, stalled)
@@ -263,21 +266,20 @@ class Scheduler:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose
         prompt does not stand where the plan expected it. `readable`: whether the tokens of the
         last pass could be read."""
-        rows = tuple(row for row in plan.rows if row in self.running)
-        if len(rows) < len(plan.rows):
-            plan = replace(plan, rows=rows)
+        rows, whole = tuple(row for row in plan.rows if row in self.running), plan
         if plan.prepared is not None and plan.prepared.cache is None:
             plan = replace(plan, prepared=None, preparing_seconds=0.0)
-        if plan.chunk is None or (plan.chunk.due and (readable or not plan.mixed)):
+        if plan.chunk is not None and not (plan.chunk.due and (readable or not plan.mixed)):
+            plan = replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
+        if len(rows) == len(whole.rows) and plan.mixed == whole.mixed:
             return plan
-        return replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
+        chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
+        return replace(plan, rows=rows, pass_seconds=self.chunking.seconds(rows, chunk, passes))
 
     def charge_step(self, plan: StepPlan) -> None:
         """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
         so that the average time of a token stays within that."""
         self._decoded = bool(plan.rows)
-        for row in plan.rows:
-            self.shares.charge(row.request, OUTPUT_TOKEN)
         took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(alone) if plan.rows else 0.0

@@ -50,6 +50,8 @@ class StepPlan:
     """Whether the chunk is in the pass of the rows, not in its own pass."""
     pass_seconds: float = 0.0
     """Expected seconds of the rows' pass, including a mixed chunk."""
+    passes: int = 1
+    """Forward passes per token of each row: several if the rows do not share one."""
     chunk_seconds: float = 0.0
     """Expected seconds of the chunk's own pass."""
     prepared: PrefillJob | None = None
@@ -146,12 +148,13 @@ class StepBuilder:
         present = {row.request.account for row in self.live}
         absent = (job for job in self.jobs if job.request.account not in present)
         job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
-        if job is None or self._room(job) is not None:
+        if job is None or (room := self._room(job)).fits:
             return None
+        self.record.reclaim = self.record.reclaim or room.need
         rows: list[Row] = []
         for row in above_share(self.rows):
             rows.append(row)
-            if self._room(job, rows) is not None:
+            if self._room(job, rows).fits:
                 for victim in rows:
                     self._remove(victim, self.record.preempted)
                 return job
@@ -185,7 +188,8 @@ class StepBuilder:
     def _admit(self, job: PrefillJob, *, claims: bool) -> bool:
         """Whether a prompt fits beside the live rows."""
         room = self._room(job, claims=claims)
-        if room is None:
+        if not room.fits:
+            self.record.reclaim = self.record.reclaim or room.need
             return False
         self.record.reclaim, self.record.leases = room.need, room.claims
         if room.trims:
@@ -218,16 +222,14 @@ class StepBuilder:
         spare = [row for row in rows if self.ledger.spare(row)]
         self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
 
-    def _room(
-        self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
-    ) -> Room | None:
-        """The room for a prompt beside the live rows, except those in `without`. `None`: it does
-        not fit. `claims`: the prompt uses stored buffers in place, which stay and are not part of
-        its need. Images are temporary, and may be the prompt's own, so they do not block a prompt
-        that would run alone."""
+    def _room(self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True) -> Room:
+        """The room for a prompt beside the live rows, except those in `without`. `claims`: the
+        prompt uses stored buffers in place, which stay and are not part of its need. Images are
+        temporary, and may be the prompt's own, so they do not block a prompt that would run
+        alone."""
         rows = [row for row in self.live if row not in without]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
-            return None
+            return Room(0, fits=False)
         leases = self._claims_of(job) if claims else ()
         claimed = dict(zip(job.rows, leases, strict=False))
         pinned = sum(lease.pins for lease in leases if lease is not None)
@@ -238,12 +240,13 @@ class StepBuilder:
         limit = self._limit(need + images, pinned)
         spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
         if need + (images if rows else 0) <= limit:
-            return Room(need + images, claims, trims=False)
+            return Room(need + images, claims=claims)
         if spare and need - spare + images <= limit:
-            return Room(need - spare + images, claims, trims=True)
-        self.record.reclaim = self.record.reclaim or need + images
-        # behind a prefix, a row may need more than without it, perhaps more than is available
-        return self._room(job, claims=False) if claims and not rows else None
+            return Room(need - spare + images, claims=claims, trims=True)
+        if claims and not rows:
+            # behind a prefix, a row may need more than without it, perhaps more than is available
+            return self._room(job, without, claims=False)
+        return Room(need + images, fits=False)
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
@@ -263,9 +266,10 @@ def above_share(rows: Iterable[Row]) -> Iterator[Row]:
 @dataclass(frozen=True)
 class Room:
     need: int
-    """Bytes of all rows."""
-    claims: bool
-    trims: bool
+    """Bytes of all rows. 0: there are too many rows."""
+    fits: bool = True
+    claims: bool = False
+    trims: bool = False
     """Whether other rows give back their spare capacity for it."""
 
 
