@@ -148,17 +148,18 @@ class StepBuilder:
         present = {row.request.account for row in self.live}
         absent = (job for job in self.jobs if job.request.account not in present)
         job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
-        if job is None or (room := self._room(job)).fits:
+        if job is None:
             return None
-        self.record.reclaim = self.record.reclaim or room.need
-        rows: list[Row] = []
-        for row in above_share(self.rows):
-            rows.append(row)
-            if self._room(job, rows).fits:
-                for victim in rows:
-                    self._remove(victim, self.record.preempted)
-                return job
-        return None
+        victims: list[Row] = []
+        others = above_share(self.rows)
+        while not (room := self._room(job, victims)).fits:
+            self.record.reclaim = self.record.reclaim or room.need
+            if (row := next(others, None)) is None:
+                return None
+            victims.append(row)
+        for row in victims:
+            self._remove(row, self.record.preempted)
+        return job if victims else None
 
     def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
         """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
@@ -243,9 +244,9 @@ class StepBuilder:
             return Room(need + images, claims=claims)
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, claims=claims, trims=True)
-        if claims and not rows:
-            # behind a prefix, a row may need more than without it, perhaps more than is available
-            return self._room(job, without, claims=False)
+        # behind a prefix, a row may need more than without it, perhaps more than is available
+        if claims and not rows and (copied := self._room(job, without, claims=False)).fits:
+            return copied
         return Room(need + images, fits=False)
 
 
