@@ -47,6 +47,34 @@ class Decoded:
     read_at: float | None = None
 
 
+def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
+    """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
+    the plan without what ended with these tokens, the drafts, and when the tokens were read."""
+    requested: Mapping[Row, Asks] = {}
+    first, drafting = False, engine.drafting
+    alone = any(row.retry_alone for row in plan.rows)
+    may_draft = engine.batch.checks_drafts and drafting.may_draft(plan) and not alone
+    if may_draft:
+        seconds = _estimate_seconds(engine, plan)
+        requested, first = drafting.plan_drafts(plan.rows, seconds)
+    if not (requested or first or (plan.rows and engine.batch.drafted)):
+        return plan, NO_DRAFTS, None
+    found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
+    if isinstance(found, Fault):
+        retry_all(engine, found)
+        return engine.scheduler.remaining_plan(plan, readable=False), drafts, read_at
+    _take(engine, found, read_at, before=True)
+    if may_draft:
+        drafts = drafting.make_drafts(plan.rows, seconds, requested, fails_next)
+    return engine.scheduler.remaining_plan(plan), drafts, read_at
+
+
+def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
+    """Duration of the plan's pass by the number of its drafts."""
+    longer = engine.scheduler.chunking.wider(plan)
+    return lambda drafts: plan.pass_seconds + longer(drafts)
+
+
 def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -> Decoded | None:
     """Launch the pass, and read the tokens of the last one while it runs. `read_at`: when they
     were read before it, so that the device became idle."""
@@ -91,34 +119,6 @@ def commit(engine: Engine, decoded: Decoded) -> None:
     engine.timer.token_at = engine.clock()
     if not (forward.failed or recovers):
         engine.batch.record_success(len(forward.rows))
-
-
-def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
-    """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
-    the plan without what ended with these tokens, the drafts, and when the tokens were read."""
-    requested: Mapping[Row, Asks] = {}
-    first, drafting = False, engine.drafting
-    may_draft = drafting.allowed(plan, possible=engine.batch.checks_drafts)
-    may_draft = may_draft and not any(row.retry_alone for row in plan.rows)
-    if may_draft:
-        seconds = _estimate_seconds(engine, plan)
-        requested, first = drafting.plan_drafts(plan.rows, seconds)
-    if not (requested or first or (plan.rows and engine.batch.drafted)):
-        return plan, NO_DRAFTS, None
-    found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
-    if isinstance(found, Fault):
-        retry_all(engine, found)
-        return engine.scheduler.remaining_plan(plan, readable=False), drafts, read_at
-    _take(engine, found, read_at, before=True)
-    if may_draft:
-        drafts = drafting.make_drafts(plan.rows, seconds, requested, fails_next)
-    return engine.scheduler.remaining_plan(plan), drafts, read_at
-
-
-def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
-    """Duration of the plan's pass by the number of its drafts."""
-    longer = engine.scheduler.chunking.wider(plan)
-    return lambda drafts: plan.pass_seconds + longer(drafts)
 
 
 def _take(engine: Engine, found: Sequence[PassResult], now: float, *, before: bool = False) -> None:
@@ -204,7 +204,8 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
         return _finish(row, "stop")
     if row.constraint is not None:
         row.constraint.advance(token)
-    engine.drafting.follow(row, token)
+    if engine.batch.checks_drafts:
+        engine.drafting.follow(row, token)
     described = None
     if logprob is not None:
         described = engine.output.describe(token, logprob)

@@ -90,7 +90,6 @@ class Speculation:
         self.policy = policy or Policy()
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
-        self._possible = True
         self._asked: set[int] = set()
         self._kind: Kind = frozenset()
         """The drafters of the last pass with drafts."""
@@ -133,10 +132,9 @@ class Speculation:
             else:
                 own.show(forward.hidden[at : at + 1])
 
-    def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
-        self._possible = possible
-        able = bool(self.sources and plan.rows and possible)
-        return able and (plan.chunk is None or self.policy.beside_prompts)
+    def may_draft(self, plan: StepPlan) -> bool:
+        beside = plan.chunk is None or self.policy.beside_prompts
+        return bool(self.sources and plan.rows) and beside
 
     def plan_drafts(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
         """What to ask the drafters for, and whether tokens are read first for drafts of predicted
@@ -277,7 +275,7 @@ class Speculation:
         ]
 
     def follow(self, row: Row, token: int) -> None:
-        if row.forecast is None or not (self._possible and self.sources):
+        if row.forecast is None or not self.sources:
             return
         with Isolation(partial(no_more_forecasts, row)):
             predicted = row.forecast.likely()
