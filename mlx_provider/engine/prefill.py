@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ..errors import RequestFailed
-from ..isolation import Fault, Isolation, attempt
+from ..isolation import Fault, attempt
 from ..protocol.events import Delta
 from ..records import PrefillChunk, ShowsLogits
 from ..upstream.cache_classes import sparse
@@ -117,21 +117,17 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
-    """Count a chunk that ran with the rows. After the last one, let the prompt's rows decode."""
+    """The same for a chunk that ran with the rows, but if it failed, its prompt starts again."""
     job, logits = chunk.job, forward.chunk_logits
     if not (forward.took_chunk and chunk.due):
         return
     job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
-    with Isolation() as tried:
-        _record_chunk(engine, chunk)
-        if logits is not None:
-            mx.eval(logits)
-    if tried.fault is not None:
-        log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.summary)
+    failed = attempt(partial(mx.eval, [] if logits is None else logits))
+    if isinstance(failed, Fault):
+        log.warning("request %s starts its prefill again: %s", job.request.id, failed.summary)
         engine.batch.mixed.blame()
-    elif logits is not None and job in engine.scheduler.waiting:
-        with engine.isolate(job.request, "its prefill"):
-            _end_prefill(engine, job, logits)
+    else:
+        commit(engine, Prefilled(job, chunk, logits))
 
 
 def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
