@@ -73,7 +73,7 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     if job.cache is None:
         job.cache = engine.make_cache()
         grow_by(job.cache, capacity)
-    if job.places is not None:
+    if job.positions is not None:
         job.cache = sparse(job.cache)
     if not job.request.ahead:
         engine.output.recorder.count("prompt_tokens_cached", job.done)
@@ -166,20 +166,20 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
     load = engine.scheduler.chunking.load((), chunk)
     engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
     prefill_chunk = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
-    logits, scored, found = None, None, []
+    logits, scored = None, None
+    wanted = [] if last else arrays(cache)
     if inputs is not None:
         inputs.run(engine.model, prefill_chunk)
-        found = [] if inputs.found is None else [inputs.found]
+        wanted += [] if inputs.found is None else [inputs.found]
     elif job.wants_prompt_logprobs:
         logits, scored = _score(engine, prefill_chunk, request)
-        found = [logits, *(scored.arrays if scored is not None else ())]
-    elif job.places is not None:
+        wanted += [] if scored is None else scored.arrays
+    elif job.positions is not None:
         logits = run_alone(engine.model, MixedChunk.of(chunk))
     else:
         logits = engine.drafting.prefill(engine.model, job, prefill_chunk)
-    if logits is not None and last:
-        found = [*found, logits, *job.hidden]
-    wanted = found if last else [*arrays(cache), *found]
+    if last and logits is not None:
+        wanted += [logits, *job.hidden]
     if plan.rows and engine.scheduler.running and not (last or media):
         # the pass of the next token follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
@@ -207,15 +207,15 @@ def _post_prompt_logprobs(engine: Engine, chunk: Chunk, scored: Drawn | None) ->
     """Post the log-probabilities of the tokens that a chunk predicts; with the first chunk, also
     the first token of the prompt. A restarted prefill sends no token again."""
     request, describe = chunk.job.request, engine.output.describe
-    found = {} if scored is None else read_logprobs(scored)
     tokens = request.prompt.tokens
-    whole = [describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
-    whole += [describe(tokens[chunk.start + 1 + at], found[at]) for at in range(len(found))]
-    new = max(0, chunk.start + 1 + len(found) - request.prompt_logprobs_sent)
+    following = tokens[chunk.start + 1 : chunk.stop + 1]
+    found = [describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
+    if scored is not None:
+        found += map(describe, following, read_logprobs(scored).values())
+    new = max(0, chunk.start + 1 + len(following) - request.prompt_logprobs_sent)
     request.prompt_logprobs_sent += new
     for row in request.rows:
-        logprobs = whole[len(whole) - new :]
-        engine.output.post(request, [Delta(index=row.index, logprobs=logprobs)])
+        engine.output.post(request, [Delta(index=row.index, logprobs=found[len(found) - new :])])
 
 
 def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:

@@ -1,12 +1,10 @@
-"""The queue, the rows that decode, and the plan of a step. Imports no mlx.
+"""The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
 `schedule` decides a step with integers and changes nothing. `apply` makes the changes of its record
 to the queue. All rows decode in every step, unless a brief prompt goes first. One prompt at a time
 is prefilled: the one with the least work left, and waiting makes a prompt more urgent. Its chunk
-shares the pass of the rows if that is faster. It has one of a few fixed sizes: the smallest with
-nearly the best rate, among those whose step takes at most 1.5 times the stall target, or else 0.75
-seconds. Steps without a chunk follow until the average time of a token is within the stall target.
-So streams keep a steady pace, and the prompt gets the rest of the device in efficient passes.
+shares the pass of the rows if that is faster; `Chunking.size` chooses its size. Steps without a
+chunk follow until the average time of a token is within the stall target.
 """
 
 from __future__ import annotations
