@@ -25,8 +25,8 @@ LEAST_GROWTH_TOKENS = 1024
 GROWTH_SHARE = 8
 """A long row grows by this fraction (1/n) of its first capacity."""
 
-Claims = Mapping[Row, "Lease | None"]
-NO_CLAIMS: Claims = MappingProxyType({})
+Offers = Mapping[Row, "Lease | None"]
+NO_OFFERS: Offers = MappingProxyType({})
 
 
 def whole_steps(tokens: int) -> int:
@@ -122,14 +122,14 @@ class Ledger(ABC):
 
     # -- rows
 
-    def reservation(self, rows: Iterable[Row], claims: Claims = NO_CLAIMS) -> int:
+    def reservation(self, rows: Iterable[Row], offers: Offers = NO_OFFERS) -> int:
         """Bytes to reserve for rows: their caches, an output reserve, and their passes. What they
-        use of the prefix cache is counted there, once for all rows. `claims`: what rows of a queued
+        use of the prefix cache is counted there, once for all rows. `offers`: what rows of a queued
         prompt will use."""
         rows = list(rows)
         if not rows:
             return 0
-        nbytes = sum(self._own_bytes(row, claims.get(row, row.lease)) for row in rows)
+        nbytes = sum(self._own_bytes(row, offers.get(row, row.lease)) for row in rows)
         return nbytes + self.pass_bytes(max(map(self._tokens_to_run, rows)), len(rows))
 
     def may_wait(self, row: Row, active_rows: int) -> bool:

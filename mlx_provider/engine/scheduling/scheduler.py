@@ -213,6 +213,7 @@ class Scheduler:
         if self._decoded:
             step.fit_rows()
         record.admitted = step.choose_prompt(step.displace())
+        record.tried = [*step.offers]
         started = [job for job in step.jobs if job.admitted or job is record.admitted]
         record.begins = [job for job in started if job.cache is None and not job.restoring]
         if record.begins:  # where a prompt stands is known once it has begun

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row
-from .ledger import NO_CLAIMS, STEP_TOKENS, Claims
+from .ledger import NO_OFFERS, STEP_TOKENS, Offers
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 30.0
 """After this time, a prompt that does not fit stops later prompts from overtaking it."""
-CLAIMS_PER_STEP = 4
+OFFERS_PER_STEP = 4
 """Most prompts per step that are tried with what they can use of the prefix cache in place."""
 WORTH_WAITING = 256
 """A prompt waits for an admitted one that will store at least so many more tokens of its prefix."""
@@ -111,9 +111,9 @@ class StepBuilder:
         self.jobs = scheduler.in_order(record.now, left)
         self._released = sum(row.stored for request in late for row in request.rows)
         """Bytes of the prefix cache that rows no longer use."""
-        self._claims: dict[PrefillJob, Sequence[Lease | None]] = {}
-        """Leases of queued prompts, not acquired. They are not in the record, where they would keep
-        memory."""
+        self.offers: dict[PrefillJob, Sequence[Lease | None]] = {}
+        """What the rows of queued prompts would use of the prefix cache in place. It is not in the
+        record, where it would keep memory."""
 
     @property
     def live(self) -> list[Row]:
@@ -131,9 +131,8 @@ class StepBuilder:
             self._trim(self.live)
             need = self._need(self.live)
         while need > self._limit(need) and self.rows:
-            active = len(self.live)
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
-            waits = self.ledger.may_wait(row, active)
+            waits = self.ledger.may_wait(row, len(self.live))
             self._remove(row, self.record.preempted if waits else self.record.cut)
             need = self._need(self.live)
         self.record.need, self.record.limit = need, self._limit(need)
@@ -172,10 +171,10 @@ class StepBuilder:
                 return None
             if self.awaits(job):
                 continue
-            claims = tried < CLAIMS_PER_STEP
+            in_place = tried < OFFERS_PER_STEP
             tried += 1
             # `Scheduler.fits_ahead` has found room for a background prefill
-            if job.request.ahead or self._admit(job, claims=claims):
+            if job.request.ahead or self._admit(job, in_place=in_place):
                 return job
             if self.record.now - job.arrived > PATIENCE_SECONDS:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
@@ -186,13 +185,13 @@ class StepBuilder:
         """Whether a prompt should wait, because a started one will store its prefix soon."""
         return any(provides(leader, job) for leader in self.jobs if leader.admitted)
 
-    def _admit(self, job: PrefillJob, *, claims: bool) -> bool:
+    def _admit(self, job: PrefillJob, *, in_place: bool) -> bool:
         """Whether a prompt fits beside the live rows."""
-        room = self._room(job, claims=claims)
+        room = self._room(job, in_place=in_place)
         if not room.fits:
             self.record.reclaim = self.record.reclaim or room.need
             return False
-        self.record.reclaim, self.record.leases = room.need, room.claims
+        self.record.reclaim, self.record.leases = room.need, room.in_place
         if room.trims:
             self._trim(self.live)
         return True
@@ -202,15 +201,14 @@ class StepBuilder:
         self.rows.remove(row)
         self._released += row.stored
 
-    def _need(self, rows: Sequence[Row], claims: Claims = NO_CLAIMS) -> int:
+    def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
         spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
-        return self.ledger.reservation(rows, claims) - spare
+        return self.ledger.reservation(rows, offers) - spare
 
-    def _claims_of(self, job: PrefillJob) -> Sequence[Lease | None]:
-        if job not in self._claims:
-            self._claims[job] = self.scheduler.offers(job)
-            self.record.tried = [*self._claims]
-        return self._claims[job]
+    def _offers_to(self, job: PrefillJob) -> Sequence[Lease | None]:
+        if job not in self.offers:
+            self.offers[job] = self.scheduler.offers(job)
+        return self.offers[job]
 
     def _limit(self, need: int, pinned: int = 0) -> int:
         """Bytes for live rows once memory is reclaimed for `need`, if rows also use `pinned` bytes
@@ -223,29 +221,29 @@ class StepBuilder:
         spare = [row for row in rows if self.ledger.spare(row)]
         self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
 
-    def _room(self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True) -> Room:
-        """The room for a prompt beside the live rows, except those in `without`. `claims`: the
+    def _room(self, job: PrefillJob, without: Sequence[Row] = (), *, in_place: bool = True) -> Room:
+        """The room for a prompt beside the live rows, except those in `without`. `in_place`: the
         prompt uses stored buffers in place, which stay and are not part of its need. Images are
         temporary, and may be the prompt's own, so they do not block a prompt that would run
         alone."""
         rows = [row for row in self.live if row not in without]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
-        leases = self._claims_of(job) if claims else ()
-        claimed = dict(zip(job.rows, leases, strict=False))
+        leases = self._offers_to(job) if in_place else ()
+        offers = dict(zip(job.rows, leases, strict=False))
         pinned = sum(lease.pins for lease in leases if lease is not None)
-        need, images = self._need([*rows, *job.rows], claimed), self.ledger.image_bytes()
-        if not claims and rows and job.uses_prefix_cache:
+        need, images = self._need([*rows, *job.rows], offers), self.ledger.image_bytes()
+        if not in_place and rows and job.uses_prefix_cache:
             # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
             need += self.ledger.row_bytes(2 * STEP_TOKENS)
         limit = self._limit(need + images, pinned)
         spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
         if need + (images if rows else 0) <= limit:
-            return Room(need + images, claims=claims)
+            return Room(need + images, in_place=in_place)
         if spare and need - spare + images <= limit:
-            return Room(need - spare + images, claims=claims, trims=True)
+            return Room(need - spare + images, in_place=in_place, trims=True)
         # behind a prefix, a row may need more than without it, perhaps more than is available
-        if claims and not rows and (copied := self._room(job, without, claims=False)).fits:
+        if in_place and not rows and (copied := self._room(job, without, in_place=False)).fits:
             return copied
         return Room(need + images, fits=False)
 
@@ -269,7 +267,7 @@ class Room:
     need: int
     """Bytes of all rows. 0: there are too many rows."""
     fits: bool = True
-    claims: bool = False
+    in_place: bool = False
     trims: bool = False
     """Whether other rows give back their spare capacity for it."""
 
