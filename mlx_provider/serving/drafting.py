@@ -157,7 +157,7 @@ def sparse_prefill_of(
     model: LoadedModel,
     make_cache: MakeCache,
     found: Probe,
-    drafters: LoadedDrafters,
+    loaded: LoadedDrafters,
 ) -> SparsePrefill | None:
     """Engine thread. Raises `BadRequest` if the model or its drafters do not support it."""
     share = options.sparse_prefill
@@ -168,11 +168,9 @@ def sparse_prefill_of(
     if not found.mixes:
         why = "; ".join(found.notes) or f"their layout is {found.layout}"
         raise wrong_option(NAME, f"it needs rows that share passes; here {why}")
-    scorer = drafters.scorer
+    scorer = loaded.scorer
     if scorer is None:
-        who = (
-            f"drafter {drafters.drafter} cannot score" if drafters.drafter else "no drafter scores"
-        )
+        who = f"drafter {loaded.drafter} cannot score" if loaded.drafter else "no drafter scores"
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
