@@ -51,13 +51,13 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | Non
     """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
     the plan without what ended with these tokens, the drafts, and when the tokens were read."""
     requested: Mapping[Row, Asks] = {}
-    first, drafting = False, engine.drafting
+    read_first, drafting = False, engine.drafting
     alone = any(row.retry_alone for row in plan.rows)
     may_draft = engine.batch.checks_drafts and drafting.may_draft(plan) and not alone
     if may_draft:
-        seconds = _estimate_seconds(engine, plan)
-        requested, first = drafting.plan_drafts(plan.rows, seconds)
-    if not (requested or first or (plan.rows and engine.batch.drafted)):
+        seconds = engine.scheduler.chunking.with_drafts(plan)
+        requested, read_first = drafting.plan_drafts(plan.rows, seconds)
+    if not (requested or read_first or (plan.rows and engine.batch.drafted)):
         return plan, NO_DRAFTS, None
     found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
     if isinstance(found, Fault):
@@ -69,25 +69,20 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | Non
     return engine.scheduler.remaining_plan(plan), drafts, read_at
 
 
-def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
-    """Duration of the plan's pass by the number of its drafts."""
-    longer = engine.scheduler.chunking.wider(plan)
-    return lambda drafts: plan.pass_seconds + longer(drafts)
-
-
 def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -> Decoded | None:
     """Launch the pass, and read the tokens of the last one while it runs. `read_at`: when they
     were read before it, so that the device became idle."""
     chunk = plan.chunk if plan.mixed else None
     if not plan.rows and chunk is None:
         return None
-    count, began = sum(map(len, drafts.values())), engine.clock()
-    expected = _estimate_seconds(engine, plan)(count) if count else plan.pass_seconds
+    chunking, began = engine.scheduler.chunking, engine.clock()
+    count = sum(map(len, drafts.values()))
+    expected = chunking.with_drafts(plan)(count) if count else plan.pass_seconds
     mixed_chunk = engine.batch.mixed.take_along(chunk)
     forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
     if isinstance(forward, Fault):  # the rows' caches could not be copied for it
         return Decoded(Forward([], None, []), chunk, forward)
-    load = engine.scheduler.chunking.load(plan.rows, chunk)
+    load = chunking.load(plan.rows, chunk)
     engine.timer.launch(expected, began if read_at is None else engine.clock(), load)
     if drafts and read_at is not None:
         engine.drafting.record_idle(drafts, engine.clock() - read_at)

@@ -633,10 +633,10 @@ def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
     curve = Curve(((1, 0.01), (32, 0.012)), ((1, 1e-7), (8, 5e-7)))
     chunking = scheduler(curve=curve).chunking
     short, deep = make(100).rows, make(60_000).rows
-    little, much = (chunking.wider(StepPlan(tuple(rows)))(7) for rows in (short, deep))
+    little, much = (chunking.with_drafts(StepPlan(tuple(rows)))(7) for rows in (short, deep))
     assert much - little == pytest.approx(59_900 * 4e-7)
-    assert chunking.wider(StepPlan(tuple(deep)))(0) == 0
-    assert chunking.wider(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"
+    assert chunking.with_drafts(StepPlan(tuple(deep)))(0) == 0
+    assert chunking.with_drafts(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"
 
 
 def test_what_drafts_of_a_row_took_at_load_is_part_of_their_price() -> None:
@@ -646,5 +646,5 @@ def test_what_drafts_of_a_row_took_at_load_is_part_of_their_price() -> None:
     plain = scheduler(curve=curve).chunking
     for drafting, drafts, seconds in ((1, 3, 0.002), (2, 2, 0.002), (2, 6, 0.004), (2, 1, 0.001)):
         plan = StepPlan(tuple(rows[:drafting]))
-        more = measured.wider(plan)(drafts) - plain.wider(plan)(drafts)
+        more = measured.with_drafts(plan)(drafts) - plain.with_drafts(plan)(drafts)
         assert more == pytest.approx(seconds)

@@ -262,7 +262,7 @@ class Bench:
         return drafts
 
     def _seconds(self, plan: StepPlan, tokens: int) -> float:
-        return plan.pass_seconds + self.scheduler.chunking.wider(plan)(tokens)
+        return self.scheduler.chunking.with_drafts(plan)(tokens)
 
     def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
         odds = [[row.odds] for row in self.rows]

@@ -176,20 +176,21 @@ class Chunking:
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         return Load(sum(row.cached_length for row in rows), size, depth)
 
-    def wider(self, plan: StepPlan) -> Callable[[int], float]:
-        """Extra seconds of a step's pass with so many drafts, spread over its rows."""
+    def with_drafts(self, plan: StepPlan) -> Callable[[int], float]:
+        """Seconds of a step's pass by its number of drafts, spread over its rows."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
         rows, curve, pace = len(plan.rows), self.costs.curve, self.costs.pace["rows"]
         keys = self.load(plan.rows).keys
 
         @cache
-        def longer(drafts: int) -> float:
+        def seconds(drafts: int) -> float:
             if not drafts:
-                return 0.0
+                return plan.pass_seconds
             more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
-            return more + curve.first  # no pass before had as many cached tokens
+            # no pass before had as many cached tokens
+            return plan.pass_seconds + (more + curve.first)
 
-        return longer
+        return seconds
 
     def _sizes(self, job: PrefillJob) -> list[int]:
         if self.fixed:

@@ -104,103 +104,6 @@ class Scheduler:
         """The limit at which all rows were last found to fit. It holds until a row exceeds its
         reservation."""
 
-    # -- coming and going
-
-    def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
-        """Check whether a request may queue. Read-only, so any thread may call it. `arriving`: the
-        accounts of accepted requests that are not queued yet. Raises `Overloaded` if the queue is
-        full, which has more places for the first request of an account, and `BadRequest` if the
-        request can never fit."""
-        limits, ledger = self.ledger.limits, self.ledger
-        if not 0 < len(request.rows) <= limits.max_rows:
-            raise BadRequest(
-                f"n={len(request.rows)} is not within 1 .. {limits.max_rows} rows", param="n"
-            )
-        queued = [*(job.request.account for job in self.queued), *arriving]
-        first = request.account not in queued
-        if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
-            raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
-        tokens = len(request.prompt.tokens)
-        shared = self.fork_bytes(tokens, len(request.rows))
-        need, limit = ledger.reservation(request.rows) - shared, ledger.alone()
-        if need > limit:
-            raise BadRequest(
-                f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
-                f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
-                "raise MLX_PROVIDER_MEMORY_LIMIT"
-            )
-
-    def submit(self, request: Request, now: float) -> PrefillJob:
-        if not request.arrived:
-            request.arrived = now
-        self.shares.join(request, self.requests())
-        # time before the queue (for example to load a model) gives no precedence in it
-        tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
-        job = PrefillJob(request, list(request.rows), tokens, arrived=now)
-        self.waiting.append(job)
-        return job
-
-    def charge_chunk(self, chunk: Chunk) -> None:
-        if not chunk.job.request.ahead:
-            self.shares.charge(chunk.job.request, chunk.size)
-        self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
-
-    def charge_token(self, request: Request) -> None:
-        self.shares.charge(request, OUTPUT_TOKEN)
-
-    def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
-        for job in self.waiting:
-            if job.admitted and job is not own:
-                job.aged += seconds
-
-    def charge_preparation(self, plan: StepPlan, seconds: float) -> None:
-        """The vision tower or the scorer has run for these seconds. Other prompts in prefill have
-        waited as long, and decoding rows for the time beyond the plan."""
-        self._age_others(plan.prepared, seconds)
-        self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
-
-    def end_prefill(self, job: PrefillJob) -> None:
-        self.waiting.remove(job)
-        job.request.phase = Phase.DECODE
-
-    def add_row(self, row: Row) -> None:
-        self.running[row] = None
-
-    def remove_rows(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            del self.running[row]
-
-    def remove_request(self, request: Request) -> list[PrefillJob]:
-        """Remove a request in any phase. Returns the prefills that end."""
-        request.phase = Phase.DONE
-        gone = [job for job in self.waiting if job.request is request]
-        self.waiting = [job for job in self.waiting if job.request is not request]
-        self.remove_rows([row for row in request.rows if row in self.running])
-        return gone
-
-    def retry_rows(self, rows: Sequence[Row]) -> list[PrefillJob]:
-        for row in rows:
-            row.retry_alone, row.corrupted = True, False
-        return [self._requeue(row, admitted=True) for row in rows]
-
-    def preempt_row(self, row: Row) -> PrefillJob:
-        """Free a row's memory. The row continues from its committed tokens when it fits again."""
-        row.gave_way = True
-        return self._requeue(row, admitted=False)
-
-    def _requeue(self, row: Row, *, admitted: bool) -> PrefillJob:
-        self.remove_rows([row])
-        arrived = row.request.arrived
-        # with fixed passes, the reply must come from decode passes, not from prompt passes
-        tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
-        job = PrefillJob(row.request, [row], tokens, arrived, admitted)
-        if row.request.kept is not None:
-            job.thin_out(row.request.kept)
-        self.waiting.append(job)
-        return job
-
-    # -- the step
-
     def schedule(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
     ) -> StepRecord:
@@ -246,6 +149,22 @@ class Scheduler:
         first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
         return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
 
+    def _precedes(self, job: PrefillJob) -> bool:
+        """Whether a prompt runs before the rows decode, within the time that these may wait: then
+        brief prompts that arrive together decode together."""
+        return self.chunking.brief(job)
+
+    def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
+        """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
+        if len(jobs) < 2:
+            return jobs
+        return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
+
+    def _urgency(self, now: float, job: PrefillJob) -> float:
+        """A prompt in prefill does not age, so a new prompt never waits for all of it."""
+        waited = job.aged if job.admitted else now - job.arrived
+        return self.chunking.rest(job) - AGING * waited
+
     def apply(self, record: StepRecord) -> list[PrefillJob]:
         """Requeue preempted rows, reclaim memory and admit a prompt, after the engine has ended
         requests. Returns the prefills of the requeued rows."""
@@ -275,6 +194,8 @@ class Scheduler:
         chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
         return replace(plan, rows=rows, pass_seconds=self.chunking.seconds(rows, chunk, passes))
 
+    # -- what requests are charged
+
     def charge_step(self, plan: StepPlan) -> None:
         """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
         so that the average time of a token stays within that."""
@@ -284,21 +205,100 @@ class Scheduler:
         fair = self.chunking.fair(alone) if plan.rows else 0.0
         self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
 
-    def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
-        """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
-        if len(jobs) < 2:
-            return jobs
-        return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
+    def charge_token(self, request: Request) -> None:
+        self.shares.charge(request, OUTPUT_TOKEN)
 
-    def _urgency(self, now: float, job: PrefillJob) -> float:
-        """A prompt in prefill does not age, so a new prompt never waits for all of it."""
-        waited = job.aged if job.admitted else now - job.arrived
-        return self.chunking.rest(job) - AGING * waited
+    def charge_chunk(self, chunk: Chunk) -> None:
+        if not chunk.job.request.ahead:
+            self.shares.charge(chunk.job.request, chunk.size)
+        self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
-    def _precedes(self, job: PrefillJob) -> bool:
-        """Whether a prompt runs before the rows decode, within the time that these may wait: then
-        brief prompts that arrive together decode together."""
-        return self.chunking.brief(job)
+    def charge_preparation(self, plan: StepPlan, seconds: float) -> None:
+        """The vision tower or the scorer has run for these seconds. Other prompts in prefill have
+        waited as long, and decoding rows for the time beyond the plan."""
+        self._age_others(plan.prepared, seconds)
+        self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
+
+    def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
+        for job in self.waiting:
+            if job.admitted and job is not own:
+                job.aged += seconds
+
+    # -- coming and going
+
+    def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
+        """Check whether a request may queue. Read-only, so any thread may call it. `arriving`: the
+        accounts of accepted requests that are not queued yet. Raises `Overloaded` if the queue is
+        full, which has more places for the first request of an account, and `BadRequest` if the
+        request can never fit."""
+        limits, ledger = self.ledger.limits, self.ledger
+        if not 0 < len(request.rows) <= limits.max_rows:
+            raise BadRequest(
+                f"n={len(request.rows)} is not within 1 .. {limits.max_rows} rows", param="n"
+            )
+        queued = [*(job.request.account for job in self.queued), *arriving]
+        first = request.account not in queued
+        if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
+            raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
+        tokens = len(request.prompt.tokens)
+        shared = self.fork_bytes(tokens, len(request.rows))
+        need, limit = ledger.reservation(request.rows) - shared, ledger.alone()
+        if need > limit:
+            raise BadRequest(
+                f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
+                f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
+                "raise MLX_PROVIDER_MEMORY_LIMIT"
+            )
+
+    def submit(self, request: Request, now: float) -> PrefillJob:
+        if not request.arrived:
+            request.arrived = now
+        self.shares.join(request, self.requests())
+        # time before the queue (for example to load a model) gives no precedence in it
+        tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
+        job = PrefillJob(request, list(request.rows), tokens, arrived=now)
+        self.waiting.append(job)
+        return job
+
+    def end_prefill(self, job: PrefillJob) -> None:
+        self.waiting.remove(job)
+        job.request.phase = Phase.DECODE
+
+    def add_row(self, row: Row) -> None:
+        self.running[row] = None
+
+    def remove_rows(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            del self.running[row]
+
+    def remove_request(self, request: Request) -> list[PrefillJob]:
+        """Remove a request in any phase. Returns the prefills that end."""
+        request.phase = Phase.DONE
+        gone = [job for job in self.waiting if job.request is request]
+        self.waiting = [job for job in self.waiting if job.request is not request]
+        self.remove_rows([row for row in request.rows if row in self.running])
+        return gone
+
+    def retry_rows(self, rows: Sequence[Row]) -> list[PrefillJob]:
+        for row in rows:
+            row.retry_alone, row.corrupted = True, False
+        return [self._requeue(row, admitted=True) for row in rows]
+
+    def preempt_row(self, row: Row) -> PrefillJob:
+        """Free a row's memory. The row continues from its committed tokens when it fits again."""
+        row.gave_way = True
+        return self._requeue(row, admitted=False)
+
+    def _requeue(self, row: Row, *, admitted: bool) -> PrefillJob:
+        self.remove_rows([row])
+        arrived = row.request.arrived
+        # with fixed passes, the reply must come from decode passes, not from prompt passes
+        tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
+        job = PrefillJob(row.request, [row], tokens, arrived, admitted)
+        if row.request.kept is not None:
+            job.thin_out(row.request.kept)
+        self.waiting.append(job)
+        return job
 
     # -- counts
 
@@ -318,13 +318,13 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.running) or any(not job.request.ahead for job in self.waiting)
 
-    def fits_ahead(self, request: Request, stored: int) -> bool:
-        """Whether the row of a background prefill fits beside `stored` bytes of prefixes."""
-        return self.ledger.reservation(request.rows) + stored <= self.ledger.available()
-
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.running
+
+    def fits_ahead(self, request: Request, stored: int) -> bool:
+        """Whether the row of a background prefill fits beside `stored` bytes of prefixes."""
+        return self.ledger.reservation(request.rows) + stored <= self.ledger.available()
 
     def requests(self) -> Collection[Request]:
         waiting = [job.request for job in self.waiting]
