@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -190,7 +190,7 @@ def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
         engine.scheduler.charge_token(row.request)
         row.tokens.append(token)
     for row, token, logprob in live:
-        _advance(engine, row, partial(_push_token, engine), token, logprob)
+        _advance(engine, row, partial(_push_token, engine, row, token, logprob))
 
 
 def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -> Progress:
@@ -201,9 +201,7 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
         row.constraint.advance(token)
     if engine.batch.checks_drafts:
         engine.drafting.follow(row, token)
-    described = None
-    if logprob is not None:
-        described = engine.output.describe(token, logprob)
+    described = None if logprob is None else engine.output.describe(token, logprob)
     deltas = list(row.output.push(token, described))
     if row.output.stopped or (row.constraint is not None and row.constraint.finished):
         return _finish(row, "stop", deltas)
@@ -213,10 +211,10 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
 
 
 def cut(engine: Engine, row: Row) -> None:
-    _advance(engine, row, _finish, "length")
+    _advance(engine, row, partial(_finish, row, "length"))
 
 
-def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any) -> None:
+def _advance(engine: Engine, row: Row, work: Callable[[], Progress]) -> None:
     """Do the row's own work, post its events, and end the row or its request if need be."""
     request = row.request
     progress: Progress = (), None
@@ -224,7 +222,7 @@ def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any)
         return
     if row.error is None:
         with fails_next(row, "its text"):
-            progress = work(row, *how)
+            progress = work()
     if row.error is not None:
         engine.fail(request, row.error)
         return

@@ -164,12 +164,10 @@ class Engine:
         self.end_ahead()
         job = self.scheduler.submit(request, self.clock())
         self.look_up(job)
-        if request.ahead:
-            prefixes = self.prefix_cache
-            if prefixes is None or not prefixes.pays_ahead(job):
-                self.abandon(request)
-            return
-        self.output.recorder.count("requests_received")
+        if not request.ahead:
+            self.output.recorder.count("requests_received")
+        elif self.prefix_cache is None or not self.prefix_cache.pays_ahead(job):
+            self.abandon(request)
 
     def prefill_ahead(self, request: Request) -> None:
         """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
@@ -253,12 +251,10 @@ class Engine:
             return
         with isolated_cache(request):
             for row in running:
-                cached = self.batch.cached_tokens(row)
                 if row.corrupted:
                     continue
-                if cached:
-                    row_cache = self.batch.extract(row)
-                    self.prefix_cache.keep_row(row, row.tokens[:cached], row_cache)
+                if cached := self.batch.cached_tokens(row):
+                    self.prefix_cache.keep_row(row, row.tokens[:cached], self.batch.extract(row))
                 self.prefix_cache.release([row])
             for job in self.scheduler.waiting:
                 if job.request is request and not request.unfinished:

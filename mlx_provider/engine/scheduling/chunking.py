@@ -52,7 +52,6 @@ TAIL = 32
 """Least tokens of the last pass of such a prompt, because kernels for fewer round differently,
 too."""
 
-
 ROWS = 8
 """Rows of a decode pass: a GPU reads the weights for this many in little more time than for one."""
 TOKENS = 256

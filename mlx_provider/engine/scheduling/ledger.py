@@ -163,8 +163,7 @@ class Ledger(ABC):
 
     def exceeds(self, row: Row) -> bool:
         """The same as `outgrown`, or because of a longer row in the same cache."""
-        longer = row.merged and row.merged > self._first_capacity(row.request)[0]
-        return self.outgrown(row) or bool(longer)
+        return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
 
     def _own_bytes(self, row: Row, lease: Lease | None) -> int:
         stored = 0 if lease is None else lease.stored

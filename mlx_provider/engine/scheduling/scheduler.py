@@ -172,10 +172,9 @@ class Scheduler:
             self.reclaimed_bytes = record.need
             self.fitting_limit = record.limit if record.need <= record.limit else None
         waiting = [self.preempt_row(row) for row in record.preempted if row in self.running]
-        job = record.admitted if record.admitted in self.waiting else None
         if record.reclaim:
             self.ledger.reclaim(record.reclaim)
-        if job is not None:
+        if (job := record.admitted) is not None and job in self.waiting:
             job.aged = record.now - job.arrived
             job.admitted, job.request.phase = True, Phase.PREFILL
         return waiting
