@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.execution.batch_layout import NO_DRAFTS
+from ..engine.execution.batch_layout import NO_WIDTHS
 from ..engine.execution.grouped_kv import MixedChunk
 from ..engine.row_cache import arrays, grow_by, profile
 from ..engine.scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
@@ -287,7 +287,7 @@ class OnDevice:
                 cache = deep_cache(self.model, self.make_cache, length, more)
                 share_prefix(cache, shared)
             trial.add(tokens[:length], deepcopy(cache) if shared else cache)
-        kept = dict.fromkeys(trial.logits, 1) if drafts else NO_DRAFTS
+        kept = dict.fromkeys(trial.logits, 1) if drafts else NO_WIDTHS
         for _ in range(self.repeats):
             grow_by(cache := self.make_cache(), chunk)
             along = MixedChunk(tokens[:chunk], range(chunk), cache) if chunk else None

@@ -31,7 +31,7 @@ UNNAMED = (OFF, AUTO)
 
 
 @dataclass(frozen=True)
-class Drafts:
+class LoadedDrafters:
     speculation: Speculation | None = None
     drafter: str = ""
     """Names, best first, joined by `JOINED`. Empty: none."""
@@ -51,19 +51,19 @@ class Running(NamedTuple):
     nbytes: int
 
 
-def drafts_of(
+def load_drafters(
     registry: PluginRegistry,
     folder: Path,
     model: LoadedModel,
     options: ModelOptions,
     room: int | None = None,
-) -> Drafts:
+) -> LoadedDrafters:
     """The drafter that the operator names, else all that support the model (engine thread). Of
     those that read hidden states only the best starts, because a pass returns one kind of states.
 
     `room`: bytes for them. Raises `BadRequest` if the named one does not support the model."""
     if options.drafter == OFF:
-        return Drafts()
+        return LoadedDrafters()
     draft_model = None if options.draft_model is None else _folder(options.draft_model)
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
@@ -80,13 +80,13 @@ class Unfit(Exception):
     pass
 
 
-def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
+def _combine(started: Sequence[Running], model: LoadedModel) -> LoadedDrafters:
     if not started:
-        return Drafts()
+        return LoadedDrafters()
     names = JOINED.join(each.drafter.name for each in started)
     sources = [each.source for each in started]
     speculation = Speculation(*sources, vocab=model.info.vocab_size)
-    return Drafts(speculation, names, sum(each.nbytes for each in started))
+    return LoadedDrafters(speculation, names, sum(each.nbytes for each in started))
 
 
 def _start_able(
@@ -157,7 +157,7 @@ def sparse_prefill_of(
     model: LoadedModel,
     make_cache: MakeCache,
     found: Probe,
-    drafts: Drafts,
+    loaded: LoadedDrafters,
 ) -> SparsePrefill | None:
     """Engine thread. Raises `BadRequest` if the model or its drafters do not support it."""
     share = options.sparse_prefill
@@ -168,9 +168,9 @@ def sparse_prefill_of(
     if not found.mixes:
         why = "; ".join(found.notes) or f"their layout is {found.layout}"
         raise wrong_option(NAME, f"it needs rows that share passes; here {why}")
-    scorer = drafts.scorer
+    scorer = loaded.scorer
     if scorer is None:
-        who = f"drafter {drafts.drafter} cannot score" if drafts.drafter else "no drafter scores"
+        who = f"drafter {loaded.drafter} cannot score" if loaded.drafter else "no drafter scores"
         raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes

@@ -17,10 +17,10 @@ from typing import Any
 from few_passes import OF_THE_PRODUCT
 from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.request import PrefillJob, Request, Row
-from mlx_provider.engine.scheduling.chunking import Chunk
 from mlx_provider.engine.scheduling.costs import Costs
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.step import Chunk
 from mlx_provider.serving import calibration
 from mlx_provider.serving.calibration import (
     DEPTHS,
@@ -212,6 +212,7 @@ class Engine:
 
     def _token(self, row: Row) -> None:
         row.tokens.append(1)
+        self.scheduler.charge_token(row.request)
         self.tokens += 1
         if len(row.tokens) >= row.request.max_tokens:
             self.scheduler.remove_request(row.request)

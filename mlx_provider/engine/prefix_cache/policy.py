@@ -226,7 +226,7 @@ class PrefixCachePolicy:
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
-        if job.cache is None or job.ids is None or job.places is not None:
+        if job.cache is None or job.ids is None or job.positions is not None:
             return
         whole = self._whole(job.done)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
