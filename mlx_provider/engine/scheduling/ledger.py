@@ -172,7 +172,7 @@ class Ledger(ABC):
     def _bytes(self, lease: Lease | None, tokens: int) -> int:
         """Cache bytes of a row of this capacity, also of what it uses of the prefix cache."""
         whole = self.row_bytes(tokens)
-        return whole if lease is None else whole + lease.beyond(tokens)
+        return whole if lease is None else whole + lease.extra_bytes(tokens)
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""

@@ -231,7 +231,7 @@ class StepBuilder:
             return Room(0, fits=False)
         leases = self._offers_to(job) if in_place else ()
         offers = dict(zip(job.rows, leases, strict=False))
-        pinned = sum(lease.pins for lease in leases if lease is not None)
+        pinned = sum(lease.pinned_bytes for lease in leases if lease is not None)
         need, images = self._need([*rows, *job.rows], offers), self.ledger.image_bytes()
         if not in_place and rows and job.uses_prefix_cache:
             # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
