@@ -293,7 +293,7 @@ class ChatService:
             self.models.prefixes.stats(),
             self.models.progress.stats(),
             device=device_name(),
-            chosen_limit=self._settings.memory_limit,
+            limit=self.models.limit,
             media=self.media.nbytes,
         )
 
