@@ -282,6 +282,11 @@ class ChatService:
             detail=loads if alive else "the engine thread does not run",
         )
 
+    def loading(self, model: str) -> str:
+        """What is done to load a model, for those who wait for it. Empty: nothing, or unknown."""
+        stages = (each for each in self.models.progress.stats() if each.model == model)
+        return "; ".join(each.summary for each in stages)
+
     def metrics(self) -> bytes:
         return self._recorder.exposition()
 

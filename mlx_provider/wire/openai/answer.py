@@ -178,8 +178,9 @@ class Stream(api.Stream):
                 yield api.data_frame(self._head | {"choices": [], "usage": usage_of(event)})
             yield DONE
 
-    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        yield api.data_frame(error_body(error))
+    @staticmethod
+    def failure(error: MLXProviderError) -> bytes:
+        return api.data_frame(error_body(error))
 
 
 class Whole(api.Whole):

@@ -257,11 +257,10 @@ class Stream(_Response, api.Stream):
         self._sent += 1
         return event_frame({**event, "sequence_number": self._sent - 1})
 
-    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
+    def failure(self, error: MLXProviderError) -> bytes:
         # A failed response has no place for our own code and the parameter.
         reported = {**error_body(error)["error"], "type": "error"}
-        yield from map(self._frame, (reported, _failure_of(self.fields, error)))
-        yield DONE
+        return self._frame(reported) + self._frame(_failure_of(self.fields, error)) + DONE
 
 
 def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
@@ -368,14 +367,9 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     request, names, tools = response_request(body, sender)
     echo = echo_of(body)
     reply = partial(Stream if streamed else Whole, tools=tools, echo=echo)
-
-    def refusal(error: MLXProviderError) -> bytes:
-        # Codex shortens a conversation only if a stream says that it is too long.
-        if not isinstance(error, ContextTooLong):
-            return b""
-        return failed_stream(request.id, request.model, error, echo)
-
-    return ParsedRequest([request], reply, names, refusal=refusal if streamed else None)
+    failed = partial(failed_stream, request.id, request.model, echo=echo) if streamed else None
+    # Codex shortens a conversation only if a stream says that it is too long
+    return ParsedRequest([request], reply, names, failed=failed, in_stream=(ContextTooLong,))
 
 
 GENERATE: Mapping[str, Read] = {"/v1/responses": _respond}
