@@ -27,11 +27,10 @@ from ..errors import (
     for_another,
 )
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import Event, Failed
+from ..protocol.events import Accepted, Event, Failed
 from ..protocol.requests import GenerateRequest, ModelRequest
 from ..upstream.runtime import trim_heap
-from ..wire import api
-from ..wire.api import HEADER, ParsedRequest, header_text
+from ..wire.api import HEADER, ParsedRequest, Reply, header_text
 from .access import error_response, owner_of
 from .incoming import Incoming, Parse, in_thread
 
@@ -107,7 +106,11 @@ class _Answer:
         self._limiter = limiter
         self._stopping = stopping
         self._ids = [request.id for request in parsed.requests]
-        self._model = parsed.requests[0].model
+        first = parsed.requests[0]
+        unknown = Accepted(id=first.id, model=first.model, prompt_tokens=0, max_tokens=0)
+        self._reply = parsed.reply(unknown)
+        """To say something before the request is accepted."""
+        self._model = first.model
         self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting, self._announcing = anyio.CancelScope(), anyio.CancelScope()
@@ -138,9 +141,10 @@ class _Answer:
         if failure is not None:
             closing = {"connection": "close"} if self._stopping.is_set() else None
             response: Response = error_response(failure, closing, scope["path"])
-            in_stream = self._begun or isinstance(failure, self._parsed.in_stream)
-            if in_stream and self._parsed.failed is not None:
-                response = Response(self._parsed.failed(failure), media_type=api.MEDIA_TYPE)
+            in_stream = self._reply.heartbeat and isinstance(failure, self._parsed.in_stream)
+            if self._begun or in_stream:
+                frames = self._reply.feed([Failed.of(failure)])
+                response = Response(frames, media_type=self._reply.media_type)
             if self._begun:
                 await send({"type": "http.response.body", "body": response.body})
             else:
@@ -158,17 +162,17 @@ class _Answer:
     async def _announce_load(self, send: Send) -> None:
         """Begin the stream of a request whose model takes long to load, with comments on that. An
         error then comes in the stream, without its HTTP status."""
-        began = time.monotonic()
+        began, beat = time.monotonic(), self._reply.heartbeat
         with self._announcing:
             await anyio.sleep(LONG_LOAD)
-            while self._parsed.failed is not None:
+            while beat:
                 loading = self._service.loading(self._model)
                 if loading and not self._begun:
-                    await send(_start(api.MEDIA_TYPE, []))
+                    await send(_start(self._reply, []))
                     self._begun = True
                 if self._begun:
-                    text = f"loading: {loading} ({time.monotonic() - began:.0f} s)"
-                    body = api.comment(text) if loading else api.COMMENT
+                    text = header_text([f"loading: {loading} ({time.monotonic() - began:.0f} s)"])
+                    body = f": {text}\n\n".encode() if loading else beat
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 await anyio.sleep(HEARTBEAT)
 
@@ -223,7 +227,7 @@ class _Answer:
         while events:
             out = reply.feed(events)
             if not started and (out or reply.streamed):
-                await send(_start(reply.media_type, [*map(names.text, accepted.warnings)]))
+                await send(_start(reply, [*map(names.text, accepted.warnings)]))
                 started, written = True, time.monotonic()
             while True:
                 if out:
@@ -239,8 +243,8 @@ class _Answer:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _start(media_type: str, warnings: list[str]) -> dict[str, object]:
-    head = Response(status_code=200, media_type=media_type)
+def _start(reply: Reply, warnings: list[str]) -> dict[str, object]:
+    head = Response(status_code=200, media_type=reply.media_type)
     del head.headers["content-length"]
     if warnings:
         head.headers[HEADER] = header_text(warnings)

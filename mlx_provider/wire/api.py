@@ -164,10 +164,6 @@ def data_frame(value: object) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-def comment(text: str) -> bytes:
-    return f": {header_text([text])}\n\n".encode()
-
-
 def event_frame(value: Mapping[str, object]) -> bytes:
     return b"event: " + str(value["type"]).encode() + b"\n" + data_frame(value)
 
@@ -191,7 +187,7 @@ class Stream(ABC):
                 out.extend(self._frames(event))
         except MLXProviderError as error:
             self._ended = True
-            out.append(self.failure(error))
+            out.extend(self._failure(error))
         return b"".join(out)
 
     @abstractmethod
@@ -199,7 +195,7 @@ class Stream(ABC):
         """Raises the error of a choice that was cancelled."""
 
     @abstractmethod
-    def failure(self, error: MLXProviderError) -> bytes: ...
+    def _failure(self, error: MLXProviderError) -> Iterable[bytes]: ...
 
 
 class Whole(ABC):
@@ -273,10 +269,8 @@ class ParsedRequest:
     """One, or one for each prompt of a text completion."""
     reply: Callable[[Accepted], Reply]
     names: ClientNames = field(default_factory=ClientNames)
-    failed: Callable[[MLXProviderError], bytes] | None = None
-    """The stream of an error before acceptance. `None`: the reply is not streamed."""
     in_stream: tuple[type[MLXProviderError], ...] = ()
-    """Errors that never get their HTTP status, but such a stream."""
+    """Errors that come in the stream, if there is one, also before acceptance."""
     joined: bool = True
     """Whether all requests make one reply, with the echo of its prompts."""
 

@@ -151,9 +151,8 @@ class Stream(_Message, api.Stream):
     def _frames(self, event: Event) -> Iterator[bytes]:
         return map(event_frame, self._write(event))
 
-    @staticmethod
-    def failure(error: MLXProviderError) -> bytes:
-        return event_frame(error_body(error))
+    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
+        yield event_frame(error_body(error))
 
 
 class Whole(_Message, api.Whole):
@@ -175,14 +174,13 @@ class Whole(_Message, api.Whole):
 
 def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     params = Parameters(body)
-    streamed, thinking = params.flag("stream"), params.mapping("thinking")
+    reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
     if thinking.get("display") is not None:
         check_kind(thinking["display"], "thinking.display", DISPLAYS)
     request, names = message_request(body, sender)
     shows, stored = thinking.get("display") != "omitted", bool(cache_marks(body))
-    reply, wanted = Stream if streamed else Whole, body["max_tokens"]
-    make = partial(reply, wanted=wanted, thoughts=shows, stored=stored)
-    return ParsedRequest([request], make, names, failed=Stream.failure if streamed else None)
+    make = partial(reply, wanted=body["max_tokens"], thoughts=shows, stored=stored)
+    return ParsedRequest([request], make, names)
 
 
 def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:

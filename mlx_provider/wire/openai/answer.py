@@ -178,9 +178,8 @@ class Stream(api.Stream):
                 yield api.data_frame(self._head | {"choices": [], "usage": usage_of(event)})
             yield DONE
 
-    @staticmethod
-    def failure(error: MLXProviderError) -> bytes:
-        return api.data_frame(error_body(error))
+    def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
+        yield api.data_frame(error_body(error))
 
 
 class Whole(api.Whole):

@@ -85,7 +85,7 @@ def _completion(
     with names.naming():
         requests = generate_requests(params, _with_model(body, sender), given, text=text)
     reply = partial(Stream, text=text, usage=usage) if streamed else partial(Whole, text=text)
-    return ParsedRequest(requests, reply, names, failed=Stream.failure if streamed else None)
+    return ParsedRequest(requests, reply, names)
 
 
 def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
