@@ -255,11 +255,11 @@ class PrefixCache:
         if stop == 0:
             return None
         self._roots[key], self._layouts[key] = root, new.kv.layout
+        above, continued = path[-1] if path else root, 2 * found.shared > len(new.ids)
         try:
-            for node in path:
+            for node in above.path():  # `heads` may have split some
                 if own is not None and node.start >= own.first:
                     node.hold(new.kv.within(own, node.start, node.stop), node.snapshot)
-            continued, above = 2 * found.shared > len(new.ids), path[-1] if path else root
             leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
         finally:
             if not root.children:
