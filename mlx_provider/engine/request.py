@@ -155,8 +155,8 @@ class Row:
     @property
     def stored(self) -> int:
         """Bytes of the prefix cache in buffers that this row alone uses."""
-        own = None if self.lease is None else self.lease.own
-        return 0 if own is None else own.stored
+        row = None if self.lease is None else self.lease.row
+        return 0 if row is None else row.stored
 
     @property
     def all_tokens(self) -> list[int]:

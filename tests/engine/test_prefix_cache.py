@@ -73,7 +73,7 @@ def keep(prefix_cache, model, ids, ends=(), *, key=KEY, session=None, prompted=N
         state = prefix_cache.snapshot(cache)
         if state is not None:
             states[at] = state
-    stored = prefix_cache.insert(key, ids, cache, states, prompted=prompted, session=session)
+    stored = prefix_cache.insert(key, ids, cache, states, reply_at=prompted, session=session)
     assert stored == prefix_cache.match(key, ids, len(ids)).shared
     return match
 
@@ -457,11 +457,11 @@ def test_a_row_holds_its_whole_entry_where_the_head_of_another_session_ends_in_i
     keep(prefix_cache, model, list(range(200, 208)))  # the cache is full
     ids = [*long[:16], 300, 301]
     row = cold(model, ids, len(ids))
-    lease = Leases(prefix_cache, True, inf).lease(row)
+    lease = Leases(prefix_cache.totals, True, inf).lease_row(row)
     assert prefix_cache.insert(KEY, ids, row, {}, session="other", lease=lease) == len(ids)
     path = prefix_cache.match(KEY, ids, len(ids)).path
     assert [node.stop for node in path] == [10, 16, 18], "`long` keeps a third"
-    assert {node.row for node in path} == {lease.own}, "no token is held twice"
+    assert {node.row for node in path} == {lease.row}, "no token is held twice"
     check_integrity(prefix_cache)
 
 

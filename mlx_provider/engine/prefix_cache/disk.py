@@ -197,18 +197,18 @@ class DiskTier:
         row: Segment,
         states: Mapping[int, Snapshot],
         *,
-        prompted: int | None = None,
+        reply_at: int | None = None,
     ) -> None:
         """Queue what is not on disk yet of a row with tokens `ids`. `states`: snapshots by token
-        count. `prompted`: tokens before the reply. `None`: more of the prompt will follow, so its
+        count. `reply_at`: tokens before the reply. `None`: more of the prompt will follow, so its
         last tokens can wait."""
         steps, _ = self.index.walk(key, ids)
         covered = steps[-1][2] if steps else 0
         path = [header for header, _, _ in steps]
         left = self.limit - sum(header.nbytes for header in path)
-        stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
+        stop = len(ids) if reply_at is not None else len(ids) // EDGE * EDGE
         digest = digests(key, ids)
-        for start, end in pairwise(_cuts(covered, stop, prompted)):
+        for start, end in pairwise(_cuts(covered, stop, reply_at)):
             segment, tokens = row.slice(start, end), ids[start:end]
             header = Header(digest(start), start, tokens, row.complete, segment.layers)
             arrays = [array for each in segment.own.values() for array in each]
@@ -339,6 +339,6 @@ class DiskTier:
             self._forget(next(iter(self.index.files)))
 
 
-def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
-    edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), prompted or 0}
+def _cuts(start: int, stop: int, reply_at: int | None) -> list[int]:
+    edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), reply_at or 0}
     return sorted({at for at in edges if start < at < stop} | {start, stop}) if start < stop else []

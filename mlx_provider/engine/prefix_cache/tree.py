@@ -81,10 +81,10 @@ class Totals:
     """Buffers of rows to which nodes refer, each with the bytes of its unused capacity that count:
     none while a row uses it."""
 
-    def set_spare(self, buffers: RowBuffers, nbytes: int) -> None:
-        if buffers in self.rows:
-            self.nbytes += nbytes - self.rows[buffers]
-            self.rows[buffers] = nbytes
+    def set_spare(self, row: RowBuffers, nbytes: int) -> None:
+        if row in self.rows:
+            self.nbytes += nbytes - self.rows[row]
+            self.rows[row] = nbytes
 
 
 @dataclass(eq=False, slots=True)
@@ -107,8 +107,8 @@ class Node:
     generated: bool = False
     """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
-    def hold(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
-        """Replace what it holds. Nothing else changes the totals of nodes."""
+    def set_payload(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
+        """Replace KV and state. Nothing else changes the totals of nodes."""
         totals, old, nbytes, buffers = self.totals, self.row, self.nbytes, self.buffers
         totals.version += 1
         if old is not None:
@@ -177,8 +177,8 @@ def segment_of(node: Node) -> Segment:
 
 @dataclass(frozen=True)
 class Match:
-    """The stored path that is closest to a prompt: `shared` tokens match. A row can resume after
-    `length` of them: fewer if a state is missing."""
+    """The stored path that is closest to a prompt: tokens `[0, shared)` match. A row can resume
+    with `[0, length)`: fewer if a state is missing."""
 
     nodes: tuple[tuple[Node, int], ...]
     """Nodes along the path, each with the number of its tokens that match."""
@@ -255,15 +255,15 @@ def common(a: Ids, b: Ids) -> int:
 def split(node: Node, at: int) -> Node:
     """Split a node, which is no root, after `at` of its tokens. Returns the new upper part; `node`
     remains the lower part, with snapshot and children."""
-    whole, parent = segment_of(node), cast("Node", node.parent)
+    segment, parent = segment_of(node), cast("Node", node.parent)
     upper = Node(
         node.tokens[:at].copy(), node.start, parent, node.totals, used=node.used, hits=node.hits,
         generated=node.generated,
     )  # fmt: skip
-    head, tail = whole.slice(0, at), whole.slice(at, len(node.tokens))
-    upper.hold(head, None)
+    head, tail = segment.slice(0, at), segment.slice(at, len(node.tokens))
+    upper.set_payload(head, None)
     parent.children[int(node.tokens[0])] = upper
-    node.hold(tail, node.snapshot)
+    node.set_payload(tail, node.snapshot)
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
@@ -294,37 +294,38 @@ def refers(new: NewPath, path: Sequence[Node]) -> bool:
     """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
     Its stored nodes must have the common prefix, be copies of the row's own tokens alone, or refer
     to the buffers."""
-    own = new.row
-    if own is None or own.first > (path[-1].stop if path else 0):
+    row = new.row
+    if row is None or row.first > (path[-1].stop if path else 0):
         return False
 
     def fits(node: Node) -> bool:
-        if node.start < own.first:
-            return node.row is own.base
-        return node.row in (None, own) and segment_of(node).layers == new.kv.layers
+        if node.start < row.first:
+            return node.row is row.base
+        return node.row in (None, row) and segment_of(node).layers == new.kv.layers
 
     return all(node.stop <= len(new.ids) and fits(node) for node in path)
 
 
 def split_path(found: Match, new: NewPath) -> list[Node]:
-    """The stored nodes of the path. The last node is split where the path leaves it."""
+    """The stored nodes of the path. The last node is split where the path leaves it, but not where
+    the path ends in it and needs no state there."""
     path = [node for node, _ in found.nodes]
     agreed = found.nodes[-1][1] if path else 0
-    whole = new.kv.complete and found.shared == len(new.ids)
-    if path and agreed < len(path[-1].tokens) and not whole:
+    is_stored = new.kv.complete and found.shared == len(new.ids)
+    if path and agreed < len(path[-1].tokens) and not is_stored:
         path[-1] = split(path[-1], agreed)
     return path
 
 
 def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
-    """The stored nodes of a head, with the snapshots that it keeps. `length`: tokens of the whole
-    path."""
+    """The stored nodes of tokens `[0, stop)` of a path, with the snapshots that it keeps. `length`:
+    tokens of the whole path."""
     nodes = [node for node in path if node.start < stop]
     if nodes and stop < nodes[-1].stop and stop < length:
         nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
     for node in nodes:
         if node.snapshot is not None and node.stop not in kept:
-            node.hold(node.segment, None)
+            node.set_payload(node.segment, None)
     return nodes
 
 
@@ -334,11 +335,11 @@ def grow(
     stop: int,
     states: Mapping[int, Snapshot],
     *,
-    own: RowBuffers | None,
+    row: RowBuffers | None,
     continued: bool,
 ) -> Node:
-    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. Returns the last
-    node."""
+    """Add tokens `[parent.stop, stop)` of a path below `parent`, in the buffers of `row` or else
+    copied, and states. Returns the last node."""
     first = parent.stop
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
     inner = {at for at in {new.reply_at, *states, *edges} if first < at < stop}
@@ -347,21 +348,21 @@ def grow(
         # a conversation that continues may continue again
         child.hits, child.generated = int(continued), start >= new.reply_at
         kv = new.kv
-        child.hold(kv.within(own, start, end) if own else kv.slice(start, end), None)
+        child.set_payload(kv.within(row, start, end) if row else kv.slice(start, end), None)
         parent.children[int(child.tokens[0])] = child
         parent = child
     for at, state in states.items():
         node = next(node for node in parent.path() if node.start < at <= node.stop)
         if at < node.stop:
             node = split(node, at - node.start)
-        node.hold(node.segment, state)
+        node.set_payload(node.segment, state)
     return parent
 
 
 def remove(node: Node) -> None:
     """With all below it. Also drops the payload, because a `Match` may still refer to the nodes."""
     for each in (node, *nodes(node)):
-        each.hold(None, None)
+        each.set_payload(None, None)
     cast("Node", node.parent).children.pop(int(node.tokens[0]))
     node.children = {}
 

@@ -183,7 +183,7 @@ class Ledger(ABC):
     def _bytes(self, lease: Lease | None, tokens: int) -> int:
         """Cache bytes of a row of this capacity, also of what it uses of the prefix cache."""
         whole = self.row_bytes(tokens)
-        return whole if lease is None else whole + lease.beyond(tokens)
+        return whole if lease is None else whole + lease.extra_bytes(tokens)
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""
@@ -339,7 +339,7 @@ class StepBuilder:
             return None
         leases = self._claims_of(job) if claims else ()
         claimed = dict(zip(job.rows, leases, strict=False))
-        pinned = sum(lease.pins for lease in leases if lease is not None)
+        pinned = sum(lease.pinned_bytes for lease in leases if lease is not None)
         need, images = self._need([*rows, *job.rows], claimed), self.ledger.image_bytes()
         if not claims and rows and job.uses_prefix_cache:
             # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
