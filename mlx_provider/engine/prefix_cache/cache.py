@@ -210,9 +210,8 @@ class PrefixCache:
         for row in [row for row in totals.rows if row.stored < stored[row]]:
             self._trim_row(row)
         self._trim(limit)
+        self._drop_empty()
         freed = before - self.nbytes
-        if freed:
-            self._drop_empty()
         self._counted["evicted_bytes"] += freed
         return freed
 
@@ -276,8 +275,7 @@ class PrefixCache:
         found, disk = self.report(), self.disk
         if disk is not None:
             found |= {"disk_bytes": disk.index.nbytes, "disk_limit": disk.limit}
-        known = PrefixCacheStats.model_fields.keys() & found.keys()
-        return PrefixCacheStats(**{name: found[name] for name in known})
+        return PrefixCacheStats(**found)  # without what it does not know
 
     def nodes(self) -> Iterator[Node]:
         return chain.from_iterable(map(tree.nodes, self._roots.values()))

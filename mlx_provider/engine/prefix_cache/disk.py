@@ -35,7 +35,7 @@ between two steps."""
 MAX_QUEUED = 2**29
 """Most bytes that wait to be written. The rest of a prompt is written with a later pass."""
 Step = tuple[Header, int, int]
-"""A file, its first token (a damaged header may name another), and where the prompt leaves it."""
+"""A file and the tokens `[start, stop)` of a prompt in it. A damaged header may name others."""
 Filling = Generator[Header, Arrays, tuple[list[Any] | None, int]]
 """Yields the files that it needs, and gets their arrays. Returns a row cache and its tokens."""
 Call = Callable[[Callable[[], Any]], Future[Any]]
@@ -95,9 +95,9 @@ class Index:
             found = [(common(self.files[name].tokens, ids[end:]), name) for name in names]
             if not found:
                 break
-            took, name = max(found)
-            steps.append((self.files[name], end, end + took))
-            end += took
+            agreed, name = max(found)
+            steps.append((self.files[name], end, end + agreed))
+            end += agreed
         digest, states = digests(key, ids), list[Header]()
         for at in sorted(at for at in self._states if at <= max(end, shared)):
             header = self.files.get(files.snapshot_name(digest(at)))
@@ -188,13 +188,14 @@ class DiskTier:
     # -- writing
 
     def due(self, start: int, stop: int) -> bool:
+        """Whether a file ends within tokens `[start, stop)` of a prompt."""
         return stop // EDGE > start // EDGE
 
     def save(
         self,
         key: CacheKey,
         ids: Ids,
-        row: Segment,
+        kv: Segment,
         states: Mapping[int, Snapshot],
         *,
         reply_at: int | None = None,
@@ -209,8 +210,8 @@ class DiskTier:
         stop = len(ids) if reply_at is not None else len(ids) // EDGE * EDGE
         digest = digests(key, ids)
         for start, end in pairwise(_cuts(covered, stop, reply_at)):
-            segment, tokens = row.slice(start, end), ids[start:end]
-            header = Header(digest(start), start, tokens, row.complete, segment.layers)
+            segment, tokens = kv.slice(start, end), ids[start:end]
+            header = Header(digest(start), start, tokens, kv.complete, segment.layers)
             arrays = [array for each in segment.own.values() for array in each]
             if not self._write(header, arrays, left):
                 break
@@ -252,8 +253,8 @@ class DiskTier:
     # -- reading
 
     def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
-        """The longest prefix of `ids` from which a row can resume, and its files. 0: memory has as
-        much, which is `match`. At least one token is left to prefill."""
+        """The longest prefix of `ids` from which a row can resume, and the files with what `match`,
+        in memory, lacks of it. 0: it lacks nothing. At least one token is left to prefill."""
         steps, states = self.index.walk(key, ids[:-1], match.shared)
         needed = list[Step]()
         if match.complete and all(header.complete for header, _, _ in steps):
@@ -274,8 +275,8 @@ class DiskTier:
         room: int,
         grid: int = 1,
     ) -> Filling:
-        """`matches`: what memory has. `room`: tokens of the row, which resumes at a multiple of
-        `grid`."""
+        """Fill a row from memory and then file by file. `matches`: what memory has. `room`: tokens
+        of the row, which resumes at a multiple of `grid`."""
         match = matches()
         goal, steps = self.find(key, ids, match, grid)
         if not goal:

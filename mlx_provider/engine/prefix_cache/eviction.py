@@ -96,7 +96,7 @@ def _split_head(leaf: Node, nbytes: int) -> list[Node]:
     found: list[Node] = []
     for node in [each for each in leaf.path() if each.segment is not None]:
         left = nbytes - sum(each.nbytes for each in found)
-        tokens = left * len(node.tokens) // node.token_bytes
+        tokens = left * len(node.tokens) // node.segment_bytes
         if node.nbytes > left:
             found += [split(node, tokens)] if node.complete and tokens else []
             break
@@ -122,7 +122,7 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
         nbytes = max(0, stop - shared) * new.token_bytes + sum(sizes[at] for at in kept)
         for node in path:
             tokens = max(0, min(stop, node.stop) - node.start)
-            nbytes += node.token_bytes * tokens // len(node.tokens)
+            nbytes += node.segment_bytes * tokens // len(node.tokens)
         return nbytes
 
     if size(max(length, shared), sizes) <= budget:

@@ -177,8 +177,7 @@ class DiskThread:
         self._versions = versions
         self._failure = ""
         self._order = numbers()
-        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], object] | None]]
-        self._jobs = queue.PriorityQueue()
+        self._jobs = queue.PriorityQueue[tuple[int, int, Callable[[], object] | None]]()
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 

@@ -1,7 +1,7 @@
-"""Segments and snapshots: what is copied out of a row cache and put into another.
+"""What a node stores, and how it gets out of a row cache and into another.
 
-A segment has keys and values of consecutive tokens. A snapshot has the states and windows of one
-position, which cannot be cut.
+A segment has keys and values of tokens `[start, stop)`, and can be cut anywhere. A snapshot has the
+states and windows after a number of tokens, and counts only as a whole.
 """
 
 from __future__ import annotations
@@ -24,76 +24,6 @@ if TYPE_CHECKING:
 
 Encoded = list[Any]
 """JSON-able form of a value: `[tag, ...]`. Arrays are indices."""
-
-
-def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
-    """Contiguous copies, which keep no larger buffer alive."""
-    made = {leaf: [mx.contiguous(array) for array in each] for leaf, each in layers.items()}
-    mx.eval(made)
-    return made
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
-
-    layers: Mapping[int, Encoded]
-    arrays: Sequence[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
-    @property
-    def buffers(self) -> int:
-        return len(self.arrays)
-
-
-def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
-    """Windows and states of a row. `None` if every layer keeps every token. `at`: their values
-    after that many tokens, within the last pass of several tokens; only windows still have the data
-    for this. Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
-    attributes = {}
-    for leaf, layer in enumerate(leaves(cache)):
-        which = kind(layer)
-        if which is Kind.WINDOW:
-            attributes[leaf] = window_attributes(layer, at)
-        elif which is Kind.STATE:
-            if at is not None:
-                raise ValueError(f"the state of layer {leaf} is not that after {at} tokens")
-            own = vars(layer)
-            # `ArraysCache`: paddings and lengths belong to the batch, not to the row
-            attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
-    arrays: list[Any] = []
-    layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
-    return Snapshot(layers, copies({0: arrays})[0]) if layers else None
-
-
-def encode(value: Any, arrays: list[Any]) -> Encoded:
-    if isinstance(value, mx.array):
-        arrays.append(value)
-        return ["array", len(arrays) - 1]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return ["value", value]
-    if isinstance(value, (list, tuple)):
-        tag = "list" if isinstance(value, list) else "tuple"
-        return [tag, *(encode(item, arrays) for item in value)]
-    if isinstance(value, dict) and all(isinstance(k, (str, int)) for k in value):
-        return ["dict", *([k, encode(item, arrays)] for k, item in value.items())]
-    raise Unstorable(f"a cache that holds a {type(value).__name__} cannot be kept")
-
-
-def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
-    """With new arrays, to which a row may write."""
-    tag, *rest = encoded
-    if tag == "array":
-        return mx.contiguous(arrays[rest[0]])
-    if tag == "value":
-        return rest[0]
-    if tag == "dict":
-        return {k: decode(item, arrays) for k, item in rest}
-    items = [decode(item, arrays) for item in rest]
-    return items if tag == "list" else tuple(items)
 
 
 @dataclass(frozen=True)
@@ -174,6 +104,69 @@ def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
     return Segment(length, nbytes, shape, complete, layers), exact
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
+
+    layers: Mapping[int, Encoded]
+    arrays: Sequence[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def buffers(self) -> int:
+        return len(self.arrays)
+
+
+def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
+    """Windows and states of a row. `None` if every layer keeps every token. `at`: their values
+    after that many tokens, within the last pass of several tokens; only windows still have the data
+    for this. Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
+    attributes = {}
+    for leaf, layer in enumerate(leaves(cache)):
+        which = kind(layer)
+        if which is Kind.WINDOW:
+            attributes[leaf] = window_attributes(layer, at)
+        elif which is Kind.STATE:
+            if at is not None:
+                raise ValueError(f"the state of layer {leaf} is not that after {at} tokens")
+            own = vars(layer)
+            # `ArraysCache`: paddings and lengths belong to the batch, not to the row
+            attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
+    arrays: list[Any] = []
+    layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
+    return Snapshot(layers, copies({0: arrays})[0]) if layers else None
+
+
+def encode(value: Any, arrays: list[Any]) -> Encoded:
+    if isinstance(value, mx.array):
+        arrays.append(value)
+        return ["array", len(arrays) - 1]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return ["value", value]
+    if isinstance(value, (list, tuple)):
+        tag = "list" if isinstance(value, list) else "tuple"
+        return [tag, *(encode(item, arrays) for item in value)]
+    if isinstance(value, dict) and all(isinstance(k, (str, int)) for k in value):
+        return ["dict", *([k, encode(item, arrays)] for k, item in value.items())]
+    raise Unstorable(f"a cache that holds a {type(value).__name__} cannot be kept")
+
+
+def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
+    """With new arrays, to which a row may write."""
+    tag, *rest = encoded
+    if tag == "array":
+        return mx.contiguous(arrays[rest[0]])
+    if tag == "value":
+        return rest[0]
+    if tag == "dict":
+        return {k: decode(item, arrays) for k, item in rest}
+    items = [decode(item, arrays) for item in rest]
+    return items if tag == "list" else tuple(items)
+
+
 class RowFiller:
     """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece."""
 
@@ -195,7 +188,7 @@ class RowFiller:
         self._layers = {i: leaf for i, leaf in enumerate(leaves(cache)) if i not in states}
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
-        """Copy tokens `[start, stop)` of the row, which are `[skip, ...)` of the arrays. Raises
+        """Copy tokens `[start, stop)` of the row, which begin at `skip` in the arrays. Raises
         `ValueError` if they do not cover every layer, or are of another kind than a layer's."""
         for leaf, layer in self._layers.items():
             if leaf not in arrays:
@@ -220,14 +213,15 @@ class RowFiller:
         mx.eval([self._buffers[leaf] for leaf in arrays if leaf in self._buffers])
 
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
+        """The row cache, with tokens `[0, length)` and the states of `snapshot`."""
         for leaf, layer in self._layers.items():
-            buffers, own = self._buffers.get(leaf), length - self._in_place.get(leaf, 0)
+            buffers, tokens = self._buffers.get(leaf), length - self._in_place.get(leaf, 0)
             if buffers is None:
                 if leaf in self._in_place:
                     grow_by([layer], self._room)
                 continue
-            if not _slack(layer, own, self._room):
-                buffers = [mx.contiguous(buffer[..., :own, :]) for buffer in buffers]
+            if not _slack(layer, tokens, self._room):
+                buffers = [mx.contiguous(buffer[..., :tokens, :]) for buffer in buffers]
             set_arrays(layer, buffers)
             layer.offset = length
         every, fresh = leaves(self._cache), list[Any]()
@@ -238,6 +232,13 @@ class RowFiller:
                 fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         mx.eval(fresh, list(self._buffers.values()))
         return self._cache
+
+
+def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+    """Contiguous copies, which keep no larger buffer alive."""
+    made = {leaf: [mx.contiguous(array) for array in each] for leaf, each in layers.items()}
+    mx.eval(made)
+    return made
 
 
 def copy_tokens(piece: Any, buffer: Any, at: int) -> None:

@@ -135,12 +135,12 @@ class Node:
         return self.segment is not None and self.segment.complete
 
     @property
-    def token_bytes(self) -> int:
+    def segment_bytes(self) -> int:
         return 0 if self.segment is None else self.segment.nbytes
 
     @property
     def nbytes(self) -> int:
-        return self.token_bytes + (0 if self.snapshot is None else self.snapshot.nbytes)
+        return self.segment_bytes + (0 if self.snapshot is None else self.snapshot.nbytes)
 
     @property
     def buffers(self) -> int:
