@@ -2,9 +2,8 @@
 
     match = prefix_cache.match(key, ids, limit=len(ids) - 1)
     cache, lease = prefix_cache.acquire(match, model.make_cache, leases=leases)
-    ... `cache` holds tokens [0, match.length). Prefill the rest; at message ends:
-    snapshots[n] = prefix_cache.snapshot(cache)
-    prefix_cache.insert(key, ids_the_cache_holds, cache, snapshots, lease=lease)
+    ... prefill [match.length, len(ids)); at message ends: states[n] = prefix_cache.snapshot(cache)
+    prefix_cache.insert(key, ids_the_cache_holds, cache, states, lease=lease)
     prefix_cache.release(lease)
     prefix_cache.evict(limit)
 

@@ -25,7 +25,7 @@ LIVE_TURNS = 16
 ATTENTION_DEPTH = 8192
 """Depth in tokens at which a token costs about twice as much to compute as at the start."""
 NEWEST = 16
-"""Weight of the newest path of a session."""
+"""Weight of the newest path of a session. Other nodes have 1."""
 AWAITED = 256
 """The same while tools run whose results will come, or if the client has announced its return."""
 PROVEN = 3
@@ -39,7 +39,7 @@ class Pin:
     """The newest path of a session."""
 
     leaf: Node
-    """Its last stored node."""
+    """Its last stored node, which may have been evicted since."""
     nbytes: int
     """Of the whole path."""
     awaited: bool
@@ -51,8 +51,8 @@ class Pin:
 class Sessions(dict[str, Pin]):
     """The newest paths by the names of sessions, the oldest first."""
 
-    turn = 0
-    last = ""
+    turn = 0  # paths that sessions have stored
+    last = ""  # the session that stored the last one
 
     def pin(self, session: str, leaf: Node, nbytes: int, *, awaited: bool) -> None:
         """Replace the newest path of a session."""
@@ -94,8 +94,8 @@ def _split_head(leaf: Node, nbytes: int) -> list[Node]:
     """The nodes of the longest head of a path within `nbytes` from which a row can resume. Splits
     the node in which it ends."""
     found: list[Node] = []
-    for node in [each for each in leaf.path() if each.segment is not None]:
-        left = nbytes - sum(each.nbytes for each in found)
+    for node in [node for node in leaf.path() if node.segment is not None]:
+        left = nbytes - sum(above.nbytes for above in found)
         tokens = left * len(node.tokens) // node.segment_bytes
         if node.nbytes > left:
             found += [split(node, tokens)] if node.complete and tokens else []

@@ -44,7 +44,9 @@ AROUND = 8
 
 
 class PrefixCachePolicy:
-    """Engine thread only.
+    """Engine thread only. In the order of calls: `look_up` when a prompt is queued, `offers` while
+    it waits, `lease` when it is admitted, `begin` before its first pass, `after_pass` after each
+    one, `keep_prefill` and `fork` after the last one, `keep_row` and `release` when a row ends.
 
     For a reproducible model it stores only what a prefill would compute. Kernels round by the width
     of a pass, so only prefixes of whole passes count. The last pass of a prompt is not stored, and
@@ -119,13 +121,13 @@ class PrefixCachePolicy:
         return max(0, steps) * STEP_TOKENS * each
 
     def begin(self, job: PrefillJob, room: int) -> Match | None:
-        """Give the job a cache for `room` tokens that holds the longest stored prefix. Returns the
-        match, unless it was already reported. If the disk has more than memory, the job is
-        `restoring` at first. Call it again after that."""
+        """Give the job a cache for `room` tokens that holds the longest stored prefix. If the disk
+        has more than memory, the job is `restoring` at first. Call it again after that. Returns the
+        match if it is to be reported: not again for rows that were preempted."""
         self.look_up(job)
         match: Match = job.match
         key, disk = self._key(job.request), self.cache.disk
-        job.rows[0].lease = None  # its own claim must not block taking it over
+        job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
