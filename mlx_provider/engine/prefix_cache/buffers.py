@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RowBuffers:
-    """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
+    """Keys and values of a row's tokens, or of a prefix of several rows, by layer index."""
 
     layers: dict[int, Any]
     first: int = 0
@@ -88,9 +88,9 @@ class RowBuffers:
     def path(self) -> list[Node]:
         return sorted(self.nodes, key=lambda node: node.start)
 
-    def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
+    def arrays(self, layer_index: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
-        layer = self.layers[leaf]
+        layer = self.layers[layer_index]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
@@ -98,7 +98,7 @@ class RowBuffers:
         """The first `length` tokens. The same objects as long as a row has them: rows with the same
         objects attend to them together."""
         held = self._heads.setdefault(length, weakref.WeakValueDictionary())
-        found = {leaf: held.get(leaf) or each.head(length) for leaf, each in self.layers.items()}
+        found = {i: held.get(i) or each.head(length) for i, each in self.layers.items()}
         held.update(found)
         return found
 
@@ -124,13 +124,13 @@ class RowBuffers:
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         """Hand tokens `[0, length)` over to a fresh row cache."""
         every = leaves(cache)
-        for leaf, layer in self.layers.items():
-            fresh = every[leaf]
+        for i, layer in self.layers.items():
+            fresh = every[i]
             fresh.__class__ = layer.__class__
             vars(fresh).update(vars(layer))
             vars(layer).clear()
             fresh.offset = length
-            self.layers[leaf] = fresh
+            self.layers[i] = fresh
 
     def grow(self, length: int, room: int, spare_tokens: int) -> None:
         """Make capacity for `room` tokens after the first `length`. If it must grow, then for as
@@ -149,7 +149,7 @@ class RowBuffers:
         """Make tokens `[0, at)` a prefix for other rows. Copies each layer once."""
         mx.eval(self.own_arrays)  # or raise before a change
         room = self.capacity - at
-        layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
+        layers = {i: divide(layer, at, room) for i, layer in self.layers.items()}
         prefix = RowBuffers(layers)
         self.first, self.base = at, prefix
         prefix.tails.add(self)
@@ -193,7 +193,7 @@ class Lease:
     def row_of(self, cache: Sequence[Any]) -> RowBuffers | None:
         """`None`: `cache` has other buffers, because the row was merged."""
         layers, every = {} if self.row is None else self.row.layers, leaves(cache)
-        return self.row if all(every[leaf] is each for leaf, each in layers.items()) else None
+        return self.row if all(every[i] is each for i, each in layers.items()) else None
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
@@ -268,7 +268,7 @@ class Leases:
         self, match: Match, cache: list[Any], room: int, spare: int
     ) -> tuple[Lease | None, dict[int, int]]:
         """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
-        place, by leaf index. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
+        place, by layer index. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
         row, base, length = self._plan(match)
         if row is not None and not _overwritten(row, match):
             row.move_to(cache, match.length)
@@ -280,8 +280,8 @@ class Leases:
         layers = own_layers(cache)
         if base is None or not base.is_prefix:
             return self.lease_row(cache), {}
-        for leaf, prefix in base.head(length).items():
-            begin_with(layers[leaf], prefix)
+        for i, prefix in base.head(length).items():
+            begin_with(layers[i], prefix)
         lease = Lease(RowBuffers(layers, length, base), base, length).acquire()
         lease.capacity = length + whole_steps(match.length + room - length)
         return lease, dict.fromkeys(base.layers, length)
@@ -340,9 +340,9 @@ class Leases:
 
 
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
-    """The layers of a row cache that keep every token, by leaf index."""
+    """The layers of a row cache that keep every token, by layer index."""
     every = enumerate(leaves(cache))
-    return {leaf: each for leaf, each in every if kind(each) is Kind.APPEND}
+    return {i: each for i, each in every if kind(each) is Kind.APPEND}
 
 
 def divisible(layers: Mapping[int, Any]) -> bool:

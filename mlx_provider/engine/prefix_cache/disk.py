@@ -283,7 +283,7 @@ class DiskTier:
             return None, 0
         self._touch([header for header, _, _ in self.index.walk(key, ids[:goal])[0]])
         first = steps[0][0]
-        states = [leaf for leaf, _ in first.layers] if first.state else ()
+        states = [i for i, _ in first.layers] if first.state else ()
         filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
         for node, agreed in match.nodes:
             stop = min(node.start + agreed, goal)
@@ -301,9 +301,9 @@ class DiskTier:
                 snapshot = Snapshot(dict(header.layers), arrays)
                 continue
             begin, reached = max(start, reached), min(stop, goal)
-            by_leaf = {x: [arrays.pop(0) for _ in range(count)] for x, count in header.layers}
-            filler.put(by_leaf, begin, reached, begin - start)
-            del by_leaf
+            by_layer = {i: [arrays.pop(0) for _ in range(count)] for i, count in header.layers}
+            filler.put(by_layer, begin, reached, begin - start)
+            del by_layer
         return (filler.finish(goal, snapshot), goal) if goal else (None, 0)
 
     def _report_damage(self, name: str, reason: BadFile | OSError) -> None:
