@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RowBuffers:
-    """Keys and values of a row's tokens, or of a prefix of several rows, by layer index."""
+    """Keys and values of tokens `[first, capacity)` of a row or a prefix, by layer index."""
 
     layers: dict[int, Any]
     first: int = 0
@@ -107,8 +107,8 @@ class RowBuffers:
 
     def spare(self, length: int) -> int:
         """Bytes of capacity after so many tokens."""
-        arrays, own = self.own_arrays, length - self.first
-        return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
+        arrays, used = self.own_arrays, length - self.first
+        return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - used) for a in arrays)
 
     def trim(self, length: int) -> None:
         """Free the capacity after so many tokens, layer by layer, as far as the device can. A pass
@@ -136,12 +136,12 @@ class RowBuffers:
         """Make capacity for `room` tokens after the first `length`. If it must grow, then for as
         many again, as a conversation that continues may continue again, but at most for
         `spare_tokens`. Copies layer by layer."""
-        own = length - self.first
-        if all(a.shape[-2] >= own + room for a in self.own_arrays):
+        used = length - self.first
+        if all(a.shape[-2] >= used + room for a in self.own_arrays):
             return
-        capacity = whole_steps(own + room + min(own, spare_tokens))
+        capacity = whole_steps(used + room + min(used, spare_tokens))
         for layer in self.layers.values():
-            grown = [extend(a[..., :own, :], capacity - own) for a in own_arrays(layer)]
+            grown = [extend(a[..., :used, :], capacity - used) for a in own_arrays(layer)]
             mx.eval(grown)
             set_arrays(layer, grown)
 

@@ -104,7 +104,7 @@ class PrefixCache:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = leases.fill_in_place(match, cache, room, spare)
         if match.length:
-            state = match.stateful.snapshot if match.stateful else None
+            state = match.snapshot_node.snapshot if match.snapshot_node else None
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
             for node in match.path:
                 stop = min(node.stop, match.length)
@@ -288,7 +288,7 @@ class PrefixCache:
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.split_path(found, new), self._budget_after(new)
         stop, kept = fit(stored, new, self.sessions.share(session, budget))
-        row = new.row if stop == len(new.ids) and tree.refers(new, stored) else None
+        row = new.row if stop == len(new.ids) and tree.can_refer(new, stored) else None
         path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
@@ -306,7 +306,7 @@ class PrefixCache:
             for node in above.path():  # `split_heads` may have split some
                 if row is not None and node.start >= row.first:
                     node.set_payload(new.kv.within(row, node.start, node.stop), node.snapshot)
-            leaf = tree.grow(above, new, stop, states, row=row, continued=continued)
+            leaf = tree.add_nodes(above, new, stop, states, row=row, continued=continued)
         finally:
             if not root.children:
                 self._drop_empty()

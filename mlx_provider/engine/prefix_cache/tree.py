@@ -186,7 +186,7 @@ class Match:
     length: int = 0
     total: int = 0
     """Tokens of the prompt."""
-    stateful: Node | None = None
+    snapshot_node: Node | None = None
     """The row resumes with the snapshot of this node. `None`: it needs none."""
     diverged_at: int | None = None
     """First position that differs from the path, if any."""
@@ -225,8 +225,8 @@ def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
         if agreed < len(child.tokens):
             others = [child]
         node = child
-    length, stateful = _resumable(steps, ids, grid)
-    found = Match(tuple(steps), at, length, len(ids), stateful, version=root.totals.version)
+    length, snapshot_node = _resumable(steps, ids, grid)
+    found = Match(tuple(steps), at, length, len(ids), snapshot_node, version=root.totals.version)
     others = [each for each in others if not each.lost]
     if not others or at == limit:
         return found
@@ -236,14 +236,14 @@ def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
 
 def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, grid: int) -> tuple[int, Node | None]:
     """Where a row can resume, never inside a media span, and the node whose snapshot it needs."""
-    length, stateful = 0, None
+    length, snapshot_node = 0, None
     for node, agreed in steps:
         at = outside_spans(ids, node.start + agreed, grid)
         if node.complete:
             length = at
         elif node.snapshot is not None and at == node.stop:
-            length, stateful = at, node
-    return length, stateful
+            length, snapshot_node = at, node
+    return length, snapshot_node
 
 
 def common(a: Ids, b: Ids) -> int:
@@ -290,7 +290,7 @@ class NewPath:
         return self.kv.token_bytes + ID_BYTES
 
 
-def refers(new: NewPath, path: Sequence[Node]) -> bool:
+def can_refer(new: NewPath, path: Sequence[Node]) -> bool:
     """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
     Its stored nodes must have the common prefix, be copies of the row's own tokens alone, or refer
     to the buffers."""
@@ -329,7 +329,7 @@ def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> li
     return nodes
 
 
-def grow(
+def add_nodes(
     parent: Node,
     new: NewPath,
     stop: int,
