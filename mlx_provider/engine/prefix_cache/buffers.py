@@ -1,5 +1,4 @@
-"""Who may use the KV buffers of a row: nodes refer to them, so that a row becomes an entry, and the
-entry a row, without a copy.
+"""Makes a row an entry, and an entry a row, without a copy: nodes refer to the buffers of rows.
 
 MLX updates a row's layers in place only while nothing else refers to their arrays. So a segment
 refers to the layers, and cuts views out of them only while they are read. When a second row

@@ -1,7 +1,8 @@
 """What a node stores, and how it gets out of a row cache and into another.
 
 A segment has keys and values of tokens `[start, stop)`, and can be cut anywhere. A snapshot has the
-states and windows after a number of tokens, and counts only as a whole.
+states and windows after a number of tokens, and counts only as a whole. A layer's index is that in
+`leaves`.
 """
 
 from __future__ import annotations

@@ -372,5 +372,4 @@ def nodes(root: Node) -> Iterator[Node]:
     while todo:
         node = todo.pop()
         yield node
-        if node.children:
-            todo.extend(node.children.values())
+        todo.extend(node.children.values())
