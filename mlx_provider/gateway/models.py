@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -14,13 +13,13 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..client.connection import local_client
 from ..config import engine_settings, installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context, text_fields
 from ..records import Client
 from ..registry import PluginRegistry
 from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name, local_folder
+from ..upstream.runtime import CHIP, output_of, require_mlx
 from .config import Served
 
 if TYPE_CHECKING:
@@ -63,19 +62,12 @@ def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended
     return [*first, *(each for each in small if each not in first)][:2]
 
 
-def _output(command: Sequence[str]) -> str:
-    try:
-        return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
 def this_machine(
-    run: Callable[[Sequence[str]], str] = _output, system: str = platform.system()
+    run: Callable[[Sequence[str]], str] = output_of, system: str = platform.system()
 ) -> Machine:
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":
-        chip = run(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or "a Mac"
+        chip = run(CHIP).strip() or "a Mac"
         return Machine(chip, host)
     if installed_version("mlx-cuda-13"):
         asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
@@ -132,8 +124,8 @@ def alias(model: str) -> str:
 
 def device_memory(environ: Mapping[str, str] = os.environ) -> int:
     """Limit of the engine: if it runs, the one that it found before it loaded models."""
+    from ..client.connection import local_client
     from ..serving.residents import memory_limit
-    from ..upstream.runtime import require_mlx
 
     require_mlx()
     chosen = engine_settings(environ).memory_limit

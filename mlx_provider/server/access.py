@@ -218,11 +218,11 @@ class Gate:
             raise Forbidden("requests of web pages are refused (header Origin)", param="origin")
 
 
+@dataclass(frozen=True)
 class OperatorsAlone:
     """ASGI middleware of routes that show or change requests of all tenants."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    _app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if owner_of(scope):

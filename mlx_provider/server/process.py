@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -95,11 +96,11 @@ def pressure_level() -> int:
     return NORMAL if failed else found.value
 
 
+@dataclass(frozen=True)
 class LoopDelivery:
     """`Deliver`: one call of the event loop per engine step."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    _loop: asyncio.AbstractEventLoop
 
     def __call__(self, put: Put) -> None:
         try:

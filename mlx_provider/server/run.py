@@ -58,10 +58,6 @@ class ServeOptions:
     ready_fd: int | None = None
     """Reports that the engine listens, or why not."""
 
-    @property
-    def on_tcp(self) -> bool:
-        return self.host is not None or self.port is not None
-
 
 def serve(
     options: ServeOptions,
@@ -78,7 +74,8 @@ def serve(
         raise_file_limit()
         quiet_transformers()
         sys.setswitchinterval(SWITCH)
-        (_serve_tcp if options.on_tcp else _serve_unix)(options, settings, build or chat_service)
+        on_tcp = options.host is not None or options.port is not None
+        (_serve_tcp if on_tcp else _serve_unix)(options, settings, build or chat_service)
     except MLXProviderError as error:
         _say(f"mlx-provider: {error.message}")
         if not isinstance(error, EngineDied):  # else its start is reported, and that file closed

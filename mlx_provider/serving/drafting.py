@@ -64,7 +64,8 @@ def load_drafters(
     `room`: bytes for them. Raises `BadRequest` if the named one does not support the model."""
     if options.drafter == OFF:
         return LoadedDrafters()
-    draft_model = None if options.draft_model is None else _folder(options.draft_model)
+    named = options.draft_model
+    draft_model = None if named is None else Path(named).expanduser()
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
         return _combine(_start_able(registry.automatic_drafters(), folder, model, given), model)
@@ -139,10 +140,6 @@ def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptio
     if given.room is not None and nbytes > given.room:
         raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {given.room}")
     return Running(drafter, source_of(drafter, drafting, model), nbytes)
-
-
-def _folder(name: str) -> Path:
-    return Path(name).expanduser()
 
 
 LENGTH, MOVED, AT_ONCE = 12, 70, 7

@@ -62,23 +62,18 @@ class _KVCache:
     """Key of the stored measurements on this device."""
 
 
+@dataclass(frozen=True)
 class EngineBuilder:
-    def __init__(
-        self,
-        settings: EngineSettings,
-        registry: PluginRegistry,
-        worker: EngineWorker,
-        recorder: Recorder,
-        budgets: RowBudgets,
-        progress: LoadProgress,
-    ) -> None:
-        self._settings = settings
-        self._registry = registry
-        self._worker = worker
-        self._recorder = recorder
-        self._budgets = budgets
-        self._progress = progress
-        self._measurements = Measurements.chosen(settings.measurements)
+    _settings: EngineSettings
+    _registry: PluginRegistry
+    _worker: EngineWorker
+    _recorder: Recorder
+    _budgets: RowBudgets
+    _progress: LoadProgress
+
+    @property
+    def _measurements(self) -> Measurements:
+        return Measurements.chosen(self._settings.measurements)
 
     def start(self, weights: Weights, options: ModelOptions) -> None:
         """Probe the model and start its engine, unless it runs. Raises errors of
@@ -130,14 +125,12 @@ class EngineBuilder:
         )
         self._worker.add(engine)
 
-        def check_measured() -> None:
+        def check_curve() -> None:
             if scheduler.costs.curve.contradicts(measured.curve):
                 log.info("%s: the next load measures its passes anew", weights.name)
                 self._measurements.keep(kv.key, None)
 
-        instance = EngineInstance(
-            engine, found, fixed, loaded.drafter, loaded.nbytes, check_measured
-        )
+        instance = EngineInstance(engine, found, fixed, loaded.drafter, loaded.nbytes, check_curve)
         _log_started(weights, instance, kv_kind(options))
         return instance
 

@@ -15,7 +15,7 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from ..errors import (
@@ -61,32 +61,28 @@ class _Waiter:
     """Models that accept no new requests until they become idle and leave."""
 
 
+@dataclass(eq=False)
 class LoadQueue:
     """Safe from any thread. The ledger's lock covers everything; it is not held during a load."""
 
-    def __init__(
-        self,
-        ledger: MemoryLedger,
-        unload: Callable[[Weights], None],
-        *,
-        patience: float,
-        turn: float = TURN,
-    ) -> None:
-        """`unload` blocks; `patience`: most seconds in the queue."""
-        self._ledger = ledger
-        self._unload = unload
-        self._patience = patience
-        self._turn = turn
-        self._changed = threading.Condition(ledger.lock)
-        self.waiting: list[_Waiter] = []
-        """Oldest first."""
-        self.reserved: frozenset[Hashable] = frozenset()
-        self._starved: set[Hashable] = set()
-        """Models whose rows cannot continue while the weights of others are in memory."""
-        self._loading: Hashable | None = None
-        """The model that loads, or for whose rows others leave: one at a time."""
-        self._expiry: threading.Timer | None = None
-        self._closed: MLXProviderError | None = None
+    _ledger: MemoryLedger
+    _unload: Callable[[Weights], None]
+    """Blocks."""
+    patience: float
+    """Most seconds in the queue."""
+    turn: float = TURN
+    waiting: list[_Waiter] = field(default_factory=list)
+    """Oldest first."""
+    reserved: frozenset[Hashable] = frozenset()
+    _starved: set[Hashable] = field(default_factory=set)
+    """Models whose rows cannot continue while the weights of others are in memory."""
+    _loading: Hashable | None = None
+    """The model that loads, or for whose rows others leave: one at a time."""
+    _expiry: threading.Timer | None = None
+    _closed: MLXProviderError | None = None
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition(self._ledger.lock)
 
     def acquire(
         self,
@@ -113,7 +109,7 @@ class LoadQueue:
         if made.nbytes > self._ledger.limit:
             raise self._ledger.too_large(made.name, made.nbytes)
         now = time.monotonic()
-        came, until = now if since is None else since, now + self._patience
+        came, until = now if since is None else since, now + self.patience
         waiter = _Waiter(who, key, made, rows, keep_alive, came, until, deadline)
         with self._changed:
             insort(self.waiting, waiter, key=lambda other: other.since)
@@ -224,7 +220,7 @@ class LoadQueue:
                 raise RequestTimedOut("the request's time limit has passed")
             if now >= waiter.until and self._loading != waiter.key:
                 raise self._ledger.too_full(waiter.key, waiter.plan.name, waiter.plan.nbytes)
-            times = (waiter.deadline, waiter.until, waiter.since + self._turn)
+            times = (waiter.deadline, waiter.until, waiter.since + self.turn)
             soonest = min((at for at in times if at > now), default=inf)
             self._changed.wait(None if soonest == inf else soonest - now)
             if self.waiting and self.waiting[0] is waiter:
@@ -255,7 +251,7 @@ class LoadQueue:
 
     def _to_reserve(self, waiter: _Waiter) -> frozenset[Hashable]:
         """The models of its earlier choice first."""
-        if time.monotonic() < waiter.since + self._turn:
+        if time.monotonic() < waiter.since + self.turn:
             return frozenset()
         usable = (r for r in self._ledger if r.usable is not None and not r.pinned)
         others = [resident for resident in usable if resident.key != waiter.key]

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -112,27 +112,22 @@ class _Job:
     name: str
 
 
+@dataclass(frozen=True)
 class Loader:
-    def __init__(
-        self,
-        registry: PluginRegistry,
-        worker: EngineWorker,
-        ledger: MemoryLedger,
-        shrink_prefix_cache: Callable[[], None],
-        progress: LoadProgress,
-        *,
-        feature_bytes: int,
-    ) -> None:
-        """`shrink_prefix_cache` (engine thread): frees the bytes reserved for weights."""
-        self._registry = registry
-        self._worker = worker
-        self._ledger = ledger
-        self._shrink_prefix_cache = shrink_prefix_cache
-        self._progress = progress
-        self._feature_bytes = feature_bytes
-        self._mask_pool = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="mlx-masks")
-        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-grammars")
-        self._loaded: set[Weights] = set()
+    _registry: PluginRegistry
+    _worker: EngineWorker
+    _ledger: MemoryLedger
+    _shrink_prefix_cache: Callable[[], None]
+    """Engine thread: frees the bytes reserved for weights."""
+    _progress: LoadProgress
+    _feature_bytes: int
+    _mask_pool: Executor = field(
+        default_factory=partial(ThreadPoolExecutor, MASK_THREADS, thread_name_prefix="mlx-masks")
+    )
+    _grammar_pool: Executor = field(
+        default_factory=partial(ThreadPoolExecutor, 1, thread_name_prefix="mlx-grammars")
+    )
+    _loaded: set[Weights] = field(default_factory=set)
 
     def close(self) -> None:
         self._mask_pool.shutdown(wait=False)

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -60,12 +61,12 @@ FORMAT = 14
 _FILE = TypeAdapter(dict[str, Measured])
 
 
+@dataclass(frozen=True)
 class Measurements:
     """Belongs to the engine thread. Other processes may share the file."""
 
-    def __init__(self, file: Path | None) -> None:
-        """`None`: nothing is stored."""
-        self._file = file
+    _file: Path | None
+    """`None`: nothing is stored."""
 
     @classmethod
     def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:

@@ -59,7 +59,7 @@ class ModelCache:
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)
         self.progress = LoadProgress()
         made = registry, worker, self.ledger, self.prefixes.shrink, self.progress
-        self.loader = Loader(*made, feature_bytes=settings.feature_bytes)
+        self.loader = Loader(*made, settings.feature_bytes)
         self.queue = LoadQueue(self.ledger, self.loader.unload, patience=settings.model_wait)
         budgets = RowBudgets(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
         self.builder = EngineBuilder(settings, registry, worker, recorder, budgets, self.progress)
@@ -187,11 +187,8 @@ def _check(registry: PluginRegistry, options: ModelOptions) -> None:
     draft_model = options.draft_model
     if draft_model is not None and not Path(draft_model).expanduser().is_dir():
         raise wrong_option("draft_model", no_folder(draft_model))
-    if options.sparse_prefill is not None:
-        _check_sparse_prefill(options)
-
-
-def _check_sparse_prefill(options: ModelOptions) -> None:
+    if options.sparse_prefill is None:
+        return
     if options.reproducible:
         raise wrong_option(NAME, "a reproducible model computes every token of a prompt")
     if options.kv_bits is not None:

@@ -3,6 +3,7 @@
 import logging
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,25 +25,19 @@ STATS_WAIT = 0.3
 NO_STATS = PrefixCacheStats()
 
 
+@dataclass(eq=False)
 class Prefixes:
     """Safe from any thread, except for the methods of the engine thread."""
 
-    def __init__(
-        self,
-        ledger: MemoryLedger,
-        worker: EngineWorker,
-        recorder: Recorder,
-        folder: Path | None,
-        disk_bytes: int | None,
-    ) -> None:
-        """`folder`: of the disk tier, if any. `disk_bytes`: 0: no disk tier; `None`: by the free
-        space."""
-        self._ledger = ledger
-        self._worker = worker
-        self._recorder = recorder
-        self._disk = folder, disk_bytes
-        self._newest = NO_STATS
-        self._pending: Future[PrefixCacheStats] | None = None
+    _ledger: MemoryLedger
+    _worker: EngineWorker
+    _recorder: Recorder
+    _folder: Path | None
+    """Of the disk tier, if any."""
+    _disk_bytes: int | None
+    """0: no disk tier; `None`: by the free space."""
+    _newest: PrefixCacheStats = NO_STATS
+    _pending: Future[PrefixCacheStats] | None = None
 
     @property
     def _cache(self) -> PrefixCache | None:
@@ -93,7 +88,7 @@ class Prefixes:
         return ledger.prefix_cache
 
     def _disk_tier(self) -> DiskTier | None:
-        folder, nbytes = self._disk
+        folder, nbytes = self._folder, self._disk_bytes
         if folder is None or nbytes == 0:
             return None
         try:

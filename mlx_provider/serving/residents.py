@@ -121,25 +121,20 @@ class Lease(AbstractContextManager["Lease"]):
         self.release()
 
 
+@dataclass(eq=False)
 class MemoryLedger:
     """Weights come first, then live rows, then the prefix cache. Safe from any thread."""
 
-    def __init__(
-        self,
-        limit: Callable[[], int],
-        *,
-        media: Callable[[], int] = lambda: 0,
-        prefix_bytes: int | None = None,
-    ) -> None:
-        """`limit`: bytes for everything. `media`: bytes of images that requests hold.
-        `prefix_bytes`: the operator's size of the prefix cache."""
-        self._limit = limit
-        self.media = media
-        self._prefix_bytes = prefix_bytes
-        self.prefix_cache: PrefixCache | None = None
-        """That of all models, see `Prefixes`."""
-        self._residents: dict[Hashable, Resident] = {}
-        self.lock = threading.RLock()
+    _limit: Callable[[], int]
+    """Bytes for everything."""
+    media: Callable[[], int] = lambda: 0
+    """Bytes of images that requests hold."""
+    prefix_bytes: int | None = None
+    """The operator's size of the prefix cache."""
+    prefix_cache: PrefixCache | None = None
+    """That of all models, see `Prefixes`."""
+    _residents: dict[Hashable, Resident] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __iter__(self) -> Iterator[Resident]:
         with self.lock:
@@ -193,7 +188,7 @@ class MemoryLedger:
 
     def prefix_budget(self) -> int:
         """Bytes for the prefix cache. Shrinks when a request is admitted or a model loads."""
-        free, chosen = max(0, self.free), self._prefix_bytes
+        free, chosen = max(0, self.free), self.prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)
         return max(0, min(self.unused + self.in_use, chosen))

@@ -292,15 +292,8 @@ class ChatService:
 
     def stats(self) -> Stats:
         """Waits briefly for the engine thread, never for the load of a model."""
-        return take(
-            self.in_flight.all(),
-            self.models.queue.models(),
-            self.models.prefixes.stats(),
-            self.models.progress.stats(),
-            device=device_name(),
-            limit=self.models.limit,
-            media=self.media.nbytes,
-        )
+        entries, media = self.in_flight.all(), self.media.nbytes
+        return take(entries, self.models, device=device_name(), media=media)
 
     def cache_report(self) -> dict[str, Any]:
         return self.models.prefixes.report()

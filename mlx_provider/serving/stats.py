@@ -1,6 +1,8 @@
 """The requests in flight, and live statistics of the engine, collected in the caller's thread. Only
 the prefix tree comes from the engine thread, between two steps."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from os import getpid
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -22,7 +25,6 @@ from ..protocol.health import (
     LoadingStats,
     MemoryStats,
     ModelMemory,
-    PrefixCacheStats,
     RequestState,
     RequestStats,
     Stats,
@@ -30,6 +32,9 @@ from ..protocol.health import (
 from .next_prompt import Turn
 from .residents import Lease
 from .weights import EngineInstance, ModelView, Weights
+
+if TYPE_CHECKING:
+    from .model_cache import ModelCache
 
 
 @dataclass(frozen=True)
@@ -166,18 +171,9 @@ STATES: dict[Phase, RequestState] = {
 }
 
 
-def take(
-    entries: Sequence[Entry],
-    weights: Sequence[Weights],
-    cache: PrefixCacheStats,
-    loading: list[LoadingStats],
-    *,
-    device: str,
-    limit: int,
-    media: int,
-) -> Stats:
+def take(entries: Sequence[Entry], models: ModelCache, *, device: str, media: int) -> Stats:
     """`media`: bytes of images held by requests."""
-    now = time.monotonic()
+    now, weights, cache = time.monotonic(), models.queue.models(), models.prefixes.stats()
     running = [(each, each.started) for each in weights]
     engines = [(each, run) for each, run in running if run is not None]
     return Stats(
@@ -187,10 +183,10 @@ def take(
         pid=getpid(),
         requests=[summary for entry in entries if (summary := _request(entry, now)) is not None],
         engines=[_engine(each, run, now) for each, run in engines],
-        loading=loading,
+        loading=models.progress.stats(),
         prefix_cache=cache,
         memory=MemoryStats(
-            limit=limit,
+            limit=models.limit,
             active=mx.get_active_memory(),
             pool=mx.get_cache_memory(),
             prefix_cache=cache.bytes,

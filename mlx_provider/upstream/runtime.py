@@ -29,7 +29,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,6 +47,7 @@ BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
 CUDA = {"MLX_ENABLE_TF32": "0", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
 KERNEL_FOLDER = "MLX_PTX_CACHE_DIR"
 VARIABLES = {*BUFFERS, *CUDA, KERNEL_FOLDER}
+CHIP = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 CHIPS = re.compile(r"Apple M[1-4]\b")
 """Chips that benefit from `BUFFERS`."""
 CARDS = Path("/proc/driver/nvidia/gpus")
@@ -120,7 +121,7 @@ def set_variables(
     """Set the variables that concern this system. Call it before `import mlx.core`. `state`: the
     folder of the user's state. `chip`: of the processor; if unset, the name that macOS reports."""
     values: dict[str, str] = {}
-    if platform == "darwin" and CHIPS.match(_chip() if chip is None else chip):
+    if platform == "darwin" and CHIPS.match(output_of(CHIP) if chip is None else chip):
         values = BUFFERS
     elif platform == "linux":
         values = dict(CUDA)
@@ -145,13 +146,12 @@ def _card_names(cards: Path) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", " ".join(sorted(names))).strip("-")
 
 
-def _chip() -> str:
-    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+def output_of(command: Sequence[str]) -> str:
+    """Empty if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
 
 
 MAC = "pip install mlx (needs an Apple silicon Mac and a native arm64 Python)"

@@ -142,7 +142,6 @@ class Turns:
 
 # -- replies
 
-MEDIA_TYPE = "text/event-stream"
 COMMENT = b": the engine is at work\n\n"
 HEADER = "x-mlx-warnings"
 LONGEST = 1000
@@ -171,7 +170,7 @@ def event_frame(value: Mapping[str, object]) -> bytes:
 class Stream(ABC):
     """Nothing follows an error, which is its last event."""
 
-    media_type = MEDIA_TYPE
+    media_type = "text/event-stream"
     heartbeat = COMMENT
     streamed = True
     _ended = False

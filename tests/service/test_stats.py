@@ -49,14 +49,17 @@ def test_what_is_loaded_and_measured(
     monkeypatch.setattr(prefixes, "STATS_WAIT", 0)  # the engine thread is busy
     monkeypatch.setattr(engine_builder, "compiles", lambda: True)
     service, client = make_service(measurements="off")
-    model = tiny_class(client, service, str(build_tiny("qwen3")))
+    folder = str(build_tiny("qwen3"))
+    model = tiny_class(client, service, folder)
     seen: dict[str, str] = {}
-    healthy: set[str] = set()
+    healthy, waiting, others = set[str](), set[str](), set[str]()
 
     def look() -> None:
         while not loaded.wait(0.001):
             seen.update((each.what, each.summary) for each in client.stats().loading)
             healthy.add(client.health().detail)
+            waiting.add(service.loading(folder))
+            others.add(service.loading("another"))
 
     loaded = threading.Event()
     looking = threading.Thread(target=look)
@@ -71,7 +74,8 @@ def test_what_is_loaded_and_measured(
     assert seen[compiling].endswith(f"qwen3: {compiling}")
     how = "measuring how rows decode together"
     assert seen[how].endswith(f"qwen3: {how}, step 1 of 2")
-    assert healthy & {summary for summary in seen.values() if compiling in summary}
+    assert healthy & waiting & {summary for summary in seen.values() if compiling in summary}
+    assert others == {""}
     assert (client.stats().loading, client.health().detail) == ([], "")
 
 
