@@ -105,7 +105,12 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
     with engine.isolate(request, "its prefill"):
         if job.wants_prompt_logprobs:
             _post_prompt_logprobs(engine, chunk, prefilled.scored)
-        _record_chunk(engine, chunk)
+        job.done = chunk.stop
+        engine.scheduler.charge_chunk(chunk)
+        engine.output.add_chunk(chunk)
+        if engine.prefix_cache is not None and job.uses_prefix_cache:
+            with isolated_cache(request):
+                engine.prefix_cache.after_pass(job, chunk.start)
         if chunk.stop < len(job.tokens):
             return
         if request.inputs is not None:
@@ -232,17 +237,6 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     engine.output.end(request, "stop")
     if request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-
-
-def _record_chunk(engine: Engine, chunk: Chunk) -> None:
-    """Count a chunk that its job's cache now holds."""
-    job = chunk.job
-    job.done = chunk.stop
-    engine.scheduler.charge_chunk(chunk)
-    engine.output.add_chunk(chunk)
-    if engine.prefix_cache is not None and job.uses_prefix_cache:
-        with isolated_cache(job.request):
-            engine.prefix_cache.after_pass(job, chunk.start)
 
 
 def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:

@@ -18,13 +18,11 @@ from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from .chunking import IDLE_SECONDS, Chunking, FixedShapes
 from .costs import Costs
-from .ledger import Ledger, Limits
+from .ledger import Ledger
 from .step import Chunk, StepBuilder, StepPlan, StepRecord, prefilling
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease
-
-__all__ = ["Ledger", "Limits", "Scheduler"]
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
