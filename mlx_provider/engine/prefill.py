@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
 UNKNOWN = Logprob(None, ())
 """Of the first token of a prompt."""
 LONG_PREFILL_TOKENS = 2048
