@@ -187,7 +187,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
     if plan.rows and engine.scheduler.running and not (last or media):
         # the pass of the next token follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-        engine.batch.mixed.ran_apart(job)
+        engine.batch.mixed.add_apart(job)
     else:
         mx.eval(wanted)
         if media:  # a family may run a whole image with its first tokens, and others without cost

@@ -310,7 +310,7 @@ class PrefillJob:
     def work(self) -> int:
         """Estimated number of tokens to compute until its request needs no more prefill."""
         inputs = self.request.inputs
-        return self.cost if inputs is None else self.cost + inputs.behind
+        return self.cost if inputs is None else self.cost + inputs.later_tokens
 
     @property
     def text_follows(self) -> bool:
