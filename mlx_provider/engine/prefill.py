@@ -59,7 +59,7 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         with isolated_cache(job.request) as found:
             match = engine.prefix_cache.begin(job, capacity)
-            if match is not None and not job.request.ahead:
+            if match is not None:
                 engine.output.add_lookup(match)
         if found.fault is not None:
             job.leave_prefix()

@@ -206,6 +206,8 @@ class Request:
     """Why its long prompt was, or was not, prefilled sparsely."""
     drafted: int = 0
     accepted: int = 0
+    looked_up: bool = False
+    """Whether its use of the prefix cache was counted: once, also if its prefill starts again."""
     explanation: str = ""
     """Why the prefix cache did not hold more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
