@@ -199,7 +199,7 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
         return _finish(row, "stop")
     if row.constraint is not None:
         row.constraint.advance(token)
-    if engine.batch.can_verify_drafts:
+    if row.forecast is not None and engine.batch.can_verify_drafts:
         engine.drafting.follow(row, token)
     described = None if logprob is None else engine.output.describe(token, logprob)
     deltas = list(row.output.push(token, described))
@@ -270,9 +270,7 @@ def retry_all(engine: Engine, fault: Fault) -> None:
 
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
-    log.warning(
-        "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
-    )
+    log.warning("a decode step of %d rows failed (%s); they run again", len(rows), fault.summary)
     engine.timer.forget()
     engine.drop_rows(rows)
     for job in engine.scheduler.retry_rows(rows):
