@@ -46,7 +46,7 @@ class Prefilled:
     chunk: Chunk | None = None
     """`None`: it failed, or work before the chunks of the prompt."""
     logits: mx.array | None = None
-    """(vocab,) after the chunk. `None`: of an input to embed."""
+    """(vocab,) after the last chunk of a prompt."""
     scored: Drawn | None = None
     """The prompt tokens that the chunk predicts, if their log-probabilities are wanted."""
     fault: Fault | None = None
@@ -170,8 +170,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
     load = engine.scheduler.chunking.load((), chunk)
     engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
     prefill_chunk = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
-    logits, scored = None, None
-    wanted = [] if last else arrays(cache)
+    logits, scored, wanted = None, None, list[mx.array]()
     if inputs is not None:
         inputs.run(engine.model, prefill_chunk)
         wanted += [] if inputs.found is None else [inputs.found]
@@ -182,7 +181,9 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
         logits = run_alone(engine.model, MixedChunk.of(chunk))
     else:
         logits = engine.drafting.prefill(engine.model, job, prefill_chunk)
-    if last and logits is not None:
+    if not last:
+        wanted = [*arrays(cache), *wanted]
+    elif logits is not None:
         wanted += [logits, *job.hidden]
     if plan.rows and engine.scheduler.running and not (last or media):
         # the pass of the next token follows without a gap
@@ -193,7 +194,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
         if media:  # a family may run a whole image with its first tokens, and others without cost
             engine.timer.forget()
         engine.timer.end(engine.clock())
-    return Prefilled(job, chunk, logits, scored)
+    return Prefilled(job, chunk, logits if last else None, scored)
 
 
 def _score(engine: Engine, chunk: PrefillChunk, request: Request) -> tuple[mx.array, Drawn | None]:

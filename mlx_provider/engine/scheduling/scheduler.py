@@ -233,8 +233,7 @@ class Scheduler:
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
         need = ledger.reservation(request.rows) - self.fork_bytes(tokens, n)
-        limit = ledger.alone()
-        if need > limit:
+        if need > (limit := ledger.alone()):
             raise BadRequest(
                 f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
                 f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
