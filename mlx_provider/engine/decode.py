@@ -53,7 +53,7 @@ def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | Non
     requested: Mapping[Row, Asks] = {}
     read_first, drafting = False, engine.drafting
     alone = any(row.retry_alone for row in plan.rows)
-    may_draft = engine.batch.checks_drafts and drafting.may_draft(plan) and not alone
+    may_draft = engine.batch.can_verify_drafts and drafting.may_draft(plan) and not alone
     if may_draft:
         seconds = engine.scheduler.chunking.with_drafts(plan)
         requested, read_first = drafting.plan_drafts(plan.rows, seconds)
@@ -78,7 +78,7 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -
     chunking, began = engine.scheduler.chunking, engine.clock()
     count = sum(map(len, drafts.values()))
     expected = chunking.with_drafts(plan)(count) if count else plan.pass_seconds
-    mixed_chunk = engine.batch.mixed.take_along(chunk)
+    mixed_chunk = engine.batch.mixed.begin_pass(chunk)
     forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
     if isinstance(forward, Fault):  # the rows' caches could not be copied for it
         return Decoded(Forward([], None, []), chunk, forward)
@@ -199,7 +199,7 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
         return _finish(row, "stop")
     if row.constraint is not None:
         row.constraint.advance(token)
-    if engine.batch.checks_drafts:
+    if row.forecast is not None and engine.batch.can_verify_drafts:
         engine.drafting.follow(row, token)
     described = None if logprob is None else engine.output.describe(token, logprob)
     deltas = list(row.output.push(token, described))
@@ -270,9 +270,7 @@ def retry_all(engine: Engine, fault: Fault) -> None:
 
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
-    log.warning(
-        "a decode step of %d rows failed (%s); they are run again", len(rows), fault.summary
-    )
+    log.warning("a decode step of %d rows failed (%s); they run again", len(rows), fault.summary)
     engine.timer.forget()
     engine.drop_rows(rows)
     for job in engine.scheduler.retry_rows(rows):

@@ -108,9 +108,8 @@ class Engine:
         self._blocked = record.empty
 
     def commit(self, result: Decoded | Prefilled) -> None:
-        """Take the tokens that were read and draw the next ones, or count a chunk and let the rows
-        of a complete prompt decode. Changes requests, events, the queue, the batch and the prefix
-        cache."""
+        """Take tokens and draw the next ones, or count a chunk and let a complete prompt decode.
+        Changes requests, events, the queue, the batch and the prefix cache."""
         if isinstance(result, Decoded):
             decode.commit(self, result)
             if result.chunk is not None and not isinstance(result.reads, Fault):

@@ -30,7 +30,7 @@ class Inputs:
 
     def __post_init__(self) -> None:
         self.total = sum(map(len, self.tokens))
-        self.behind = self.total - len(self.tokens[0])
+        self.later_tokens = self.total - len(self.tokens[0])
 
     @property
     def longest(self) -> Prompt:
@@ -63,7 +63,7 @@ class Inputs:
         data = b64encode(cut.astype("<f4").tobytes())  # little-endian
         result = Embedded(index=self.at, vector=data.decode())
         self.at += 1
-        self.behind -= len(self.tokens[self.at]) if self.left else 0
+        self.later_tokens -= len(self.tokens[self.at]) if self.left else 0
         return result
 
     def _pool(self, states: mx.array) -> None:

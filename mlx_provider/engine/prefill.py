@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
 UNKNOWN = Logprob(None, ())
 """Of the first token of a prompt."""
 LONG_PREFILL_TOKENS = 2048
@@ -47,7 +46,7 @@ class Prefilled:
     chunk: Chunk | None = None
     """`None`: it failed, or work before the chunks of the prompt."""
     logits: mx.array | None = None
-    """(vocab,) after the chunk. `None`: of an input to embed."""
+    """(vocab,) after the last chunk of a prompt."""
     scored: Drawn | None = None
     """The prompt tokens that the chunk predicts, if their log-probabilities are wanted."""
     fault: Fault | None = None
@@ -60,7 +59,7 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         with isolated_cache(job.request) as found:
             match = engine.prefix_cache.begin(job, capacity)
-            if match is not None and not job.request.ahead:
+            if match is not None:
                 engine.output.add_lookup(match)
         if found.fault is not None:
             job.leave_prefix()
@@ -105,7 +104,12 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
     with engine.isolate(request, "its prefill"):
         if job.wants_prompt_logprobs:
             _post_prompt_logprobs(engine, chunk, prefilled.scored)
-        _record_chunk(engine, chunk)
+        job.done = chunk.stop
+        engine.scheduler.charge_chunk(chunk)
+        engine.output.add_chunk(chunk)
+        if engine.prefix_cache is not None and job.uses_prefix_cache:
+            with isolated_cache(request):
+                engine.prefix_cache.after_pass(job, chunk.start)
         if chunk.stop < len(job.tokens):
             return
         if request.inputs is not None:
@@ -178,19 +182,19 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
     else:
         logits = engine.drafting.prefill(engine.model, job, prefill_chunk)
     if not last:
-        wanted += arrays(cache)
+        wanted = [*arrays(cache), *wanted]
     elif logits is not None:
         wanted += [logits, *job.hidden]
     if plan.rows and engine.scheduler.running and not (last or media):
         # the pass of the next token follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-        engine.batch.mixed.ran_apart(job)
+        engine.batch.mixed.add_apart(job)
     else:
         mx.eval(wanted)
         if media:  # a family may run a whole image with its first tokens, and others without cost
             engine.timer.forget()
         engine.timer.end(engine.clock())
-    return Prefilled(job, chunk, logits, scored)
+    return Prefilled(job, chunk, logits if last else None, scored)
 
 
 def _score(engine: Engine, chunk: PrefillChunk, request: Request) -> tuple[mx.array, Drawn | None]:
@@ -233,17 +237,6 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
     engine.output.end(request, "stop")
     if request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-
-
-def _record_chunk(engine: Engine, chunk: Chunk) -> None:
-    """Count a chunk that its job's cache now holds."""
-    job = chunk.job
-    job.done = chunk.stop
-    engine.scheduler.charge_chunk(chunk)
-    engine.output.add_chunk(chunk)
-    if engine.prefix_cache is not None and job.uses_prefix_cache:
-        with isolated_cache(job.request):
-            engine.prefix_cache.after_pass(job, chunk.start)
 
 
 def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:

@@ -206,6 +206,8 @@ class Request:
     """Why its long prompt was, or was not, prefilled sparsely."""
     drafted: int = 0
     accepted: int = 0
+    looked_up: bool = False
+    """Whether its use of the prefix cache was counted: once, also if its prefill starts again."""
     explanation: str = ""
     """Why the prefix cache did not hold more of the prompt."""
     features: dict[str, Any] = field(default_factory=dict)
@@ -310,7 +312,7 @@ class PrefillJob:
     def work(self) -> int:
         """Estimated number of tokens to compute until its request needs no more prefill."""
         inputs = self.request.inputs
-        return self.cost if inputs is None else self.cost + inputs.behind
+        return self.cost if inputs is None else self.cost + inputs.later_tokens
 
     @property
     def text_follows(self) -> bool:

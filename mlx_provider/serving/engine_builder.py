@@ -15,7 +15,8 @@ from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.row_cache import arrays
 from ..engine.scheduling.chunking import GRID, LONGEST_GAP, PassMemory
 from ..engine.scheduling.costs import Costs
-from ..engine.scheduling.scheduler import Limits, Scheduler
+from ..engine.scheduling.ledger import Limits
+from ..engine.scheduling.scheduler import Scheduler
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import wrong_option

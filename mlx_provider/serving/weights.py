@@ -12,7 +12,7 @@ from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
 from ..engine.inputs import FeatureCache
 from ..engine.scheduling.chunking import FixedShapes
-from ..engine.scheduling.scheduler import Limits
+from ..engine.scheduling.ledger import Limits
 from ..errors import EngineDied, wrong_option
 from ..protocol.health import FixedPasses, ModelStatus
 from ..protocol.requests import ModelOptions

@@ -14,8 +14,8 @@ from ..engine.prefix_cache.policy import PrefixCachePolicy
 from ..engine.request import PrefillJob, Request, Row, SamplingParams
 from ..engine.scheduling.chunking import FixedShapes
 from ..engine.scheduling.costs import Costs
-from ..engine.scheduling.ledger import MemoryProfile
-from ..engine.scheduling.scheduler import Ledger, Limits, Scheduler
+from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
+from ..engine.scheduling.scheduler import Scheduler
 from ..engine.speculation.policy import Ask, Asks, Policy, RowAcceptance
 from ..engine.step_output import Recorder
 from ..protocol.event_queue import EventQueue

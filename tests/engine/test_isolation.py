@@ -387,3 +387,20 @@ def test_a_fault_keeps_no_object_of_the_block_alive() -> None:
 def test_ctrl_c_passes() -> None:
     with pytest.raises(KeyboardInterrupt), Isolation():
         raise KeyboardInterrupt
+
+
+def test_a_prefill_that_starts_again_counts_as_one_look_up(qwen3: TextModel) -> None:
+    stored = PrefixCache(budget=lambda: 2**30)
+    engine, request = new_engine(qwen3, prefix_cache=stored), new_request([5] * 40, max_tokens=3)
+    engine.submit(request)
+    engine.step()
+    (job,) = engine.scheduler.waiting
+    job.restart()
+    while not output_of(request).tokens:
+        engine.step()
+    engine.drop_rows(request.rows)
+    engine.scheduler.preempt_row(request.rows[0])
+    run(engine)
+    assert len(output_of(request).tokens) == 3
+    report = stored.report()
+    assert (report["lookups"], report["prompt_tokens"]) == (1, 40)

@@ -19,7 +19,8 @@ from mlx_provider.engine.scheduling.chunking import (
     TAIL,
 )
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
-from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.ledger import Limits
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.scheduling.step import Chunk, StepPlan, StepRecord
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue

@@ -2,7 +2,8 @@
 
 from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.ledger import Limits
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.testing.driver import TokenLedger, new_request
 
 

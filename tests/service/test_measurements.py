@@ -205,7 +205,7 @@ def test_the_status_names_the_padded_layout(
     served = load(folder)
     assert served.status.kv_layout == "padded"
     assert decoding(served.status).startswith("rows decode together (padded)")
-    assert served.engine.batch.checks_drafts
+    assert served.engine.batch.can_verify_drafts
     assert served.engine.batch.mixes
 
 

@@ -18,8 +18,8 @@ from few_passes import OF_THE_PRODUCT
 from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.costs import Costs
-from mlx_provider.engine.scheduling.ledger import MemoryProfile
-from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.scheduling.step import Chunk
 from mlx_provider.serving import calibration
 from mlx_provider.serving.calibration import (

@@ -15,7 +15,8 @@ from math import ceil
 from mlx_provider.engine.request import Request, Row, SamplingParams
 from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
 from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
-from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.ledger import Limits
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.engine.speculation.policy import Kind, Policy, RowAcceptance
 from mlx_provider.protocol.event_queue import EventQueue

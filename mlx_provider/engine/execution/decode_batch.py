@@ -36,7 +36,7 @@ class PassResult(NamedTuple):
     row: Row
     drafts: int
     reads: Sequence[Read]
-    """The next token, then one more for each draft that held."""
+    """The next token, then one more for each accepted draft."""
 
 
 Drafts = Mapping[Row, Sequence[int]]
@@ -72,13 +72,13 @@ class Pending(NamedTuple):
     """Whether the token was already read."""
     drafts: Sequence[int] = ()
     """Drafts in its pass. The result is the next token, then one more for each accepted draft."""
-    behind: int = 0
+    to_replay: int = 0
     """Number of the row's committed tokens after it, which run again one by one."""
 
     @classmethod
-    def of(cls, row: Row, behind: int) -> Pending:
-        token = row.tokens[-1 - behind]
-        return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, behind=behind)
+    def of(cls, row: Row, to_replay: int) -> Pending:
+        token = row.tokens[-1 - to_replay]
+        return cls(Drawn(mx.array([token], dtype=mx.int32), None), 0, True, to_replay=to_replay)
 
 
 class DecodeBatch:
@@ -110,7 +110,7 @@ class DecodeBatch:
         self._pending: dict[Row, Pending] = {}
 
     @property
-    def checks_drafts(self) -> bool:
+    def can_verify_drafts(self) -> bool:
         return self._together.closed and self.layout.one_pass
 
     @property
@@ -173,7 +173,7 @@ class DecodeBatch:
         pending = [self._pending[row] for row in group.rows]
         # the token to cache is usually not committed yet, so its position is the row's length
         at = [
-            row.length - next_one.committed - next_one.behind + row.request.prompt.rope_delta
+            row.length - next_one.committed - next_one.to_replay + row.request.prompt.rope_delta
             for row, next_one in zip(group.rows, pending, strict=True)
         ]
         tokens = [_gather_tokens(pending)] if pending else []
@@ -196,8 +196,8 @@ class DecodeBatch:
         """Wait for the pending tokens, which are in the last pass already. Raises any error of the
         device. The tokens then stay pending."""
         found = self.catch_up()
-        behind = [(row, each.behind - 1) for row, each in self._pending.items() if each.behind]
-        self._pending = {row: Pending.of(row, left) for row, left in behind}
+        left = [(row, each.to_replay - 1) for row, each in self._pending.items() if each.to_replay]
+        self._pending = {row: Pending.of(row, to_replay) for row, to_replay in left}
         return found
 
     def catch_up(self) -> list[PassResult]:
@@ -236,7 +236,7 @@ class DecodeBatch:
         pending = self._pending.get(row)
         if pending is None:
             return len(row.tokens)
-        return len(row.tokens) - pending.committed - pending.behind
+        return len(row.tokens) - pending.committed - pending.to_replay
 
 
 class Output(NamedTuple):

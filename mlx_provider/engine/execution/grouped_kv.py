@@ -73,7 +73,7 @@ class MixedBatches:
     def allowed(self) -> bool:
         return self._possible and self._breaker.closed
 
-    def take_along(self, chunk: Chunk | None) -> MixedChunk | None:
+    def begin_pass(self, chunk: Chunk | None) -> MixedChunk | None:
         self._passes += 1
         self._jobs = [each for each in self._jobs if each[0] >= self._passes - 1]
         if chunk is None:
@@ -81,7 +81,7 @@ class MixedBatches:
         self._jobs.append((self._passes, chunk.job, True))
         return MixedChunk.of(chunk)
 
-    def ran_apart(self, job: PrefillJob) -> None:
+    def add_apart(self, job: PrefillJob) -> None:
         self._jobs.append((self._passes + 1, job, False))
 
     def blame(self) -> bool:

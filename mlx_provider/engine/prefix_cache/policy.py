@@ -136,7 +136,8 @@ class PrefixCachePolicy:
         job.match = None
         if self._leases.prepare(match):
             match = self._match(key, job.ids)
-        match = replace(match, counted=not job.request.ahead)
+        match = replace(match, counted=not (job.request.ahead or job.request.looked_up))
+        job.request.looked_up = True
         restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
@@ -161,7 +162,7 @@ class PrefixCachePolicy:
             return None
         job.request.cached = match.length
         job.request.explanation = self._explain(job, match)
-        return match
+        return match if match.counted else None
 
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:

@@ -18,13 +18,11 @@ from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from .chunking import IDLE_SECONDS, Chunking, FixedShapes
 from .costs import Costs
-from .ledger import Ledger, Limits
+from .ledger import Ledger
 from .step import Chunk, StepBuilder, StepPlan, StepRecord, prefilling
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease
-
-__all__ = ["Ledger", "Limits", "Scheduler"]
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
@@ -58,8 +56,6 @@ class FairShares:
 
     def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the order in which they run. Those of one account keep their order."""
-        if not self.several:
-            return jobs
         ends = dict(self._served)
         tags: dict[PrefillJob, float] = {}
         for job in jobs:
@@ -124,8 +120,7 @@ class Scheduler:
         rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
         alone = self.chunking.seconds(rows, passes=passes)
         record.plan = StepPlan(rows, pass_seconds=alone, passes=passes)
-        job = next((job for job in started if not job.restoring), None)
-        if job is not None:
+        if (job := next((job for job in started if not job.restoring), None)) is not None:
             record.plan = self._add_prompt(record.plan, job, mixes, stalled)
         return record
 
@@ -134,7 +129,7 @@ class Scheduler:
         chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
         brief = self._precedes(job)
         if rows and self._itl_debt and (job.unembedded or not brief):
-            return plan
+            return plan  # the rows decode alone until they have waited no longer than is fair
         if job.unembedded or job.scoring is not None:
             share = chunking.fair(alone) - alone
             limit = share if job.unembedded else chunking.limits.stall_target
@@ -156,12 +151,11 @@ class Scheduler:
 
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
-        if len(jobs) < 2:
-            return jobs
         return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
 
     def _urgency(self, now: float, job: PrefillJob) -> float:
-        """A prompt in prefill does not age, so a new prompt never waits for all of it."""
+        """Seconds that the rest of its prefill takes, less for its waiting. A prompt in prefill
+        waits only while others run, so a new prompt never waits for all of it."""
         waited = job.aged if job.admitted else now - job.arrived
         return self.chunking.rest(job) - AGING * waited
 
@@ -171,13 +165,13 @@ class Scheduler:
         if record.need is not None:
             self.reclaimed_bytes = record.need
             self.fitting_limit = record.limit if record.need <= record.limit else None
-        waiting = [self.preempt_row(row) for row in record.preempted if row in self.running]
+        requeued = [self.preempt_row(row) for row in record.preempted if row in self.running]
         if record.reclaim:
             self.ledger.reclaim(record.reclaim)
         if (job := record.admitted) is not None and job in self.waiting:
             job.aged = record.now - job.arrived
             job.admitted, job.request.phase = True, Phase.PREFILL
-        return waiting
+        return requeued
 
     def remaining_plan(self, plan: StepPlan, *, readable: bool = True) -> StepPlan:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose
@@ -196,8 +190,8 @@ class Scheduler:
     # -- what requests are charged
 
     def charge_step(self, plan: StepPlan) -> None:
-        """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
-        so that the average time of a token stays within that."""
+        """A step begins. Steps without a chunk compensate for its time beyond the fair time, so
+        that the average time of a token stays within that."""
         self._decoded = bool(plan.rows)
         took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
         alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
@@ -230,19 +224,16 @@ class Scheduler:
         accounts of accepted requests that are not queued yet. Raises `Overloaded` if the queue is
         full, which has more places for the first request of an account, and `BadRequest` if the
         request can never fit."""
-        limits, ledger = self.ledger.limits, self.ledger
-        if not 0 < len(request.rows) <= limits.max_rows:
-            raise BadRequest(
-                f"n={len(request.rows)} is not within 1 .. {limits.max_rows} rows", param="n"
-            )
+        limits, ledger, n = self.ledger.limits, self.ledger, len(request.rows)
+        if not 0 < n <= limits.max_rows:
+            raise BadRequest(f"n={n} is not within 1 .. {limits.max_rows} rows", param="n")
         queued = [*(job.request.account for job in self.queued), *arriving]
         first = request.account not in queued
         if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
-        shared = self.fork_bytes(tokens, len(request.rows))
-        need, limit = ledger.reservation(request.rows) - shared, ledger.alone()
-        if need > limit:
+        need = ledger.reservation(request.rows) - self.fork_bytes(tokens, n)
+        if need > (limit := ledger.alone()):
             raise BadRequest(
                 f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
                 f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "

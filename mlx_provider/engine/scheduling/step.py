@@ -149,8 +149,7 @@ class StepBuilder:
         job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
         if job is None:
             return None
-        victims: list[Row] = []
-        others = above_share(self.rows)
+        victims, others = list[Row](), above_share(self.rows)
         while not (room := self._room(job, victims)).fits:
             self.record.reclaim = self.record.reclaim or room.need
             if (row := next(others, None)) is None:

@@ -194,7 +194,7 @@ class RowAcceptance(AcceptanceRate):
         self.missed = 0 if accepted else self.missed + 1
 
 
-Row = Sequence[RowAcceptance | None]
+RowRates = Sequence[RowAcceptance | None]
 """Acceptance rates of one row, by drafter; `None`: it cannot draft for the row."""
 
 
@@ -215,7 +215,7 @@ class Policy:
     _rests: bool = False
     """No drafts until a parked drafter may be tried, or the result of a draft is known."""
 
-    def choose(self, rows: Sequence[Row], others: int, seconds: Seconds) -> list[Asks]:
+    def choose(self, rows: Sequence[RowRates], others: int, seconds: Seconds) -> list[Asks]:
         """The drafters to ask for each row. `others`: rows without drafters."""
         due = [
             {at: own.due for at, own in enumerate(row) if own and own.due <= self.steps}
@@ -264,7 +264,7 @@ class Policy:
 
     def _try(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[RowRates],
         tries: Mapping[int, int],
         chances: Sequence[Sequence[Chances]],
         best: Choice,
