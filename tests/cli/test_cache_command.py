@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
 
-from local_server import serving
+from local_server import Handler, serving
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
 
 
-class CacheRoute(BaseHTTPRequestHandler):
+class CacheRoute(Handler):
     """The engine's `/cache`: full until it is deleted; only with the key."""
 
     protocol_version = "HTTP/1.1"
@@ -30,15 +30,6 @@ class CacheRoute(BaseHTTPRequestHandler):
 
     def note(self) -> None:
         self.seen.append((self.command, self.path, self.headers["authorization"]))
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing on stderr."""
 
 
 @pytest.fixture

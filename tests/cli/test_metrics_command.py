@@ -1,27 +1,20 @@
 """`mlx-provider metrics`."""
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 from typer.testing import CliRunner
 
-from local_server import serving
+from local_server import Handler, serving
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
 
 TOLD = "# HELP mlx_provider_models_loaded Models.\nmlx_provider_models_loaded 1.0\n"
 
 
-class Metrics(BaseHTTPRequestHandler):
+class Metrics(Handler):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(TOLD)))
-        self.end_headers()
-        self.wfile.write(TOLD.encode())
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing on stderr."""
+        self.answer(TOLD.encode())
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 from typer.testing import CliRunner
 
-from local_server import serving
+from local_server import Handler, serving
 from mlx_provider.cli.app import build
 from mlx_provider.protocol.health import (
     EngineStats,
@@ -65,7 +64,7 @@ BUSY = Stats(
 )  # fmt: skip
 
 
-class StatsRoute(BaseHTTPRequestHandler):
+class StatsRoute(Handler):
     """The engine's `/v1/stats`, with the key."""
 
     protocol_version = "HTTP/1.1"
@@ -74,14 +73,7 @@ class StatsRoute(BaseHTTPRequestHandler):
         line = BUSY.model_dump_json().encode() + b"\n"
         held = self.headers["authorization"] == "Bearer secret"
         body = json.dumps({"error": {"code": "unauthorized", "message": "no key"}}).encode()
-        body = line if held else body
-        self.send_response(200 if held else 401)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing on stderr."""
+        self.answer(*((line, 200) if held else (body, 401)))
 
 
 @pytest.fixture(scope="module")

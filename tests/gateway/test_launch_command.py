@@ -1,6 +1,5 @@
 """`mlx-provider launch`, with clients that are stood in for, on a real proxy and engine."""
 
-import http.server
 import json
 import os
 import pty
@@ -18,7 +17,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from local_server import serving
+from local_server import Handler, serving
 from mlx_provider.cli.app import build
 from mlx_provider.gateway import foreground, launch
 from mlx_provider.gateway.config import ANYTHING
@@ -111,7 +110,7 @@ def test_a_client_reaches_the_engine_itself(
     assert list((runtime / "launch").iterdir()) == []
 
 
-class Vendor(http.server.BaseHTTPRequestHandler):
+class Vendor(Handler):
     """Anthropic's API. Keeps the headers of each request."""
 
     def do_POST(self) -> None:
@@ -128,13 +127,7 @@ class Vendor(http.server.BaseHTTPRequestHandler):
                 "usage": {"input_tokens": 1, "output_tokens": 1},
             }
         ).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None: ...
+        self.answer(body, content_type="application/json")
 
 
 def test_a_real_launch_of_a_subagent_ends_with_its_client(

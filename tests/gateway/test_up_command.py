@@ -1,6 +1,5 @@
 """`mlx-provider up` and `down`: a gateway that stays."""
 
-import http.server
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from local_server import serving
+from local_server import Handler, serving
 from mlx_provider.cli.app import build
 from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.config import state_folder
@@ -349,15 +348,13 @@ def test_sigterm_while_it_starts_leaves_no_proxy(
 
 
 def test_a_request_that_the_proxy_refuses_ends_it(kept: GatewayFiles) -> None:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Refusing(Handler):
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             self.send_error(503)
 
-        def log_message(self, format: str, *args: object) -> None: ...
-
     asked: list[dict[str, object]] = []
-    with serving(Handler) as server:
+    with serving(Refusing) as server:
         record = Record(SERVED, server.server_port)
         there = Proxy(None, record.url, "sk-x", kept.folder / "log")  # type: ignore[arg-type]
         with pytest.raises(EngineUnavailable, match="the proxy answers 503"):
