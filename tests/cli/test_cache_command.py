@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import invoke
 from local_server import Handler, serving
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
 
 
 class CacheRoute(Handler):
@@ -40,10 +38,9 @@ def engine() -> Iterator[ThreadingHTTPServer]:
 
 
 def run(engine: ThreadingHTTPServer, *arguments: str) -> str:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
     address = f"http://127.0.0.1:{engine.server_port}"
-    options = ["cache", "--api-base", address, *arguments]
-    result = CliRunner().invoke(cli, options, env={"MLX_PROVIDER_API_KEY": "secret"})
+    key = {"MLX_PROVIDER_API_KEY": "secret"}
+    result = invoke("cache", "--api-base", address, *arguments, env=key)
     assert result.exit_code == 0, result.output
     return result.stdout
 

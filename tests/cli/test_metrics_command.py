@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import invoke, told
 from local_server import Handler, serving
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
 
 TOLD = "# HELP mlx_provider_models_loaded Models.\nmlx_provider_models_loaded 1.0\n"
 
@@ -24,9 +22,8 @@ def engine() -> Iterator[str]:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    result = CliRunner().invoke(cli, ["metrics", *arguments])
-    return result.exit_code, result.stdout + str(result.exception or "")
+    result = invoke("metrics", *arguments)
+    return result.exit_code, told(result)
 
 
 def test_printed(engine: str) -> None:

@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import invoke, told
 from local_server import Handler, serving
-from mlx_provider.cli.app import build
 from mlx_provider.protocol.health import (
     EngineStats,
     MemoryStats,
@@ -16,7 +15,6 @@ from mlx_provider.protocol.health import (
     RequestStats,
     Stats,
 )
-from mlx_provider.registry import PluginRegistry
 
 BUSY = Stats(
     at=1e9,
@@ -83,10 +81,9 @@ def engine() -> Iterator[str]:
 
 
 def run(engine: str, *arguments: str, key: str = "secret") -> tuple[int, str]:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
     environ = {"MLX_PROVIDER_API_KEY": key, "COLUMNS": "160"}
-    result = CliRunner().invoke(cli, ["top", "--api-base", engine, *arguments], env=environ)
-    return result.exit_code, result.stdout + str(result.exception or "")
+    result = invoke("top", "--api-base", engine, *arguments, env=environ)
+    return result.exit_code, told(result)
 
 
 def test_once(engine: str) -> None:

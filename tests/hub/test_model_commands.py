@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from command_line import invoke, told
 from mlx_provider.errors import BadRequest
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.hub import (
     OnDisk,
     folder_of,
@@ -21,7 +19,6 @@ from mlx_provider.serving.hub import (
     remove,
 )
 
-OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text"})
 CONFIG = json.dumps({"model_type": "llama"}).encode()
 SHARDS = ["model-1.safetensors", "model-2.safetensors"]
 INDEX = json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}).encode()
@@ -45,12 +42,12 @@ def fetches(asked: str, file: str) -> bool:
 
 
 def pull(name: str = NAME) -> Result:
-    return CliRunner().invoke(build(OURS), ["pull", name], obj=OURS)
+    return invoke("pull", name, plugins="text")
 
 
-def invoke(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(build(OURS), [*arguments], obj=OURS, env={"COLUMNS": "200"})
-    return result.exit_code, result.stdout + (str(result.exception) if result.exception else "")
+def run(*arguments: str) -> tuple[int, str]:
+    result = invoke(*arguments, plugins="text", env={"COLUMNS": "200"})
+    return result.exit_code, told(result)
 
 
 def test_a_model_is_pulled_listed_and_removed(hub: Any, tmp_path: Path) -> None:
@@ -70,11 +67,11 @@ def test_a_model_is_pulled_listed_and_removed(hub: Any, tmp_path: Path) -> None:
     assert not [each for each in hub.asked if fetches(each, SHARDS[0])]  # it has that
     assert local_folder(NAME) != first
     assert models_on_disk() == [OnDisk(NAME, size + 5000)]
-    code, told = invoke("list")
+    code, told = run("list")
     (line, total) = told.splitlines()
     assert (code, line.split()) == (0, [NAME, "0.0", "MB", "family", "text"])
     assert total.endswith(f"the Hub cache is {tmp_path}/hub")
-    assert invoke("rm", NAME) == (0, f"{NAME} is removed, 0.0 MB\n")
+    assert run("rm", NAME) == (0, f"{NAME} is removed, 0.0 MB\n")
     assert models_on_disk() == []
     assert not (tmp_path / "hub" / "models--maker--model").exists()
 
@@ -147,13 +144,13 @@ def test_what_nobody_serves_is_not_fetched(hub: Any) -> None:
 
 @pytest.mark.parametrize("name", ["demo", "/folder", "maker/away", "maker/model@main", "../hub"])
 def test_what_is_not_in_the_cache_is_not_removed(hub: Any, name: str) -> None:
-    code, told = invoke("rm", name)
+    code, told = run("rm", name)
     assert code == 1
     assert f"{name} is not in the Hub cache; on this machine: none" in told
 
 
 @pytest.mark.parametrize("name", ["demo", "/folder", "~/folder", "a/b/c"])
 def test_what_is_no_repository_is_refused(hub: Any, name: str) -> None:
-    code, told = invoke("pull", name)
+    code, told = run("pull", name)
     assert (code, "not a repository" in told) == (1, True), told
     assert hub.asked == []
