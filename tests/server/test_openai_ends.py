@@ -43,6 +43,20 @@ def ask(engine: Any, prompt: Any, path: str = PATH, **more: Any) -> Any:
     return engine.http.post(path, json=body_of(path, prompt, **more))
 
 
+async def ask_app(app: EngineApp, path: str, prompt: str, send: Callable[..., Any]) -> None:
+    """A stream of an engine in this process, whose client stays."""
+    unread = [json.dumps(body_of(path, prompt, stream=True)).encode()]
+
+    async def receive() -> dict[str, Any]:
+        if unread:
+            return {"type": "http.request", "body": unread.pop()}
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    await app.asgi({**scope, "query_string": b"", "headers": []}, receive, send)
+
+
 def last_data(text: str) -> Any:
     return json.loads(text.rpartition("data: ")[2])
 
@@ -127,31 +141,13 @@ async def test_a_silent_stream_has_heartbeats(
     end: str,
 ) -> None:
     monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
-    app = EngineApp(fake_service(EngineSettings()))
-    body = json.dumps(body_of(path, "count 2 0.2", stream=True)).encode()
     said = b""
-
-    async def receive() -> dict[str, Any]:
-        nonlocal body
-        if body:
-            body, given = b"", body
-            return {"type": "http.request", "body": given}
-        await anyio.sleep_forever()
-        raise AssertionError
 
     async def send(message: dict[str, Any]) -> None:
         nonlocal said
         said += message.get("body", b"")
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"content-length", str(len(body)).encode())],
-    }
-    await app.asgi(scope, receive, send)
+    await ask_app(EngineApp(fake_service(EngineSettings())), path, "count 2 0.2", send)
     assert beat in said
     frames = said.replace(beat, b"").decode().split("\n\n")
     assert all(frame.startswith(("event: ", "data: ")) for frame in frames if frame)
@@ -163,16 +159,7 @@ async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
 ) -> None:
     """Its buffer is full for longer than the silence after which heartbeats are sent."""
     monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
-    app = EngineApp(fake_service(EngineSettings()))
-    body, sent = body_of(PATH, "count 2 0", stream=True), list[bool]()
-
-    async def receive() -> dict[str, Any]:
-        nonlocal body
-        if body:
-            body, given = {}, body
-            return {"type": "http.request", "body": json.dumps(given).encode()}
-        await anyio.sleep_forever()
-        raise AssertionError
+    sent = list[bool]()
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] != "http.response.body":
@@ -182,8 +169,7 @@ async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
         assert message["body"] != COMMENT or not sent
         sent.append(message["more_body"])
 
-    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode()}
-    await app.asgi({**scope, "query_string": b"", "headers": []}, receive, send)
+    await ask_app(EngineApp(fake_service(EngineSettings())), PATH, "count 2 0", send)
     assert sent[-1] is False
 
 
