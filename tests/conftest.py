@@ -129,6 +129,8 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("MLX_PROVIDER_DISK_CACHE_BYTES", "0")  # what one test computes, others compute
         # a busy machine is no defect, as above
         patch.setattr("mlx_provider.gateway.proxy.START_LIMIT", 900.0)
+        # As in an engine: MLX's threads do not preempt the thread that wakes them.
+        import_module("mlx_provider.upstream.runtime").use_batch_policy()
         # imported here: a process that only hands out tests needs no mlx
         few_passes = import_module("few_passes")
         for name, value in few_passes.FEW.items():

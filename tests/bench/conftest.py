@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import checkouts
-from mlx_provider.cli.app import build
+from command_line import invoke
 from mlx_provider.commands import EngineClient, separate_engine
-from mlx_provider.registry import PluginRegistry
 from mlx_provider_bench import commands, model_speed, prefix_cache
 from random_weights import write_model
 
@@ -40,7 +38,7 @@ def bench(engine: tuple[EngineClient, dict[str, str]], monkeypatch: pytest.Monke
         monkeypatch.setattr(module, "separate_engine", lambda: nullcontext(engine))
 
     def run(*arguments: str) -> dict[str, Any]:
-        done = CliRunner().invoke(build(PluginRegistry.discover()), ["bench", *arguments])
+        done = invoke("bench", *arguments, plugins=None)
         assert done.exit_code == 0, done.output
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         assert {"device", "blas", "cores", "load_average"} <= result.keys()

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 from typer.main import get_group
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
+from command_line import invoke
 from mlx_provider_bench.commands import bench
 
 RUN = "from mlx_provider.cli import main; main()"
@@ -27,15 +25,13 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
 
 
 def test_without_plugins_there_is_no_such_command() -> None:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    done = CliRunner().invoke(cli, ["bench", "prefix"])
+    done = invoke("bench", "prefix")
     assert done.exit_code == 2
     assert "No such command 'bench'" in done.output
 
 
 def test_the_list_names_every_command() -> None:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
-    done = CliRunner().invoke(cli, ["bench", "--help"])
+    done = invoke("bench", "--help", plugins="bench")
     assert done.exit_code == 0
     for name in get_group(bench).commands:
         assert f" {name} " in done.output

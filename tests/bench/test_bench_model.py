@@ -4,10 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
+from command_line import invoke
 from mlx_provider_bench.model_speed import Answer, row
 
 
@@ -73,7 +71,6 @@ def test_a_stream_that_is_refused_fails_its_row() -> None:
 
 @pytest.mark.parametrize("name", ["nosuch", "MODEL"])
 def test_what_is_no_command_is_a_model(name: str) -> None:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "bench"}))
-    done = CliRunner().invoke(cli, ["bench", name, "--help"])
+    done = invoke("bench", name, "--help", plugins="bench")
     assert done.exit_code == 0
     assert "Measure time to first token" in done.output

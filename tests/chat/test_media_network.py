@@ -5,13 +5,13 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import httpx
 import pytest
 from PIL import Image
 
-from local_server import serving
+from local_server import Handler, serving
 from mlx_provider.chat.media.fetch import Source, fetch_remote, is_public
 from mlx_provider.chat.media.load import MediaPolicy, load_media
 from mlx_provider.chat.messages.parts import MediaRef
@@ -27,7 +27,7 @@ def picture(width: int) -> bytes:
     return out.getvalue()
 
 
-class Pictures(BaseHTTPRequestHandler):
+class Pictures(Handler):
     """`/<width>` answers a picture that wide; other paths misbehave in the way they name."""
 
     seen: list[str]
@@ -42,21 +42,13 @@ class Pictures(BaseHTTPRequestHandler):
         elif name == "missing":
             self.send_error(404)
         elif name == "lies":
-            self.answer(b"x" * 10, claimed=10**9)
+            self.answer(b"x" * 10, content_length=f"{10**9}")
         elif name == "gzip":
-            self.answer(b"x", encoding="gzip")
+            self.answer(b"x", content_encoding="gzip")
         elif name == "flood":
             self.flood()
         else:
             self.answer(picture(int(name)))
-
-    def answer(self, body: bytes, claimed: int | None = None, encoding: str = "") -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(claimed or len(body)))
-        if encoding:
-            self.send_header("Content-Encoding", encoding)
-        self.end_headers()
-        self.wfile.write(body)
 
     def flood(self) -> None:
         self.send_response(200)
@@ -66,9 +58,6 @@ class Pictures(BaseHTTPRequestHandler):
                 self.wfile.write(b"x" * 4096)
         except OSError:
             return
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 @pytest.fixture

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
-from typer.testing import CliRunner
 
-from local_server import serving
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
+from command_line import invoke
+from local_server import Handler, serving
 
 
-class CacheRoute(BaseHTTPRequestHandler):
+class CacheRoute(Handler):
     """The engine's `/cache`: full until it is deleted; only with the key."""
 
     protocol_version = "HTTP/1.1"
@@ -31,15 +29,6 @@ class CacheRoute(BaseHTTPRequestHandler):
     def note(self) -> None:
         self.seen.append((self.command, self.path, self.headers["authorization"]))
 
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing on stderr."""
-
 
 @pytest.fixture
 def engine() -> Iterator[ThreadingHTTPServer]:
@@ -49,10 +38,9 @@ def engine() -> Iterator[ThreadingHTTPServer]:
 
 
 def run(engine: ThreadingHTTPServer, *arguments: str) -> str:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
     address = f"http://127.0.0.1:{engine.server_port}"
-    options = ["cache", "--api-base", address, *arguments]
-    result = CliRunner().invoke(cli, options, env={"MLX_PROVIDER_API_KEY": "secret"})
+    key = {"MLX_PROVIDER_API_KEY": "secret"}
+    result = invoke("cache", "--api-base", address, *arguments, env=key)
     assert result.exit_code == 0, result.output
     return result.stdout
 

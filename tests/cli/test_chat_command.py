@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
+from command_line import invoke
 from in_process import InProcessClient
-from mlx_provider.cli.app import build
 from mlx_provider.cli.demo import Conversation
 from mlx_provider.errors import BadRequest, ContextTooLong, ModelNotFound, RequestFailed
 from mlx_provider.protocol.event_queue import EventQueue
@@ -27,7 +26,6 @@ from mlx_provider.protocol.events import (
 )
 from mlx_provider.protocol.health import Health
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.service import ChatService
 
 USAGE = Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=2)
@@ -63,8 +61,7 @@ def talk(
 ) -> tuple[str, BaseException | None]:
     client = InProcessClient(service)
     monkeypatch.setattr("mlx_provider.client.connection.connect", lambda *address: client)
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    result = CliRunner().invoke(cli, ["chat", *options], input=typed)
+    result = invoke("chat", *options, input=typed)
     return result.stdout, result.exception
 
 

@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
+from command_line import invoke
 
 CODE = """
 import atexit, sys
@@ -42,7 +40,6 @@ def test_what_is_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "codex").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(tmp_path))
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
-    shown = CliRunner().invoke(build(registry), [], obj=registry).stdout
+    shown = invoke(plugins="clients").stdout
     assert "agents  codex\n" in shown
     assert "mlx-provider launch codex" in shown

@@ -1,27 +1,18 @@
 """`mlx-provider metrics`."""
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 
 import pytest
-from typer.testing import CliRunner
 
-from local_server import serving
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
+from command_line import invoke, told
+from local_server import Handler, serving
 
 TOLD = "# HELP mlx_provider_models_loaded Models.\nmlx_provider_models_loaded 1.0\n"
 
 
-class Metrics(BaseHTTPRequestHandler):
+class Metrics(Handler):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(TOLD)))
-        self.end_headers()
-        self.wfile.write(TOLD.encode())
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing on stderr."""
+        self.answer(TOLD.encode())
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +22,8 @@ def engine() -> Iterator[str]:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    result = CliRunner().invoke(cli, ["metrics", *arguments])
-    return result.exit_code, result.stdout + str(result.exception or "")
+    result = invoke("metrics", *arguments)
+    return result.exit_code, told(result)
 
 
 def test_printed(engine: str) -> None:

@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable
 
 import pytest
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from command_line import invoke
 from mlx_provider.registry import PluginRegistry
 
 Install = Callable[..., str]
@@ -36,7 +35,7 @@ def registry(install_plugin: Install) -> PluginRegistry:
 
 
 def run(registry: PluginRegistry, *arguments: str) -> str:
-    result = CliRunner().invoke(build(registry), ["plugins", *arguments], obj=registry)
+    result = invoke("plugins", *arguments, plugins=registry)
     assert result.exit_code == 0, result.output
     return result.stdout
 

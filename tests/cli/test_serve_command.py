@@ -4,16 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
-
-
-def invoke(*arguments: str) -> Result:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    return CliRunner().invoke(cli, [*arguments])
+from command_line import invoke
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "cache"])

@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 
 import pytest
-from typer.testing import CliRunner
 
-from local_server import serving
-from mlx_provider.cli.app import build
+from command_line import invoke, told
+from local_server import Handler, serving
 from mlx_provider.protocol.health import (
     EngineStats,
     MemoryStats,
@@ -17,7 +15,6 @@ from mlx_provider.protocol.health import (
     RequestStats,
     Stats,
 )
-from mlx_provider.registry import PluginRegistry
 
 BUSY = Stats(
     at=1e9,
@@ -65,7 +62,7 @@ BUSY = Stats(
 )  # fmt: skip
 
 
-class StatsRoute(BaseHTTPRequestHandler):
+class StatsRoute(Handler):
     """The engine's `/v1/stats`, with the key."""
 
     protocol_version = "HTTP/1.1"
@@ -74,14 +71,7 @@ class StatsRoute(BaseHTTPRequestHandler):
         line = BUSY.model_dump_json().encode() + b"\n"
         held = self.headers["authorization"] == "Bearer secret"
         body = json.dumps({"error": {"code": "unauthorized", "message": "no key"}}).encode()
-        body = line if held else body
-        self.send_response(200 if held else 401)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing on stderr."""
+        self.answer(*((line, 200) if held else (body, 401)))
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +81,9 @@ def engine() -> Iterator[str]:
 
 
 def run(engine: str, *arguments: str, key: str = "secret") -> tuple[int, str]:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
     environ = {"MLX_PROVIDER_API_KEY": key, "COLUMNS": "160"}
-    result = CliRunner().invoke(cli, ["top", "--api-base", engine, *arguments], env=environ)
-    return result.exit_code, result.stdout + str(result.exception or "")
+    result = invoke("top", "--api-base", engine, *arguments, env=environ)
+    return result.exit_code, told(result)
 
 
 def test_once(engine: str) -> None:

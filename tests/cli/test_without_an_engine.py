@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
+from command_line import invoke
 
 RUN = "from mlx_provider.cli import main; main()"
 TOLD = "no engine runs in {}: the first request starts one\n"
@@ -20,9 +18,8 @@ NO_PLUGINS = {"MLX_PROVIDER_PLUGINS": ""}
 
 
 def run(folder: Path, *words: str) -> Result:
-    registry = PluginRegistry.discover(NO_PLUGINS)
     own = {**NO_PLUGINS, "MLX_PROVIDER_RUNTIME_DIR": str(folder)}
-    return CliRunner(env=own).invoke(build(registry), [*words], obj=registry)
+    return invoke(*words, env=own)
 
 
 @pytest.mark.parametrize("words", ["engine status", "cache", "cache --clear", "top --once"])

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
-from mlx_provider.cli.app import build
+from command_line import invoke
 from mlx_provider.client import runtime_folder
 from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Failed
 from mlx_provider.protocol.requests import GenerateRequest
-from mlx_provider.registry import PluginRegistry
 
 NOBODY = 2**30
 """A process id that no system gives."""
@@ -28,10 +27,9 @@ Command = Callable[..., Result]
 def command(local: Any, monkeypatch: pytest.MonkeyPatch) -> Command:
     """The command line on the folder of `local`; errors of ours are raised."""
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(local.folder))
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
 
     def run(*arguments: str) -> Result:
-        result = CliRunner().invoke(cli, ["engine", *arguments])
+        result = invoke("engine", *arguments)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import invoke
 from mlx_provider import __version__
-from mlx_provider.cli.app import build
 from mlx_provider.client.connection import Connections
 from mlx_provider.doctor import STATES, Subject, examine, model
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.registry import PluginRegistry
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    registry = PluginRegistry.discover()
-    result = CliRunner().invoke(build(registry), ["doctor", *arguments], obj=registry)
+    result = invoke("doctor", *arguments, plugins=None)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result.exit_code, result.stdout
 

@@ -9,18 +9,15 @@ from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from tiny import build
 
-HERE = Path(__file__).parent
 COMPUTE = """embedding_steps hidden_states kernels_in_use merged_memory mixed_batches
 prefix_restore prompt_logprobs rows_as_entries sharing speculation"""
 AGAIN = {f"test_{name}" for name in COMPUTE.split()}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Without a plugin's kernels, run only tests whose results are those of a model's functions."""
-    if config.getoption("--without-plugin"):
-        mine = [item for item in items if item.path.parent == HERE and item.path.stem not in AGAIN]
-        config.hook.pytest_deselected(items=mine)
-        items[:] = [item for item in items if item not in mine]
+    other = collection_path.stem.startswith("test_") and collection_path.stem not in AGAIN
+    return (other and bool(config.getoption("--without-plugin"))) or None
 
 
 @pytest.fixture(scope="session")

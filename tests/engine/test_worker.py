@@ -11,6 +11,7 @@ import pytest
 
 from mlx_provider.engine.worker import EngineWorker
 from mlx_provider.errors import BadRequest, EngineDied
+from mlx_provider.upstream.runtime import use_batch_policy
 
 
 class Catastrophe(BaseException):
@@ -45,12 +46,14 @@ def test_neither_its_thread_nor_mlx_threads_preempt_the_thread_that_wakes_them()
         mx.eval(mx.zeros(1) + 1)  # starts MLX's thread for the stream of this thread
         return [os.sched_getscheduler(each) for each in (0, *tasks() - before)]
 
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # tests have the other policy
     worker, _ = new_worker()
     found = worker.call(policies).result()
     worker.close()
     assert len(found) > 1
     assert set(found) == {os.SCHED_BATCH}
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    use_batch_policy()
 
 
 @pytest.mark.parametrize("error", [Catastrophe(), BadRequest("no")])

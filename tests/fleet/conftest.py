@@ -16,17 +16,14 @@ import pytest
 
 from .fleet_processes import ENGINES, KEY, Proxy, Redis, TcpEngine, written
 
-HERE = Path(__file__).parent
 LIMIT = 120.0
 """Seconds without a byte after which a request counts as stuck."""
 SYSTEM = {"role": "system", "content": "You are an agent that answers briefly. " * 40}
 StartFleet = Callable[..., "RunningFleet"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.fleet)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.fleet)
 
 
 @dataclass

@@ -13,14 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from command_line import invoke
 from mlx_provider.client.connection import Connections
 from mlx_provider.gateway.config import START
 from mlx_provider.gateway.engine import end_engine
 from mlx_provider.gateway.proxy import FOREIGN
-from mlx_provider.registry import PluginRegistry
 from ports import free_port
 from waiting import wait_for_proxy
 
@@ -61,9 +59,7 @@ def runtime() -> Iterator[Path]:
 def written(runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     """A proxy of `mlx-provider init demo`."""
     folder = tmp_path_factory.mktemp("written")
-    done = CliRunner().invoke(
-        build(PluginRegistry.discover()), ["init", "demo", "--folder", str(folder)]
-    )
+    done = invoke("init", "demo", "--folder", str(folder), plugins=None)
     assert done.exit_code == 0, done.output
     command = folder / "bin" / "litellm"
     command.parent.mkdir()

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from command_line import invoke
 from mlx_provider.gateway.config import AGENTS, START, Served, config_text, env_text, served_config
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.hub import folder_of
 
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def init(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(build(PluginRegistry.discover()), ["init", *arguments])
+    result = invoke("init", *arguments, plugins=None)
     error = f"{result.exception}" if result.exception else ""
     return result.exit_code, result.output + error
 

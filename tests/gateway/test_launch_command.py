@@ -1,6 +1,5 @@
 """`mlx-provider launch`, with clients that are stood in for, on a real proxy and engine."""
 
-import http.server
 import json
 import os
 import pty
@@ -16,10 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from local_server import serving
-from mlx_provider.cli.app import build
+from command_line import invoke
+from local_server import Handler, serving
 from mlx_provider.gateway import foreground, launch
 from mlx_provider.gateway.config import ANYTHING
 from mlx_provider.gateway.launch import Launch
@@ -39,8 +37,8 @@ def mlx_clients():
 """
 
 
-def invoke(*arguments: str, registry: PluginRegistry = OURS) -> tuple[int, str, str]:
-    result = CliRunner().invoke(build(registry), ["launch", *arguments], obj=registry)
+def run(*arguments: str, registry: PluginRegistry = OURS) -> tuple[int, str, str]:
+    result = invoke("launch", *arguments, plugins=registry)
     told = f"{result.exception}" if result.exception else ""
     return result.exit_code, result.stdout, result.stderr + told
 
@@ -111,7 +109,7 @@ def test_a_client_reaches_the_engine_itself(
     assert list((runtime / "launch").iterdir()) == []
 
 
-class Vendor(http.server.BaseHTTPRequestHandler):
+class Vendor(Handler):
     """Anthropic's API. Keeps the headers of each request."""
 
     def do_POST(self) -> None:
@@ -128,13 +126,7 @@ class Vendor(http.server.BaseHTTPRequestHandler):
                 "usage": {"input_tokens": 1, "output_tokens": 1},
             }
         ).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None: ...
+        self.answer(body, content_type="application/json")
 
 
 def test_a_real_launch_of_a_subagent_ends_with_its_client(
@@ -183,7 +175,7 @@ def test_a_real_launch_of_a_subagent_ends_with_its_client(
 
 
 def test_a_subagent_of_opencode_leaves_the_users_settings_in_place() -> None:
-    code, shown, told = invoke("opencode", "--model", "demo", "--as-subagent", "--print")
+    code, shown, told = run("opencode", "--model", "demo", "--as-subagent", "--print")
     assert code == 0, told
     assert "XDG_CONFIG_HOME=" not in shown
     assert "unset " not in shown
@@ -196,17 +188,17 @@ def test_a_subagent_of_opencode_leaves_the_users_settings_in_place() -> None:
 
 def test_a_client_without_subagents_is_named() -> None:
     for name in ("codex", "aider"):
-        code, shown, told = invoke(name, "--model", "demo", "--as-subagent", "--print")
+        code, shown, told = run(name, "--model", "demo", "--as-subagent", "--print")
         assert (code, shown) == (1, "")
         assert f"no agent of {OURS.clients[name].serves} can have" in told
-    code, _, told = invoke("claude", "--model", "demo", "--as-subagent", "--direct", "--print")
+    code, _, told = run("claude", "--model", "demo", "--as-subagent", "--direct", "--print")
     assert code == 2
     assert "leave out --direct" in told
 
 
 @pytest.mark.parametrize("name", OURS.clients)
 def test_print_shows_all_but_the_key_and_runs_nothing(name: str, tmp_path: Path) -> None:
-    code, shown, _ = invoke(name, "--model", "demo", "--print", "--", "-p", "two words")
+    code, shown, _ = run(name, "--model", "demo", "--print", "--", "-p", "two words")
     assert code == 0
     assert shown.splitlines()[-1].endswith("-p 'two words'")
     assert "sk-..." in shown
@@ -218,22 +210,22 @@ def test_a_client_that_is_not_installed_is_a_line_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, shown, told = invoke("claude", "--model", "demo")
+    code, shown, told = run("claude", "--model", "demo")
     assert (code, shown) == (1, "")
     assert told == "claude is not installed: npm install -g @anthropic-ai/claude-code"
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("claude", "24000"), ("codex", "20000")])
 def test_a_context_below_an_agents_first_prompt_is_told_at_once(name: str, tokens: str) -> None:
-    code, shown, told = invoke(name, "--model", "demo", "--context", tokens, "--print")
+    code, shown, told = run(name, "--model", "demo", "--context", tokens, "--print")
     assert (code, shown) == (1, "")
     assert f"{int(tokens):,} tokens is too small for C" in told
     assert "first request has about" in told
-    assert invoke(name, "--model", "demo", "--print")[0] == 0
+    assert run(name, "--model", "demo", "--print")[0] == 0
 
 
 def test_an_unknown_client_names_those_that_are_known() -> None:
-    code, _, told = invoke("cladue")
+    code, _, told = run("cladue")
     assert code == 1
     assert told.endswith("no client 'cladue' is known; did you mean 'claude'?")
     lines = told.splitlines()[: len(OURS.clients)]
@@ -245,7 +237,7 @@ def test_an_unknown_client_names_those_that_are_known() -> None:
 
 
 def test_without_a_name_the_clients_are_listed() -> None:
-    code, shown, told = invoke()
+    code, shown, told = run()
     assert (code, shown) == (2, "")
     assert [line.split()[0] for line in told.splitlines()[: len(OURS.clients)]] == [*OURS.clients]
 
@@ -261,7 +253,7 @@ def test_a_plugins_client_is_launched(
     name = install_plugin("mlx-provider-mine", source)
     registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},qwen3_vl"})
     seen = stand_in("claude")
-    assert invoke("mine", "--model", "demo", registry=registry)[0] == 7
+    assert run("mine", "--model", "demo", registry=registry)[0] == 7
     assert "Paris" in json.loads(seen.read_text())["answer"]
 
 
@@ -278,7 +270,7 @@ def test_a_plugins_mistake_is_named(install_plugin: Install, profile: str, error
     source = PLUGIN.replace("{profile}", profile)
     name = install_plugin("mlx-provider-mine", source)
     registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},qwen3_vl"})
-    code, _, told = invoke("mine", "--model", "demo", "--print", registry=registry)
+    code, _, told = run("mine", "--model", "demo", "--print", registry=registry)
     assert code == 1
     assert "client 'mine'" in told
     assert error in told

@@ -1,6 +1,5 @@
 """`mlx-provider up` and `down`: a gateway that stays."""
 
-import http.server
 import json
 import os
 import shutil
@@ -16,10 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from local_server import serving
-from mlx_provider.cli.app import build
+from command_line import invoke
+from local_server import Handler, serving
 from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.config import state_folder
 from mlx_provider.errors import EngineUnavailable
@@ -89,8 +87,8 @@ def stand_in_proxy(
         each.process.wait(300)
 
 
-def invoke(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(build(OURS), [*arguments], obj=OURS)
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = invoke(*arguments, plugins=OURS)
     told = f"{result.exception}" if result.exception else ""
     return result.exit_code, result.stdout, result.stderr + told
 
@@ -147,7 +145,7 @@ def test_up_stays_for_clients_of_both_apis_until_down(
     assert not impostor.exists()
     assert {mode(each) for each in kept.folder.iterdir()} == {0o600}
     assert key.encode() not in (kept.folder / "config.yaml").read_bytes()
-    code, _, told = invoke("down")
+    code, _, told = run("down")
     assert code == 0, told
     assert "engine  process" in told
     assert kept.running() is None
@@ -163,21 +161,21 @@ def test_a_second_up_tells_what_runs(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, tmp_path: Path
 ) -> None:
     port = stand_in_proxy()
-    code, shown, told = invoke("up", "demo", "--port", str(port))
+    code, shown, told = run("up", "demo", "--port", str(port))
     assert code == 0, told
     assert f"# model demo, context {SERVED.context:,}" in shown
     pid = holder(kept.lock)
     for again in (["up"], ["up", "demo"], ["up", "mlx/demo", "--port", str(port)]):
-        code, same, told = invoke(*again)
+        code, same, told = run(*again)
         assert (code, same) == (0, shown)
         assert f"runs    process {pid}, demo" in told
     for other in (["up", "demo-hybrid"], ["up", "--port", "1"], ["up", "--context", "300"]):
-        code, nothing, told = invoke(*other)
+        code, nothing, told = run(*other)
         assert (code, nothing) == (1, "")
         assert f"already serves demo (context {SERVED.context:,})" in told
         assert "mlx-provider down" in told
     assert holder(kept.lock) == pid
-    code, _, told = invoke("down")
+    code, _, told = run("down")
     assert code == 0
     assert f"process {pid} has ended" in told
     assert not is_held(kept.lock)
@@ -187,20 +185,20 @@ def test_a_second_up_tells_what_runs(
 def test_a_key_that_the_gateway_does_not_know_is_not_shown(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, change: Callable[[Path], None]
 ) -> None:
-    _, old, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    _, old, _ = run("up", "demo", "--port", str(stand_in_proxy()))
     change(kept.key_file)
-    code, shown, told = invoke("up")
+    code, shown, told = run("up")
     assert (code, shown) == (1, "")
     assert "`mlx-provider down`, then `mlx-provider up`" in told
-    invoke("down")
-    code, new, told = invoke("up")
+    run("down")
+    code, new, told = run("up")
     assert code == 0, told
     assert exported(new).keys() == exported(old).keys()
     assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
 
 
 def test_down_where_nothing_runs(kept: GatewayFiles) -> None:
-    code, shown, told = invoke("down")
+    code, shown, told = run("down")
     assert (code, shown) == (0, "")
     assert "none runs" in told
 
@@ -208,11 +206,11 @@ def test_down_where_nothing_runs(kept: GatewayFiles) -> None:
 def test_bare_mlx_provider_shows_what_up_serves(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles
 ) -> None:
-    assert "gateway does not run" in invoke()[1]
+    assert "gateway does not run" in run()[1]
     port = stand_in_proxy()
-    invoke("up", "demo", "--port", str(port))
+    run("up", "demo", "--port", str(port))
     context = f"{SERVED.context:,}"
-    assert f"gateway serves demo (context {context}) at http://127.0.0.1:{port}" in invoke()[1]
+    assert f"gateway serves demo (context {context}) at http://127.0.0.1:{port}" in run()[1]
 
 
 def test_down_ends_the_engine_of_an_up_that_was_interrupted(
@@ -229,7 +227,7 @@ def test_down_ends_the_engine_of_an_up_that_was_interrupted(
         process.communicate()
     assert kept.record() is None
     assert is_held(runtime / "cut" / "engine.lock")
-    assert "engine  process" in invoke("down")[2]
+    assert "engine  process" in run("down")[2]
     while is_held(runtime / "cut" / "engine.lock"):
         signal.sigtimedwait([], 0.05)
 
@@ -241,7 +239,7 @@ def test_down_ends_the_engine_of_a_proxy_that_was_killed(
         "mlx_provider.gateway.engine.end_when", lambda *_, **__: "process 7 has ended"
     )
     kept.write(Record(SERVED, 4100))
-    code, _, told = invoke("down")
+    code, _, told = run("down")
     assert code == 0
     assert "none runs" in told
     assert "engine  process 7 has ended" in told
@@ -250,14 +248,14 @@ def test_down_ends_the_engine_of_a_proxy_that_was_killed(
 def test_a_killed_proxy_leaves_nothing_in_the_way(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles
 ) -> None:
-    invoke("up", "demo", "--port", str(stand_in_proxy()))
+    run("up", "demo", "--port", str(stand_in_proxy()))
     running = kept.running()
     assert running is not None
     os.killpg(running.pid, signal.SIGKILL)
     while is_held(kept.lock):
         os.sched_yield()
     assert kept.running() is None
-    code, shown, told = invoke("up")
+    code, shown, told = run("up")
     assert code == 0, told
     assert f":{running.record.port}/v1" in shown
     assert holder(kept.lock) != str(running.pid)
@@ -268,7 +266,7 @@ def test_the_process_id_of_an_earlier_gateway_is_nobody(kept: GatewayFiles) -> N
     kept.write(Record(SERVED, 4100))
     kept.lock.write_text(f"{os.getpid()}\n")
     assert kept.running() is None
-    code, _, told = invoke("down")
+    code, _, told = run("down")
     assert (code, "none runs" in told) == (0, True)
 
 
@@ -300,11 +298,11 @@ def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
 
     def second(*arguments: object) -> bool:
         monkeypatch.setattr(standing, "start", real)
-        first.append(invoke(*command))
+        first.append(run(*command))
         return real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(standing, "start", second)
-    code, shown, told = invoke(*command)
+    code, shown, told = run(*command)
     assert first[0][0] == code == 0, told
     assert first[0][1] == shown
     assert "runs    process" in told
@@ -318,7 +316,7 @@ def test_a_port_of_somebody_else_is_named(
         port = other.getsockname()[1]
         for last in (None, Record(SERVED, 4100)):
             kept.write(last)
-            code, shown, told = invoke("up", "demo", "--port", str(port))
+            code, shown, told = run("up", "demo", "--port", str(port))
             assert (code, shown) == (1, "")
             assert f"port {port} on 127.0.0.1 is in use: choose another with --port" in told
             assert kept.running() is None
@@ -329,7 +327,7 @@ def test_a_proxy_that_does_not_answer_is_ended(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy, "COMMAND", (sys.executable, "-c", "import sys; sys.exit('no way')"))
-    code, _, told = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    code, _, told = run("up", "demo", "--port", str(stand_in_proxy()))
     assert code == 1
     assert "ended with exit code 1: no way" in told
     assert kept.running() is None
@@ -343,21 +341,19 @@ def test_sigterm_while_it_starts_leaves_no_proxy(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Proxy, "answer_once", told_to_end)
-    code, shown, _ = invoke("up", "demo", "--port", str(stand_in_proxy()))
+    code, shown, _ = run("up", "demo", "--port", str(stand_in_proxy()))
     assert (code, shown) == (128 + signal.SIGTERM, "")
     assert kept.running() is None
 
 
 def test_a_request_that_the_proxy_refuses_ends_it(kept: GatewayFiles) -> None:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Refusing(Handler):
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             self.send_error(503)
 
-        def log_message(self, format: str, *args: object) -> None: ...
-
     asked: list[dict[str, object]] = []
-    with serving(Handler) as server:
+    with serving(Refusing) as server:
         record = Record(SERVED, server.server_port)
         there = Proxy(None, record.url, "sk-x", kept.folder / "log")  # type: ignore[arg-type]
         with pytest.raises(EngineUnavailable, match="the proxy answers 503"):
@@ -413,7 +409,7 @@ def test_files_and_folder_with_wide_modes_are_closed(
     kept.folder.chmod(0o777)
     (kept.folder / "proxy.log").symlink_to(outside)
     port = str(stand_in_proxy())
-    code, _, told = invoke("up", "demo", "--port", port)
+    code, _, told = run("up", "demo", "--port", port)
     assert code == 0, told
     assert outside.read_text() == "mine"
     assert mode(kept.folder) == 0o700

@@ -1,14 +1,11 @@
 """What is known of a model before it is loaded, or downloaded; and which models are offered."""
 
-import http.server
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
-from local_server import serving
 from mlx_provider.errors import BadRequest, ModelNotFound, UnsupportedModel
 from mlx_provider.gateway.models import (
     LEAST_CONTEXT_TOKENS,
@@ -44,57 +41,16 @@ KV = 2 * 32 * 8 * 128 * 2
 WEIGHTS = 4 * GB
 COMMIT = "0" * 40
 FILES = {
-    "config.json": json.dumps(CONFIG),
-    "tokenizer_config.json": json.dumps({"chat_template": "{{ '<think>' }}"}),
+    "config.json": json.dumps(CONFIG).encode(),
+    "tokenizer_config.json": json.dumps({"chat_template": "{{ '<think>' }}"}).encode(),
 }
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A Hub on loopback that has `maker/model`; yields the paths it was asked for."""
-    asked: list[str] = []
-    sizes = {name: len(text) for name, text in FILES.items()} | {"model.safetensors": WEIGHTS}
-    about = {
-        "id": "maker/model",
-        "sha": COMMIT,
-        "siblings": [{"rfilename": name, "size": size} for name, size in sizes.items()],
-    }
-
-    tree = [
-        {"type": "file", "path": name, "size": size, "oid": COMMIT} for name, size in sizes.items()
-    ]
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            name = self.path.rpartition("/")[2]
-            known = "maker/model" in self.path
-            shown = tree if "/tree/" in self.path else about
-            body = FILES[name] if known and name in FILES else json.dumps(shown)
-            self.send_response(200 if known else 404)
-            self.send_header("content-length", str(len(body)))
-            self.send_header("etag", f'"{name}"')
-            self.send_header("x-repo-commit", COMMIT)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body.encode())
-
-        do_HEAD = do_GET
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    with serving(Handler) as server:
-        address = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            address + "/{repo_id}/resolve/{revision}/{filename}",
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-        yield asked
+@pytest.fixture(autouse=True)
+def model(hub: Any) -> None:
+    """The Hub has `maker/model`, without the bytes of its weights."""
+    hub.files["maker/model"] = FILES | {"model.safetensors": b""}
+    hub.sizes["model.safetensors"] = WEIGHTS
 
 
 def cached(root: Path, name: str, config: dict[str, object], weights: int) -> None:
@@ -108,9 +64,9 @@ def cached(root: Path, name: str, config: dict[str, object], weights: int) -> No
     (folder / "refs" / "main").write_text(COMMIT)
 
 
-def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
+def test_the_hub_is_asked_before_a_download(hub: Any) -> None:
     found = candidate("mlx/maker/model", REGISTRY, 16 * GB)
-    assert not [path for path in hub if path.endswith(".safetensors")]
+    assert not [path for path in hub.asked if path.endswith(".safetensors")]
     assert (found.weights, found.here, found.served.own_context) == (WEIGHTS, False, 262_144)
     room = int(0.9 * 16 * GB) - WEIGHTS
     assert found.served.context == room // KV // 256 * 256
@@ -123,7 +79,7 @@ def test_the_hub_is_asked_before_a_download(hub: list[str]) -> None:
         candidate("maker/other", REGISTRY, 16 * GB)
 
 
-def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path: Path) -> None:
+def test_the_best_model_that_is_here_and_fits_is_chosen(hub: Any, tmp_path: Path) -> None:
     assert choose(None, REGISTRY_WITH_DEMO, 16 * GB).served.model == "demo"
     cached(tmp_path, "maker/small", CONFIG, GB)
     cached(tmp_path, "maker/large", CONFIG, 4 * GB)
@@ -133,13 +89,13 @@ def test_the_best_model_that_is_here_and_fits_is_chosen(hub: list[str], tmp_path
     here = candidates_here(REGISTRY, 16 * GB)
     assert [each.served.model for each in here] == ["maker/large", "maker/small"]
     assert choose(None, REGISTRY, 16 * GB, 20_000).served.context == 20_000
-    assert hub == []
+    assert hub.asked == []
 
 
 REGISTRY_WITH_DEMO = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})
 
 
-def test_what_does_not_fit_is_told_with_figures(hub: list[str]) -> None:
+def test_what_does_not_fit_is_told_with_figures(hub: Any) -> None:
     found = candidate("maker/model", REGISTRY, 6 * GB)
     assert 0 < found.served.context < LEAST_CONTEXT_TOKENS
     with pytest.raises(BadRequest, match=r"4\.0 GB of weights leave room for a context of \d"):

@@ -1,14 +1,11 @@
 """Where a model is found, and what is said when it is not."""
 
-import http.server
-import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from local_server import serving
 from mlx_provider.errors import BadRequest, ModelNotFound
 from mlx_provider.serving.hub import (
     Outline,
@@ -19,9 +16,7 @@ from mlx_provider.serving.hub import (
     outline,
 )
 
-KNOWN: dict[str, object] = {}
-"""What the Hub on loopback answers, by path."""
-BUSY = {"error": "busy"}
+CONFIG = '{"model_type": "llama"}'
 
 
 @pytest.fixture
@@ -38,30 +33,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(root))
     monkeypatch.setenv("HF_HUB_CACHE", str(root))
     return root
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A Hub on loopback that knows no repository; yields the paths it was asked for."""
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            answer = KNOWN.get(self.path, {"error": "Repository not found"})
-            body = json.dumps(answer).encode()
-            busy = answer is BUSY
-            self.send_response(503 if busy else 200 if self.path in KNOWN else 404)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    with serving(Handler) as server:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        yield asked
 
 
 def test_demo_is_shipped() -> None:
@@ -98,10 +69,10 @@ def test_a_hub_out_of_reach_is_told_at_once(cache: Path, monkeypatch: pytest.Mon
         folder_of("maker/large")
 
 
-def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: list[str]) -> None:
+def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: Any) -> None:
     with pytest.raises(ModelNotFound, match=r"no repository maker/large.*HF_TOKEN"):
         folder_of("maker/large")
-    assert hub == ["/api/models/maker/large/revision/main?blobs=true"]
+    assert hub.asked == ["GET /api/models/maker/large/revision/main?blobs=true"]
 
 
 @pytest.mark.parametrize(
@@ -126,37 +97,25 @@ def test_a_full_name_is_found_from_any_folder(
         assert full_name(f"mlx/{name}") == name
 
 
-def test_what_is_here_is_found_without_a_download(cache: Path, hub: list[str]) -> None:
+def test_what_is_here_is_found_without_a_download(cache: Path, hub: Any) -> None:
     assert local_folder("maker/small") == folder_of("maker/small")
     assert local_folder("maker/away") is None
-    assert hub == []
+    assert hub.asked == []
 
 
 def test_an_outline_is_read_before_a_download(
-    cache: Path, hub: list[str], monkeypatch: pytest.MonkeyPatch
+    cache: Path, hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelNotFound, match="no repository maker/away"):
         outline("maker/away")
-    known = {
-        "/api/models/maker/away/revision/main?blobs=true": {
-            "siblings": [
-                {"rfilename": "model-1.safetensors", "size": 5},
-                {"rfilename": "model-2.safetensors", "size": 6},
-                {"rfilename": "consolidated.safetensors", "size": 11},
-                {"rfilename": "tokenizer.json", "size": 3},
-            ]
-        },
-        "/maker/away/resolve/main/config.json": {"model_type": "llama"},
-    }
-    KNOWN.update(known)
+    sizes = {"model-1": 5, "model-2": 6, "consolidated": 11}
+    files = {f"{name}.safetensors": b"0" * size for name, size in sizes.items()}
+    hub.files["maker/away"] = files | {"tokenizer.json": b"{}", "config.json": CONFIG.encode()}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    try:
-        assert outline("maker/away") == Outline({"model_type": "llama"}, 11)
-        KNOWN["/maker/away/resolve/main/config.json"] = BUSY
-        with pytest.raises(ModelNotFound, match="the Hub answers 503 for maker/away"):
-            outline("maker/away")
-    finally:
-        KNOWN.clear()
+    assert outline("maker/away") == Outline({"model_type": "llama"}, 11)
+    hub.busy = {"config.json"}
+    with pytest.raises(ModelNotFound, match="the Hub answers 503 for maker/away"):
+        outline("maker/away")
     assert not (cache / "models--maker--away").exists()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE"):

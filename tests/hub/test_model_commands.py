@@ -1,20 +1,14 @@
 """`mlx-provider pull`, `list` and `rm`, with a Hub on loopback and huggingface_hub's own cache."""
 
-import hashlib
-import http.server
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
-from huggingface_hub import constants
-from typer.testing import CliRunner
 
-from local_server import serving
-from mlx_provider.cli.app import build
+from command_line import invoke, told
 from mlx_provider.errors import BadRequest
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.hub import (
     OnDisk,
     folder_of,
@@ -25,72 +19,15 @@ from mlx_provider.serving.hub import (
     remove,
 )
 
-OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text"})
 CONFIG = json.dumps({"model_type": "llama"}).encode()
 SHARDS = ["model-1.safetensors", "model-2.safetensors"]
 INDEX = json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}).encode()
 NAME = "maker/model"
 
 
-class Hub:
-    """What it has, by repository; `lost` are files that break off in the middle."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, dict[str, bytes]] = {}
-        self.lost: set[str] = set()
-        self.asked: list[str] = []
-        self.url = ""
-
-    def commit(self, repo: str) -> str:
-        return hashlib.sha1(repr(self.files[repo]).encode()).hexdigest()
-
-    def about(self, repo: str) -> dict[str, object]:
-        siblings = [{"rfilename": n, "size": len(c)} for n, c in self.files[repo].items()]
-        return {"id": repo, "sha": self.commit(repo), "siblings": siblings}
-
-    def tree(self, repo: str) -> list[dict[str, object]]:
-        return [
-            {"type": "file", "path": name, "size": len(content), "oid": _digest(content)}
-            for name, content in self.files[repo].items()
-        ]
-
-    def has(self, path: str) -> str | None:
-        return next((repo for repo in self.files if f"{repo}/" in f"{path}/"), None)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
-
-
-def handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            hub.asked.append(f"{self.command} {path}")
-            repo, name = hub.has(path), path.rpartition("/")[2]
-            if repo is None or ("/resolve/" in path and name not in hub.files[repo]):
-                self.send_error(404)
-                return
-            shown = hub.tree(repo) if "/tree/" in path else hub.about(repo)
-            body = hub.files[repo][name] if "/resolve/" in path else json.dumps(shown).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.send_header("etag", f'"{_digest(body)}"')
-            self.send_header("x-repo-commit", hub.commit(repo))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body[: len(body) // 2] if name in hub.lost else body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    return Handler
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    hub = Hub()
+@pytest.fixture(autouse=True)
+def model(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     hub.files[NAME] = {
         "config.json": CONFIG,
         "model.safetensors.index.json": INDEX,
@@ -98,17 +35,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         SHARDS[1]: b"2" * 2000,
         "model.gguf": b"3",
     }
-    with serving(handler(hub)) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        cache = str(tmp_path / "hub")
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
-        monkeypatch.setenv("HF_HUB_CACHE", cache)
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setenv("HOME", str(tmp_path))
-        yield hub
 
 
 def fetches(asked: str, file: str) -> bool:
@@ -116,15 +42,15 @@ def fetches(asked: str, file: str) -> bool:
 
 
 def pull(name: str = NAME) -> Result:
-    return CliRunner().invoke(build(OURS), ["pull", name], obj=OURS)
+    return invoke("pull", name, plugins="text")
 
 
-def invoke(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(build(OURS), [*arguments], obj=OURS, env={"COLUMNS": "200"})
-    return result.exit_code, result.stdout + (str(result.exception) if result.exception else "")
+def run(*arguments: str) -> tuple[int, str]:
+    result = invoke(*arguments, plugins="text", env={"COLUMNS": "200"})
+    return result.exit_code, told(result)
 
 
-def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_pulled_listed_and_removed(hub: Any, tmp_path: Path) -> None:
     done = pull()
     assert done.exit_code == 0, done.output
     assert "maker/model: 0.0 MB of weights in" in done.stdout
@@ -141,16 +67,16 @@ def test_a_model_is_pulled_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
     assert not [each for each in hub.asked if fetches(each, SHARDS[0])]  # it has that
     assert local_folder(NAME) != first
     assert models_on_disk() == [OnDisk(NAME, size + 5000)]
-    code, told = invoke("list")
+    code, told = run("list")
     (line, total) = told.splitlines()
     assert (code, line.split()) == (0, [NAME, "0.0", "MB", "family", "text"])
     assert total.endswith(f"the Hub cache is {tmp_path}/hub")
-    assert invoke("rm", NAME) == (0, f"{NAME} is removed, 0.0 MB\n")
+    assert run("rm", NAME) == (0, f"{NAME} is removed, 0.0 MB\n")
     assert models_on_disk() == []
     assert not (tmp_path / "hub" / "models--maker--model").exists()
 
 
-def test_an_interrupted_download_is_told_and_goes_on(hub: Hub) -> None:
+def test_an_interrupted_download_is_told_and_goes_on(hub: Any) -> None:
     hub.lost = {SHARDS[1]}
     done = pull()
     assert done.exit_code == 1
@@ -164,7 +90,7 @@ def test_an_interrupted_download_is_told_and_goes_on(hub: Hub) -> None:
     assert found.fault == ""
 
 
-def test_a_download_that_has_only_begun_can_be_removed(hub: Hub, tmp_path: Path) -> None:
+def test_a_download_that_has_only_begun_can_be_removed(hub: Any, tmp_path: Path) -> None:
     blobs = tmp_path / "hub" / "models--maker--begun" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / "x.incomplete").write_bytes(b"0" * 70)
@@ -176,7 +102,7 @@ def test_a_download_that_has_only_begun_can_be_removed(hub: Hub, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["maker/model-7B-Q4_K_M-GGUF", "maker/model-7B-GGUF"])
-def test_gguf_is_named_before_anything_is_fetched(hub: Hub, name: str) -> None:
+def test_gguf_is_named_before_anything_is_fetched(hub: Any, name: str) -> None:
     hub.files[name] = {"model-q4.gguf": b"0" * 10, "README.md": b""}
     remedy = "GGUF is not served: take an MLX version, such as mlx-community/model-7B-4bit"
     done = pull(name)
@@ -208,7 +134,7 @@ def test_the_name_of_an_mlx_version_is_guessed(name: str, base: str) -> None:
     assert not_gguf(name).endswith(f"mlx-community/{base}-4bit")
 
 
-def test_what_nobody_serves_is_not_fetched(hub: Hub) -> None:
+def test_what_nobody_serves_is_not_fetched(hub: Any) -> None:
     hub.files[NAME]["config.json"] = b'{"model_type": "nobody"}'
     done = pull()
     assert done.exit_code == 1
@@ -217,14 +143,14 @@ def test_what_nobody_serves_is_not_fetched(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "/folder", "maker/away", "maker/model@main", "../hub"])
-def test_what_is_not_in_the_cache_is_not_removed(hub: Hub, name: str) -> None:
-    code, told = invoke("rm", name)
+def test_what_is_not_in_the_cache_is_not_removed(hub: Any, name: str) -> None:
+    code, told = run("rm", name)
     assert code == 1
     assert f"{name} is not in the Hub cache; on this machine: none" in told
 
 
 @pytest.mark.parametrize("name", ["demo", "/folder", "~/folder", "a/b/c"])
-def test_what_is_no_repository_is_refused(hub: Hub, name: str) -> None:
-    code, told = invoke("pull", name)
+def test_what_is_no_repository_is_refused(hub: Any, name: str) -> None:
+    code, told = run("pull", name)
     assert (code, "not a repository" in told) == (1, True), told
     assert hub.asked == []

@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import litellm
 import pytest
@@ -18,15 +17,11 @@ from mlx_provider.protocol.events import Accepted, Delta, Done, Event, Finish, T
 from mlx_provider.protocol.requests import GenerateRequest
 from waiting import PATIENCE
 
-HERE = Path(__file__).parent
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """LiteLLM's own deprecations are not ours to fix; leaks and lost coroutines stay errors."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+    item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
+    item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
 
 
 TIMINGS = Timings(queued=0.0, prefill=0.1, first_token=0.1, total=0.2, tokens_per_second=42.0)

@@ -29,10 +29,8 @@ HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
 
 
 class ScriptedEngine:

@@ -6,8 +6,6 @@ import signal
 import openai
 import pytest
 
-from mlx_provider.config import runtime
-
 LONG = {"max_tokens": 30_000, "min_tokens": 20_000}
 """Text that no test awaits, whatever the model would like to say."""
 
@@ -40,24 +38,6 @@ def test_a_prompt_beyond_the_context(raw, own_engine, stream):
     assert reply.status_code == 400, "also for a stream: nothing was sent yet"
     assert "ContextWindowExceededError" in reply.text
     assert "Traceback" not in reply.text
-
-
-def cancelled():
-    """Requests that the engine's log calls cancelled."""
-    return runtime().log.read_text().count(": cancelled;")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_leaving_ends_the_request(raw, own_engine, leave, wait_until, stream):
-    before = cancelled()
-    body = {**say("Tell me a story."), **LONG, "stream": stream}
-    if stream:
-        with raw.stream("POST", "/v1/chat/completions", json=body) as events:
-            next(events.iter_lines())
-    else:
-        leave("/v1/chat/completions", body, lambda: own_engine.health().running)
-    wait_until(lambda: cancelled() > before)
-    wait_until(lambda: own_engine.health().running == 0)
 
 
 def test_a_killed_engine(client, own_engine):

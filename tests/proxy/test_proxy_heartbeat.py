@@ -52,11 +52,9 @@ def test_messages_have_pings(engine, claude, raw):
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 def test_whoever_leaves_in_silence_ends_the_request(engine, raw, path):
-    body = {"model": "scripted", "stream": True, "max_tokens": 99}
-    body |= {"input": "slow"} if path == "responses" else {"messages": said("silent slow")}
-    if path == "responses":
-        body["input"] = "silent slow"
-        del body["max_tokens"]
+    asked = {"messages": said("silent slow"), "max_tokens": 99}
+    body = {"input": "silent slow"} if path == "responses" else asked
+    body |= {"model": "scripted", "stream": True}
     with raw.stream("POST", f"/v1/{path}", json=body) as reply:
         next(reply.iter_lines())
     engine.wait_for(lambda seen: len(seen["cancelled"]) == 1)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from command_line import invoke
 from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.scaffold import KINDS
@@ -37,8 +36,7 @@ def make(option: str, name: str, folder: Path) -> str:
 
 
 def run(*arguments: str, registry: PluginRegistry | None = None) -> str:
-    known = registry or PluginRegistry.discover({})
-    result = CliRunner().invoke(build(known), arguments, obj=known)
+    result = invoke(*arguments, plugins=registry)
     if result.exception is not None:
         raise result.exception
     return result.stdout

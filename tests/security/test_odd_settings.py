@@ -4,17 +4,14 @@ import dataclasses
 import math
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from mlx_provider.cli.app import build
+from command_line import invoke
 from mlx_provider.config import SETTING_NAMES, EngineSettings, engine_settings, parse_bytes
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import sampling_defaults
 from mlx_provider.litellm.model_info import operator_options
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.records import SamplingDefaults
-from mlx_provider.registry import PluginRegistry
 
 NUMBERS = [
     field.name.upper()
@@ -89,11 +86,6 @@ def test_a_files_default_that_no_request_could_ask_for_is_left_out(value):
         SamplingDefaults(None, None, None, None, None),
         SamplingDefaults(1.0, None, -1, None, None),
     )
-
-
-def invoke(*arguments: str) -> Result:
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}))
-    return CliRunner().invoke(cli, [*arguments])
 
 
 @pytest.mark.parametrize(

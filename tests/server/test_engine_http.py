@@ -78,7 +78,8 @@ def test_an_unforeseen_error_shows_no_traceback(engine: Any) -> None:
 def test_state_endpoints(engine: Any) -> None:
     health = engine.http.get("/health")
     assert health.status_code == 200
-    assert health.json()["pid"] == engine.process.pid
+    for state in (health, engine.http.get("/v1/stats")):
+        assert state.json()["pid"] == engine.process.pid
     assert health.json()["blas"]
     assert health.json()["blas"] in engine.line
     models = engine.http.get("/v1/models").json()

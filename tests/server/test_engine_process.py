@@ -70,13 +70,17 @@ def test_a_folder_open_to_others_is_refused(spawn: Spawn) -> None:
 def test_tcp_needs_the_key_when_one_is_set(spawn: Spawn) -> None:
     engine = spawn("--port", "0", MLX_PROVIDER_API_KEY="secret")
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-        for path in ("/health", "/metrics", "/v1/models", "/v1/attach"):
+        for path in ("/health", "/metrics", "/v1/models", "/v1/attach", "/v1/stats"):
             response = engine.http.get(path, headers=headers)
             assert response.status_code == 401, path
             assert response.json()["error"]["code"] == "unauthorized"
         assert engine.http.post("/v1/generate", headers=headers).status_code == 401
         assert engine.http.delete("/cache", headers=headers).status_code == 401
-    assert engine.http.get("/health", headers={"authorization": "Bearer secret"}).is_success
+    key = {"authorization": "Bearer secret"}
+    for path in ("/health", "/v1/stats"):
+        assert engine.http.get(path, headers=key).is_success
+        page = {**key, "origin": "http://elsewhere"}
+        assert engine.http.get(path, headers=page).status_code == 403
 
 
 def test_port_in_use_is_one_line_that_names_the_port(spawn: Spawn) -> None:

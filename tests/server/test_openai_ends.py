@@ -44,6 +44,20 @@ def ask(engine: Any, prompt: Any, path: str = PATH, **more: Any) -> Any:
     return engine.http.post(path, json=body_of(path, prompt, **more))
 
 
+async def ask_app(app: EngineApp, path: str, prompt: str, send: Callable[..., Any]) -> None:
+    """A stream of an engine in this process, whose client stays."""
+    unread = [json.dumps(body_of(path, prompt, stream=True)).encode()]
+
+    async def receive() -> dict[str, Any]:
+        if unread:
+            return {"type": "http.request", "body": unread.pop()}
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    await app.asgi({**scope, "query_string": b"", "headers": []}, receive, send)
+
+
 def last_data(text: str) -> Any:
     return json.loads(text.rpartition("data: ")[2])
 
@@ -232,16 +246,7 @@ async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
 ) -> None:
     """Its buffer is full for longer than the silence after which heartbeats are sent."""
     monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
-    app = EngineApp(fake_service(EngineSettings()))
-    body, sent = body_of(PATH, "count 2 0", stream=True), list[bool]()
-
-    async def receive() -> dict[str, Any]:
-        nonlocal body
-        if body:
-            body, given = {}, body
-            return {"type": "http.request", "body": json.dumps(given).encode()}
-        await anyio.sleep_forever()
-        raise AssertionError
+    sent = list[bool]()
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] != "http.response.body":
@@ -251,8 +256,7 @@ async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
         assert message["body"] != COMMENT or not sent
         sent.append(message["more_body"])
 
-    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode()}
-    await app.asgi({**scope, "query_string": b"", "headers": []}, receive, send)
+    await ask_app(EngineApp(fake_service(EngineSettings())), PATH, "count 2 0", send)
     assert sent[-1] is False
 
 

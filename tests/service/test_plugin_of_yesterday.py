@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import invoke
 from mlx_provider import hookspecs
-from mlx_provider.cli.app import build
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 
@@ -66,6 +65,6 @@ def test_a_plugin_of_an_older_api_serves_and_is_called_as_promised(
     then = Counter(each for each, _ in calls) - first
     assert then.keys() <= {"parse", "propose"}, "a loaded model asks for nothing else again"
 
-    result = CliRunner().invoke(build(registry), ["yesterday", "you"], obj=registry)
+    result = invoke("yesterday", "you", plugins=registry)
     assert result.stdout == "hello you\n"
     assert Counter(each for each, _ in calls)["mlx_register_commands"] == 1

@@ -16,13 +16,10 @@ from mlx_provider.gateway.proxy import Proxy, master_key, start_proxy
 from ports import free_port
 
 StartProxy = Callable[..., Proxy]
-HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.soak)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(scope="module")

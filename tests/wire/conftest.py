@@ -25,15 +25,12 @@ run_process({"body_bytes": 4 * 2**20})
 """
 SERVER = (sys.executable, "-P", "-c", PROGRAM, "--port", "0")
 KEY, ALICE, BOB = "the-key", "key-of-alice-1234", "key-of-bob-123456"
-HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """LiteLLM's own deprecations are not ours to fix."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+    item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
+    item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
 
 
 @dataclass(frozen=True)
