@@ -44,20 +44,6 @@ def ask(engine: Any, prompt: Any, path: str = PATH, **more: Any) -> Any:
     return engine.http.post(path, json=body_of(path, prompt, **more))
 
 
-async def ask_app(app: EngineApp, path: str, prompt: str, send: Callable[..., Any]) -> None:
-    """A stream of an engine in this process, whose client stays."""
-    unread = [json.dumps(body_of(path, prompt, stream=True)).encode()]
-
-    async def receive() -> dict[str, Any]:
-        if unread:
-            return {"type": "http.request", "body": unread.pop()}
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
-    await app.asgi({**scope, "query_string": b"", "headers": []}, receive, send)
-
-
 def last_data(text: str) -> Any:
     return json.loads(text.rpartition("data: ")[2])
 
@@ -143,7 +129,7 @@ class Exchange:
     async def run(self, service: Any) -> "Exchange":
         scope = {"type": "http", "method": "POST", "path": self.path, "headers": []}
         more = {"raw_path": self.path.encode(), "query_string": b""}
-        await EngineApp(service).asgi(scope | more, self._receive, self._send)
+        await EngineApp(service).asgi(scope | more, self._receive, self.send)
         return self
 
     async def _receive(self) -> dict[str, Any]:
@@ -153,7 +139,7 @@ class Exchange:
         await self.left.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.statuses.append(message["status"])
         self.said += message.get("body", b"")
@@ -256,7 +242,9 @@ async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
         assert message["body"] != COMMENT or not sent
         sent.append(message["more_body"])
 
-    await ask_app(EngineApp(fake_service(EngineSettings())), PATH, "count 2 0", send)
+    exchange = Exchange(PATH, "count 2 0", stream=True)
+    exchange.send = send
+    await exchange.run(fake_service(EngineSettings()))
     assert sent[-1] is False
 
 
