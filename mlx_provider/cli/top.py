@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import EngineUnavailable
-from ..isolation import printable
+from ..logs import printable
 from .engine import ApiBase, ApiKeyFile, AsJson, running_engine
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
-from ..isolation import Fault, Trace, attempt
+from ..isolation import Fault, attempt
+from ..logs import Trace
 from ..records import (
     Client,
     Drafter,
@@ -157,7 +158,7 @@ class PluginRegistry:
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
-        if not plugin.ours:
+        if not plugin.built_in:
             self._digests[plugin.key] = digest(entry_point)
         found = attempt(lambda: self._admit(plugin, load(entry_point)))
         if isinstance(found, Fault):

@@ -89,7 +89,7 @@ class EngineBuilder:
         if not isinstance(built, Fault):
             weights.started = built
             return
-        if options.dtype in NOT_EVERYWHERE and not built.ours:
+        if options.dtype in NOT_EVERYWHERE and not built.deliberate:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
             raise wrong_option("dtype", f"{remedy} ({built.summary})")
         raise load_error(

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 def stranger_of(plugin: Plugin) -> str:
     """Name and version. Empty for a built-in one."""
-    return "" if plugin.ours else str(plugin)
+    return "" if plugin.built_in else str(plugin)
 
 
 def load_error(
@@ -88,7 +88,7 @@ def load_error(
     found = fault.origin  # the fault may be in a drafter or kernels of another plugin
     where = "" if found is None else f", {found.called} failed"
     message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
-    at_fault = stranger if found is None or found.ours else found.plugin
+    at_fault = stranger if found is None or found.built_in else found.plugin
     if at_fault and fault.lasting:
         return PluginError(f"plugin {at_fault}: {message}; {LOG_HINT}")
     if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json

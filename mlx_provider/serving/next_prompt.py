@@ -195,5 +195,5 @@ def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
 
 
 def _log_fault(turn: Turn, fault: Fault) -> None:
-    if not fault.ours:  # else the template refuses it, it is too long, or the model is gone
+    if not fault.deliberate:  # else the template refuses it, it is too long, or the model is gone
         log.error("the prompt after request %s is not rendered\n%s", turn.wire.id, fault.trace)

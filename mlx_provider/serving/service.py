@@ -29,7 +29,8 @@ from ..errors import (
     RequestFailed,
     for_another,
 )
-from ..isolation import Fault, Trace, attempt
+from ..isolation import Fault, attempt
+from ..logs import Trace
 from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Health, PluginStatus, Stats
@@ -343,10 +344,10 @@ def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
     """Also wraps errors of a template, parser or grammar."""
     summary = fault.of_request("its preparation")
     log.log(
-        logging.INFO if fault.ours else logging.ERROR,
+        logging.INFO if fault.deliberate else logging.ERROR,
         "request %s of %.200s refused: %s %s: %.2000s%s",
         request.id, request.model, summary.status, summary.code, summary.message,
-        "" if fault.ours else Trace(f"\n{fault.trace}"),
+        "" if fault.deliberate else Trace(f"\n{fault.trace}"),
     )  # fmt: skip
     return summary
 

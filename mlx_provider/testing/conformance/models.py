@@ -161,7 +161,7 @@ def _check_types(what: str, run_it: Callable[[], object], *, must: bool = False)
         demand(not must, f"{what} raises nothing")
         return
     summary = f"{what} raises no error of mlx_provider.errors: {found.summary}"
-    demand(found.ours, summary)
+    demand(found.deliberate, summary)
 
 
 def chunked_prefill(of: Specimen) -> None:
