@@ -172,7 +172,7 @@ class Whole(_Message, api.Whole):
         return message | {"content": content}
 
 
-def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+def _read_message(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     params = Parameters(body)
     reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
     if thinking.get("display") is not None:
@@ -183,10 +183,10 @@ def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     return ParsedRequest([request], make, names)
 
 
-def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+def _read_count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     request, names = message_request(body, sender, counted=True)
     return ParsedRequest([request], partial(Whole, wanted=None), names)
 
 
-GENERATE: Mapping[str, Read] = {"/v1/messages": _messages}
-ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/messages/count_tokens": _count}
+GENERATE: Mapping[str, Read] = {"/v1/messages": _read_message}
+ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/messages/count_tokens": _read_count}

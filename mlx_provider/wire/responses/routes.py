@@ -333,7 +333,7 @@ def response_request(
     messages, places = messages_of(body.get("input"), instructions)
     if not messages:
         raise wrong_part("input", "must hold at least one item")
-    fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
+    fields = {**sender, "tool_grammars": tools.grammars}
     names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
     with names.naming():
         (request,) = generate_requests(params, fields, messages)
@@ -363,7 +363,7 @@ def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
 
 
-def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     streamed = Parameters(body).flag("stream")
     request, names, tools = response_request(body, sender)
     echo = echo_of(body)
@@ -378,5 +378,5 @@ def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     return ParsedRequest([request], reply, names, refusal=refusal if streamed else None)
 
 
-GENERATE: Mapping[str, Read] = {"/v1/responses": _respond}
-ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _respond}
+GENERATE: Mapping[str, Read] = {"/v1/responses": _read_response}
+ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _read_response}
