@@ -75,7 +75,7 @@ class Laboratory:
     def folder(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
-    def written(self, write: Callable[[Path], object]) -> Path:
+    def write_folder(self, write: Callable[[Path], object]) -> Path:
         folder = self.folder()
         write(folder)
         return folder

@@ -312,7 +312,7 @@ def cases_of(families: Iterable[ModelFamily], lab: Laboratory) -> Iterator[Case]
         subject = f"model family {family.name}"
         writers = lab.builders(family.name)
         folders: dict[str, Callable[[], Path]] = {
-            label: cache(partial(lab.written, write)) for label, write in writers.items()
+            label: cache(partial(lab.write_folder, write)) for label, write in writers.items()
         }
         for demo in (DEMO, HYBRID) if not writers else ():
             if family.matches(json.loads((demo / "config.json").read_text("utf-8"))):
