@@ -33,7 +33,7 @@ class TextLogprobs(types.ChoiceLogprobs):
 class OurLogprobs(types.ChoiceLogprobs):
     """Marks log-probabilities made here, so that `patches` copies only these."""
 
-    ours: ClassVar[bool] = True
+    made_here: ClassVar[bool] = True
 
 
 class TextFinish(types.ModelResponseStream):
@@ -49,14 +49,7 @@ class ChunkStream:
     contains nothing else. The finish of choice 0 ends the stream, so it comes last. The finish of
     another choice is the second entry beside an empty choice 0."""
 
-    def __init__(
-        self,
-        reply_id: str,
-        model: str,
-        created: int,
-        *,
-        text: bool = False,
-    ) -> None:
+    def __init__(self, reply_id: str, model: str, created: int, *, text: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{reply_id}", "created": created, "model": model}
         self._text = text
         self._choices = ChunkChoices(text=text)
