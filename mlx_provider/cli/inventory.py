@@ -26,7 +26,7 @@ LABEL_WIDTH = 18
 
 def pull(context: typer.Context, model: Repository) -> None:
     """Download or update a model in the Hub cache. Continues an interrupted download."""
-    from ..gateway.models import size
+    from ..gateway.models import format_size
     from ..serving.hub import checkpoint, download, is_repository
 
     model = model.removeprefix("mlx/")
@@ -35,13 +35,13 @@ def pull(context: typer.Context, model: Repository) -> None:
     registry = PluginRegistry.of(context)
     registry.family_for(checkpoint(model).config)  # raises before gigabytes are downloaded
     folder = download(model)
-    typer.echo(f"{model}: {size(checkpoint(model).weight_bytes)} of weights in {folder}")
+    typer.echo(f"{model}: {format_size(checkpoint(model).weight_bytes)} of weights in {folder}")
     typer.echo(f"serve it: mlx-provider up {model}")
 
 
 def show_models(context: typer.Context) -> None:
     """List the models in the Hub cache, with their sizes."""
-    from ..gateway.models import size
+    from ..gateway.models import format_size
     from ..serving.hub import cache_root, checkpoint, models_on_disk
 
     registry = PluginRegistry.of(context)
@@ -58,18 +58,18 @@ def show_models(context: typer.Context) -> None:
             state = f"family {family.name}" if family else state
         except MLXProviderError as error:
             state = error.message
-        table.add_row(Text(each.name, overflow="fold"), Text(size(each.size)), Text(state))
+        table.add_row(Text(each.name, overflow="fold"), Text(format_size(each.size)), Text(state))
     Console(highlight=False).print(table)
-    typer.echo(f"{size(sum(each.size for each in found))}; the Hub cache is {cache_root()}")
+    typer.echo(f"{format_size(sum(each.size for each in found))}; the Hub cache is {cache_root()}")
 
 
 def rm(model: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")]) -> None:
     """Remove a model from the Hub cache."""
-    from ..gateway.models import size
+    from ..gateway.models import format_size
     from ..serving.hub import remove
 
     model = model.removeprefix("mlx/")
-    typer.echo(f"{model} is removed, {size(remove(model))}")
+    typer.echo(f"{model} is removed, {format_size(remove(model))}")
 
 
 def doctor(

@@ -15,7 +15,7 @@ from ..client.runtime_folder import check_folder, differences, holder, identity,
 from ..config import PREFIX, SETTING_NAMES
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
-from ..gateway.models import size
+from ..gateway.models import format_size
 from ..protocol.health import Health
 from ..protocol.requests import OperatorOptions
 from ..registry.discovery import SELECTION
@@ -45,7 +45,7 @@ Fields = Mapping[str, Any]
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
     limit = memory_limit(subject.settings.memory_limit)
-    summary = f"models and requests may take {size(limit)}"
+    summary = f"models and requests may take {format_size(limit)}"
     problem = f"{summary}: few useful models fit" if limit < LEAST_BYTES else ""
     remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
     yield Finding.of("memory.limit", problem, summary, remedy, "warn")
@@ -83,7 +83,9 @@ def check_runtime_folder(subject: Subject) -> Iterator[Finding]:
         if check_folder(subject.runtime):
             summary = f"{folder} is this user's alone"
         if (free := _free(folder)) < LOG_BYTES:
-            problem = f"{folder}: only {size(free)} are free for sockets and the engine's log"
+            problem = (
+                f"{folder}: only {format_size(free)} are free for sockets and the engine's log"
+            )
     except EngineUnavailable as error:  # `check_folder` ends its messages with a remedy
         problem, _, remedy = error.message.rpartition(": ")
     yield Finding.of("runtime.folder", problem, summary, remedy)
@@ -100,7 +102,8 @@ def check_disk_tier(subject: Subject) -> Iterator[Finding]:
         yield Finding(name, "fail", f"no prefixes are kept in {folder}: {what}", remedy)
     else:
         free, used, most = _free(folder), bytes_on_disk(folder), disk_limit(folder, wanted)
-        summary = f"{folder}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
+        sizes = f"prefixes take {format_size(used)} of {format_size(most)}"
+        summary = f"{folder}: {sizes}, {format_size(free)} are free"
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
         full = summary if free < max(most - used, SPARE_BYTES) else ""
         yield Finding.of(name, full, summary, remedy, "warn")
@@ -115,8 +118,10 @@ def check_download(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.models", "warn", summary, remedy)
         return
     needed = LEAST_BYTES if subject.model is None else subject.checkpoint.weight_bytes
-    summary = f"{root}: {size(_free(root))} are free, {subject.model or 'a useful model'} takes "
-    summary += size(needed)
+    summary = (
+        f"{root}: {format_size(_free(root))} are free, {subject.model or 'a useful model'} takes "
+    )
+    summary += format_size(needed)
     full = summary if _free(root) < needed else ""
     state: State = "fail" if subject.model else "warn"
     yield Finding.of("disk.models", full, summary, remedy, state)
@@ -172,7 +177,7 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
         return
     models = ", ".join(model.model for model in health.models) or "no model"
     summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
-    yield Finding("engine.running", "ok", summary + size(health.active_memory))
+    yield Finding("engine.running", "ok", summary + format_size(health.active_memory))
     if changed := differences(health.identity, identity(subject.environ)):
         summary = (
             f"the engine was started with other settings or plugins: {'; '.join(changed.values())}"
@@ -201,7 +206,10 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
     for entry in entries:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
         found = (*_find_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
-        problems += [Finding("config.entries", "fail", f"{name}: {a}", b) for a, b in found]
+        problems += [
+            Finding("config.entries", "fail", f"{name}: {summary}", remedy)
+            for summary, remedy in found
+        ]
     summary = f"{path}: it names {len(entries)} model(s) of this package"
     yield from problems or [Finding("config.file", "ok", summary)]
 
