@@ -66,7 +66,7 @@ def one_step_size() -> None:
 
 def _with_step(original: Function) -> Function:
     @functools.wraps(original)
-    def stepped(*args: Any, **kwargs: Any) -> Any:
+    def with_step(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs | {"step": STEP})
 
-    return stepped
+    return with_step
