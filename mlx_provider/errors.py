@@ -100,7 +100,7 @@ class MediaError(BadRequest):
         self.brief = brief
 
     @classmethod
-    def joined(cls, errors: Sequence[MediaError]) -> MediaError:
+    def with_others(cls, errors: Sequence[MediaError]) -> MediaError:
         """The first error, with the others."""
         errors[0].others = errors[1:]
         return errors[0]

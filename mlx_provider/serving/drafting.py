@@ -26,9 +26,13 @@ from .solo_rows import MakeCache, decoding, some_tokens
 from .weight_files import check_folder
 
 log = logging.getLogger(__name__)
-
 OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
+LENGTH, MOVED, AT_ONCE = 12, 70, 7
+"""Tokens of the trial's prompt, its first position, and tokens of its first pass."""
+SPARSE_PREFILL = "sparse_prefill"
+LONG = 8192
+"""Prompts of fewer tokens are prefilled whole."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ def drafts_of(
     `room`: bytes for them. Raises `BadRequest` if the named one does not support the model."""
     if options.drafter == OFF:
         return Drafts()
-    draft_model = None if options.draft_model is None else _folder(options.draft_model)
+    named = options.draft_model
+    draft_model = None if named is None else Path(named).expanduser()
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
         return _combine(_start_able(registry.automatic_drafters(), folder, model, given), model)
@@ -142,37 +147,26 @@ def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptio
     return Running(drafter, source_of(drafter, drafting, model), nbytes)
 
 
-def _folder(name: str) -> Path:
-    return Path(name).expanduser()
-
-
-LENGTH, MOVED, AT_ONCE = 12, 70, 7
-"""Tokens of the trial's prompt, its first position, and tokens of its first pass."""
-NAME = "sparse_prefill"
-LONG = 8192
-"""Prompts of fewer tokens are prefilled whole."""
-
-
 def sparse_prefill_of(
-    options: ModelOptions,
-    model: LoadedModel,
-    make_cache: MakeCache,
-    found: Probe,
-    drafts: Drafts,
+    options: ModelOptions, model: LoadedModel, make_cache: MakeCache, found: Probe, drafts: Drafts
 ) -> SparsePrefill | None:
     """Engine thread. Raises `BadRequest` if the model or its drafters do not support it."""
     share = options.sparse_prefill
     if share is None:
         return None
     if why := problem(model, make_cache):
-        raise wrong_option(NAME, f"this model's prompts can only be prefilled whole: {why}")
+        raise wrong_option(
+            SPARSE_PREFILL, f"this model's prompts can only be prefilled whole: {why}"
+        )
     if not found.mixes:
         why = "; ".join(found.notes) or f"their layout is {found.layout}"
-        raise wrong_option(NAME, f"it needs rows that share passes; here {why}")
+        raise wrong_option(SPARSE_PREFILL, f"it needs rows that share passes; here {why}")
     scorer = drafts.scorer
     if scorer is None:
         who = f"drafter {drafts.drafter} cannot score" if drafts.drafter else "no drafter scores"
-        raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
+        raise wrong_option(
+            SPARSE_PREFILL, f"{who} prompts: name a draft_model that is a whole model"
+        )
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
     if not scorer.longest_scored:
@@ -180,7 +174,7 @@ def sparse_prefill_of(
     elif own > most:
         why = f"it takes {own} bytes for each token of a prompt, the model itself {most}"
     if why:
-        raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
+        raise wrong_option(SPARSE_PREFILL, f"the draft model cannot score prompts: {why}")
     return SparsePrefill(scorer, share=share, least=LONG)
 
 

@@ -27,12 +27,7 @@ from ..upstream import mlx_lm
 from .calibration import Measured, calibrate, compile_kernels
 from .drafting import Drafts, drafts_of, sparse_prefill_of
 from .loader import load_error
-from .measurements import (
-    Measurements,
-    batching,
-    circumstances,
-    fixed_passes,
-)
+from .measurements import Measurements, batching, circumstances, fixed_passes
 from .probe import Probe, Reserve, probe, unlimited
 from .residents import RowBudgets, RowLedger
 from .stats import LoadProgress
@@ -78,7 +73,7 @@ class EngineBuilder:
         self._recorder = recorder
         self._budgets = budgets
         self._progress = progress
-        self._measurements = Measurements.chosen(settings.measurements)
+        self._measurements = Measurements.at(settings.measurements)
 
     def start(self, weights: Weights, options: ModelOptions) -> None:
         """Probe the model and start its engine, unless it runs. Raises errors of
@@ -97,7 +92,7 @@ class EngineBuilder:
             weights.name,
             weights.family,
             trusted=options.trust_remote_code,
-            stranger=weights.stranger,
+            third_party=weights.third_party,
         )
 
     def _build(self, weights: Weights, options: ModelOptions) -> EngineInstance:
@@ -130,11 +125,11 @@ class EngineBuilder:
         )
         self._worker.add(engine)
 
-        def keep_curve() -> None:
+        def keep_costs() -> None:
             if scheduler.costs.curve != measured.curve:
                 self._measurements.keep(kv.key, replace(measured, curve=scheduler.costs.curve))
 
-        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, keep_curve)
+        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, keep_costs)
         _log_started(weights, instance, kv_kind(options))
         return instance
 
@@ -176,11 +171,7 @@ class EngineBuilder:
         )
 
     def _scheduler(
-        self,
-        weights: Weights,
-        measured: Measured,
-        limits: Limits,
-        fixed: Reproducible | None,
+        self, weights: Weights, measured: Measured, limits: Limits, fixed: Reproducible | None
     ) -> Scheduler:
         memory, curve = measured.probe.memory, measured.curve
         longest = max(limits.stall_target, LONGEST_GAP)

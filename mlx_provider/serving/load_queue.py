@@ -334,11 +334,7 @@ class LoadQueue:
         return leaving
 
     def _settle(
-        self,
-        resident: Resident,
-        name: str,
-        model: Weights | None,
-        error: MLXProviderError,
+        self, resident: Resident, name: str, model: Weights | None, error: MLXProviderError
     ) -> Sequence[Resident]:
         ledger, waiters = self._ledger, [w for w in self.waiting if w.key == resident.key]
         if model is None:

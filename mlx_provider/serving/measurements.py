@@ -68,7 +68,7 @@ class Measurements:
         self._file = file
 
     @classmethod
-    def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
+    def at(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
         if setting == "auto":
             return cls(state_folder(environ) / "measurements.json")
         return cls(None if setting == "off" else Path(setting).expanduser())

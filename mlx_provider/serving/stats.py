@@ -27,7 +27,7 @@ from ..protocol.health import (
     RequestStats,
     Stats,
 )
-from .next_prompt import Turn
+from .next_prompt import ToolTurn
 from .residents import Lease, memory_limit
 from .weights import EngineInstance, ModelView, Weights
 
@@ -50,7 +50,7 @@ class Entry:
     """Monotonic seconds."""
     active: Active | None = None
     """`None` during its preparation."""
-    turn: Turn | None = None
+    turn: ToolTurn | None = None
     """Set if the reply may end with calls."""
 
     def check_wanted(self) -> None:
@@ -250,7 +250,7 @@ def _memory(weights: Weights) -> ModelMemory:
     instance = weights.started  # the engine thread may unload it at any time
     return ModelMemory(
         model=weights.name,
-        weights=max(weights.taken, weights.info.weights_bytes),
+        weights=max(weights.loaded_bytes, weights.info.weights_bytes),
         drafters=0 if instance is None else instance.drafter_bytes,
         rows=weights.live_bytes,
         features=weights.features.nbytes,
