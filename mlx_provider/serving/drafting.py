@@ -26,17 +26,13 @@ from .solo_rows import MakeCache, decoding, some_tokens
 from .weight_files import check_folder
 
 log = logging.getLogger(__name__)
+
 OFF, AUTO = "off", "auto"
 UNNAMED = (OFF, AUTO)
-LENGTH, MOVED, AT_ONCE = 12, 70, 7
-"""Tokens of the trial's prompt, its first position, and tokens of its first pass."""
-SPARSE_PREFILL = "sparse_prefill"
-LONG = 8192
-"""Prompts of fewer tokens are prefilled whole."""
 
 
 @dataclass(frozen=True)
-class Drafts:
+class LoadedDrafters:
     speculation: Speculation | None = None
     drafter: str = ""
     """Names, best first, joined by `JOINED`. Empty: none."""
@@ -56,21 +52,20 @@ class Running(NamedTuple):
     nbytes: int
 
 
-def drafts_of(
+def load_drafters(
     registry: PluginRegistry,
     folder: Path,
     model: LoadedModel,
     options: ModelOptions,
     room: int | None = None,
-) -> Drafts:
+) -> LoadedDrafters:
     """The drafter that the operator names, else all that support the model (engine thread). Of
     those that read hidden states only the best starts, because a pass returns one kind of states.
 
     `room`: bytes for them. Raises `BadRequest` if the named one does not support the model."""
     if options.drafter == OFF:
-        return Drafts()
-    named = options.draft_model
-    draft_model = None if named is None else Path(named).expanduser()
+        return LoadedDrafters()
+    draft_model = None if options.draft_model is None else _folder(options.draft_model)
     given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
     if options.drafter == AUTO:
         return _combine(_start_able(registry.automatic_drafters(), folder, model, given), model)
@@ -86,13 +81,13 @@ class Unfit(Exception):
     pass
 
 
-def _combine(started: Sequence[Running], model: LoadedModel) -> Drafts:
+def _combine(started: Sequence[Running], model: LoadedModel) -> LoadedDrafters:
     if not started:
-        return Drafts()
+        return LoadedDrafters()
     names = JOINED.join(each.drafter.name for each in started)
     sources = [each.source for each in started]
     speculation = Speculation(*sources, vocab=model.info.vocab_size)
-    return Drafts(speculation, names, sum(each.nbytes for each in started))
+    return LoadedDrafters(speculation, names, sum(each.nbytes for each in started))
 
 
 def _start_able(
@@ -147,26 +142,37 @@ def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptio
     return Running(drafter, source_of(drafter, drafting, model), nbytes)
 
 
+def _folder(name: str) -> Path:
+    return Path(name).expanduser()
+
+
+LENGTH, MOVED, AT_ONCE = 12, 70, 7
+"""Tokens of the trial's prompt, its first position, and tokens of its first pass."""
+NAME = "sparse_prefill"
+LONG = 8192
+"""Prompts of fewer tokens are prefilled whole."""
+
+
 def sparse_prefill_of(
-    options: ModelOptions, model: LoadedModel, make_cache: MakeCache, found: Probe, drafts: Drafts
+    options: ModelOptions,
+    model: LoadedModel,
+    make_cache: MakeCache,
+    found: Probe,
+    loaded: LoadedDrafters,
 ) -> SparsePrefill | None:
     """Engine thread. Raises `BadRequest` if the model or its drafters do not support it."""
     share = options.sparse_prefill
     if share is None:
         return None
     if why := problem(model, make_cache):
-        raise wrong_option(
-            SPARSE_PREFILL, f"this model's prompts can only be prefilled whole: {why}"
-        )
+        raise wrong_option(NAME, f"this model's prompts can only be prefilled whole: {why}")
     if not found.mixes:
         why = "; ".join(found.notes) or f"their layout is {found.layout}"
-        raise wrong_option(SPARSE_PREFILL, f"it needs rows that share passes; here {why}")
-    scorer = drafts.scorer
+        raise wrong_option(NAME, f"it needs rows that share passes; here {why}")
+    scorer = loaded.scorer
     if scorer is None:
-        who = f"drafter {drafts.drafter} cannot score" if drafts.drafter else "no drafter scores"
-        raise wrong_option(
-            SPARSE_PREFILL, f"{who} prompts: name a draft_model that is a whole model"
-        )
+        who = f"drafter {loaded.drafter} cannot score" if loaded.drafter else "no drafter scores"
+        raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
     own, most = scorer.scored_token_bytes, found.memory.token_bytes
     if not scorer.longest_scored:
@@ -174,7 +180,7 @@ def sparse_prefill_of(
     elif own > most:
         why = f"it takes {own} bytes for each token of a prompt, the model itself {most}"
     if why:
-        raise wrong_option(SPARSE_PREFILL, f"the draft model cannot score prompts: {why}")
+        raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
     return SparsePrefill(scorer, share=share, least=LONG)
 
 

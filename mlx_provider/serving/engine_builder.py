@@ -25,7 +25,7 @@ from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
 from ..upstream import mlx_lm
 from .calibration import Measured, calibrate, compile_kernels
-from .drafting import Drafts, drafts_of, sparse_prefill_of
+from .drafting import LoadedDrafters, load_drafters, sparse_prefill_of
 from .loader import load_error
 from .measurements import Measurements, batching, circumstances, fixed_passes
 from .probe import Probe, Reserve, probe, unlimited
@@ -104,11 +104,11 @@ class EngineBuilder:
             reserve = self._budgets.reserve
             fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
             limits = replace(limits, max_chunk=fixed.shapes.tokens)
-        drafts = Drafts()
+        loaded = LoadedDrafters()
         if found.drafts and fixed is None:
             ledger = self._budgets.ledger
             room = (ledger.free - ledger.live()) // 2  # the rest is for rows
-            drafts = drafts_of(self._registry, weights.key.folder, weights.model, options, room)
+            loaded = load_drafters(self._registry, weights.key.folder, weights.model, options, room)
         policy = self._policy(weights, options, kv, measured, fixed)
         scheduler = self._scheduler(weights, measured, limits, fixed)
         engine = Engine(
@@ -120,16 +120,16 @@ class EngineBuilder:
             recorder=self._recorder,
             prefix_cache=policy,
             features=weights.features,
-            speculation=drafts.speculation,
-            sparse_prefill=sparse_prefill_of(options, weights.model, kv.make_cache, found, drafts),
+            speculation=loaded.speculation,
+            sparse_prefill=sparse_prefill_of(options, weights.model, kv.make_cache, found, loaded),
         )
         self._worker.add(engine)
 
-        def keep_costs() -> None:
+        def keep_curve() -> None:
             if scheduler.costs.curve != measured.curve:
                 self._measurements.keep(kv.key, replace(measured, curve=scheduler.costs.curve))
 
-        instance = EngineInstance(engine, found, fixed, drafts.drafter, drafts.nbytes, keep_costs)
+        instance = EngineInstance(engine, found, fixed, loaded.drafter, loaded.nbytes, keep_curve)
         _log_started(weights, instance, kv_kind(options))
         return instance
 

@@ -21,7 +21,7 @@ from ..families.tokenizer.template import fit_messages
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
-from .drafting import OFF, SPARSE_PREFILL, UNNAMED
+from .drafting import NAME, OFF, UNNAMED
 from .engine_builder import EngineBuilder
 from .hub import folder_of, no_folder
 from .load_queue import LoadQueue
@@ -193,15 +193,11 @@ def _check(registry: PluginRegistry, options: ModelOptions) -> None:
 
 def _check_sparse_prefill(options: ModelOptions) -> None:
     if options.reproducible:
-        raise wrong_option(SPARSE_PREFILL, "a reproducible model computes every token of a prompt")
+        raise wrong_option(NAME, "a reproducible model computes every token of a prompt")
     if options.kv_bits is not None:
-        raise wrong_option(
-            SPARSE_PREFILL, "no tokens can be left out of a quantised KV cache (kv_bits)"
-        )
+        raise wrong_option(NAME, "no tokens can be left out of a quantised KV cache (kv_bits)")
     if options.drafter == OFF:
-        raise wrong_option(
-            SPARSE_PREFILL, "a draft model finds out which tokens matter; drafter is off"
-        )
+        raise wrong_option(NAME, "a draft model finds out which tokens matter; drafter is off")
 
 
 def _view_of(

@@ -12,7 +12,7 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.logs import LogLines
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.drafting import drafts_of
+from mlx_provider.serving.drafting import load_drafters
 
 Install = Callable[..., str]
 
@@ -64,7 +64,7 @@ MODEL: Any = SimpleNamespace(info=SimpleNamespace(vocab_size=100))
 
 
 def chosen(registry: PluginRegistry, **options: Any) -> str:
-    return drafts_of(registry, Path(), MODEL, ModelOptions(**options), ROOM).drafter
+    return load_drafters(registry, Path(), MODEL, ModelOptions(**options), ROOM).drafter
 
 
 def test_all_that_can_are_taken_and_none_where_that_is_wanted(install_plugin: Install) -> None:
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_show_its_states_has_no_drafter_that_needs_them(
     state: Any = SimpleNamespace(**vars(MODEL), decode_hidden=str, prefill_hidden=str)
     for shows in (False, True):
         state.shows_hidden = shows
-        found = drafts_of(registry, Path(), state, ModelOptions(), ROOM)
+        found = load_drafters(registry, Path(), state, ModelOptions(), ROOM)
         assert found.drafter == ("deep" if shows else "")
 
 
@@ -162,7 +162,7 @@ def test_only_the_best_one_that_reads_states_is_taken(install_plugin: Install) -
         **vars(MODEL), decode_hidden=str, prefill_hidden=str, shows_hidden=True
     )
     registry = discover(first, second, small, large)
-    found = drafts_of(registry, Path(), state, ModelOptions(), ROOM)
+    found = load_drafters(registry, Path(), state, ModelOptions(), ROOM)
     assert (found.drafter, found.nbytes) == ("small + first", ROOM)
     assert found.speculation is not None
     assert [source.shows is state for source in found.speculation.sources] == [True, False]
