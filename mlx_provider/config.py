@@ -184,9 +184,9 @@ def _parse(name: str, kind: str | _NumberFormat, text: str) -> object:
         valid = f"{kind.words} and at most {kind.maximum:,}"
         raise BadRequest(f"{PREFIX}{name.upper()}={text!r}: give {valid}")
     if kind == "names":
-        return tuple(each.strip() for each in text.split(",") if each.strip())
+        return tuple(name.strip() for name in text.split(",") if name.strip())
     if kind == "paths":
-        return tuple(Path(each).expanduser() for each in text.split(os.pathsep) if each)
+        return tuple(Path(path).expanduser() for path in text.split(os.pathsep) if path)
     return Path(text).expanduser()
 
 

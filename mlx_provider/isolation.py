@@ -43,7 +43,7 @@ class FaultOrigin:
     @classmethod
     def of(cls, error: BaseException) -> FaultOrigin | None:
         """Prefers a third party's plugin to a built-in one."""
-        frames = [each for each in _frames(error) if not _is_in(each[0], "pluggy")]
+        frames = [frame for frame in _frames(error) if not _is_in(frame[0], "pluggy")]
         if all(_is_in(module, CORE) for module, *_ in frames):
             return None
         roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
@@ -71,7 +71,7 @@ class FaultOrigin:
 def is_machine_error(error: BaseException) -> bool:
     """Whether files, network, memory or device are the cause, so that a retry can succeed."""
     text = _message(error).lower()
-    return isinstance(error, MACHINE_ERRORS) or any(each in text for each in DEVICE_ERRORS)
+    return isinstance(error, MACHINE_ERRORS) or any(words in text for words in DEVICE_ERRORS)
 
 
 def _message(error: BaseException) -> str:
@@ -87,7 +87,7 @@ def _frames(error: BaseException) -> list[tuple[str, FrameType, int]]:
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
     own = {*sys.stdlib_module_names, ""}
-    return [each for each in found if each[0].partition(".")[0] not in own and each[0] != __name__]
+    return [f for f in found if f[0].partition(".")[0] not in own and f[0] != __name__]
 
 
 def _name(frame: FrameType) -> str:
@@ -131,8 +131,8 @@ class Fault:
                 place = ""
             text = f"{type(error).__name__}: {_message(error)}" + (f" ({place})" if place else "")
             summary = " ".join(text.split())
-        for each in _chain(error):
-            each.__traceback__ = None
+        for cause in _chain(error):
+            cause.__traceback__ = None
         return cls(error, summary, trace, origin)
 
     @property

@@ -15,9 +15,9 @@ class LogLines(logging.Formatter):
         entry = copy.copy(record)
         entry.exc_info = entry.exc_text = entry.stack_info = None
         given = record.args if isinstance(record.args, tuple) else ()
-        traces = [each for each in given if isinstance(each, Trace)]
+        traces = [arg for arg in given if isinstance(arg, Trace)]
         if traces:
-            entry.args = tuple("" if isinstance(each, Trace) else each for each in given)
+            entry.args = tuple("" if isinstance(arg, Trace) else arg for arg in given)
         if record.exc_info:
             traces.append(Trace(self.formatException(record.exc_info)))
         lines = (line for trace in traces for line in trace.splitlines() if line.strip())

@@ -68,7 +68,7 @@ def _engine() -> str:
         health = connect().health()
     except MLXProviderError as error:
         return f"does not answer: {error.message}"
-    models = [f"{each.model} (context {each.context_length:,})" for each in health.models]
+    models = [f"{model.model} (context {model.context_length:,})" for model in health.models]
     return f"process {health.pid} runs, with {_list_names(models, 'no model yet')}"
 
 

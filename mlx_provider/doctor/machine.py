@@ -149,7 +149,7 @@ def check_plugins(subject: Subject) -> Iterator[Finding]:
 def _free(folder: Path) -> int:
     """Free bytes on the disk of a folder, which need not exist yet."""
     path = folder.expanduser().absolute()
-    nearest = next(each for each in (path, *path.parents) if each.exists())
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     return shutil.disk_usage(nearest).free
 
 
@@ -216,7 +216,7 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
 
 def _handler(content: Fields) -> Iterator[Finding]:
     listed = _list(_fields(content.get("litellm_settings")).get(MAP))
-    handlers = {str(each.get("provider")): str(each.get("custom_handler")) for each in listed}
+    handlers = {str(entry.get("provider")): str(entry.get("custom_handler")) for entry in listed}
     found = handlers.get("mlx")
     if found is None:
         summary = f"{CONFIG}: litellm_settings.{MAP} names no handler of the provider `mlx`"
@@ -298,4 +298,4 @@ def _fields(value: object) -> Fields:
 
 
 def _list(value: object) -> list[Fields]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

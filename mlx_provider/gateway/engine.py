@@ -116,7 +116,7 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Itera
         while not over.wait(patience):
             now = time.monotonic()
             try:
-                text = "; ".join(each.summary for each in stats().loading)
+                text = "; ".join(stage.summary for stage in stats().loading)
             except EngineUnavailable:
                 text = "the engine process starts"
             if text and (text != last or now - at > REPEAT_SECONDS):
@@ -226,6 +226,6 @@ def loading(served: Served, engine: HttpClient, tell: Tell) -> Iterator[None]:
 
 def _engine_line(engine: HttpClient, served: Served) -> str:
     health = engine.health()
-    status = next((each for each in health.models if each.model == served.model), None)
+    status = next((model for model in health.models if model.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""
     return f"process {health.pid} on {health.device}{by}"

@@ -50,16 +50,16 @@ class Machine:
 def recommended_models() -> tuple[date, list[Recommended]]:
     path = Path(__file__).with_name("recommended.toml")
     read = tomllib.loads(path.read_text(encoding="utf-8"))
-    return read["date"], [Recommended(**each) for each in read["model"]]
+    return read["date"], [Recommended(**fields) for fields in read["model"]]
 
 
 def recommend_two(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
     """The best model that fits, and a small one, if there is one. Without a GPU, both read few
     weights per token."""
-    fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
-    first = [each for each in fitting if machine.gpu or each.read <= MOST_BYTES_PER_TOKEN][:1]
-    small = [each for each in fitting if each.weights <= MOST_BYTES_PER_TOKEN]
-    return [*first, *(each for each in small if each not in first)][:2]
+    fitting = [model for model in models if model.memory * 1e9 <= machine.memory]
+    first = [model for model in fitting if machine.gpu or model.read <= MOST_BYTES_PER_TOKEN][:1]
+    small = [model for model in fitting if model.weights <= MOST_BYTES_PER_TOKEN]
+    return [*first, *(model for model in small if model not in first)][:2]
 
 
 def _output(command: Sequence[str]) -> str:
@@ -217,12 +217,12 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
         with suppress(MLXProviderError):
             if local_folder(name, repository=True) is not None:
                 found.append(candidate(name, registry, memory))
-    return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
+    return sorted((model for model in found if model.fits), key=lambda model: -model.weights)
 
 
 def recommend(registry: PluginRegistry, memory: int) -> list[str]:
     """Hub ids of models whose weights fit, largest first."""
-    named = {each.name: each.weights for each in recommended_models()[1]}
+    named = {model.name: model.weights for model in recommended_models()[1]}
     for family in registry.model_families.values():
         named |= family.recommended
     fitting = [name for name, weights in named.items() if weights <= MEMORY_SHARE**2 * memory]

@@ -177,7 +177,7 @@ def carry_params(kwargs: dict[str, Any]) -> None:
 
 def carry_prompts(kwargs: dict[str, Any]) -> None:
     prompts = prompt_list(kwargs.get("prompt"), "prompt")
-    if not all(isinstance(each, str) for each in prompts):
+    if not all(isinstance(prompt, str) for prompt in prompts):
         kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
 
 

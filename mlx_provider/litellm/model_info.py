@@ -71,7 +71,7 @@ def caller_fields(litellm_params: Mapping[str, Any], salt: str) -> dict[str, Any
         return next((value for value in values if isinstance(value, str)), None)
 
     details = [slot.get(f"user_api_key_{of}metadata") for slot in both for of in ("", "team_")]
-    found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
+    found = (detail.get("service_tier") for detail in details if isinstance(detail, Mapping))
     tier = next((tier for tier in found if isinstance(tier, str)), "")
     team = find("team_id")
     named = (("key", find("hash")), ("user", find("user_id")), ("team", team))

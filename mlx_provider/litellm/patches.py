@@ -172,7 +172,7 @@ def _collect_logprobs(original: Original, stream: Any) -> Any:
     response = original(stream)
     chunks = stream.collected_chat_completion_chunks
     choices = [choice for chunk in chunks for choice in chunk["choices"][:1]]
-    found = [t for each in choices for t in (each.get("logprobs") or {}).get("content") or []]
+    found = [t for choice in choices for t in (choice.get("logprobs") or {}).get("content") or []]
     if stream.custom_llm_provider == PROVIDER and response is not None and found:
         response.choices[0].logprobs = OurLogprobs(content=found)
     return response

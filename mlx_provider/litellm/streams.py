@@ -110,7 +110,7 @@ def fill(
     `convert_chat_to_text_completion`), but does not change a text completion."""
     usage = types.Usage(**body["usage"])
     if body["object"] == "list":
-        response.data = [types.Embedding(**each) for each in body["data"]]
+        response.data = [types.Embedding(**vector) for vector in body["data"]]
         response.model, response.usage = model, usage
         _add_headers(response, warnings, {})
         return response
@@ -207,7 +207,7 @@ class Reply:
     async def aevents(self, silence: float | None = None) -> list[Event]:
         """As `events`; an empty list after `silence` seconds without an event."""
         left = self.deadline.remaining()
-        within = min((each for each in (left, silence) if each is not None), default=None)
+        within = min((seconds for seconds in (left, silence) if seconds is not None), default=None)
         try:
             return self._read(await self.generation.aget(within))
         except RequestTimedOut:

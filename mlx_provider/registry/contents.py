@@ -56,7 +56,7 @@ KINDS: dict[type, Kind] = {
 
 
 def _texts(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
 
 
 TEXTS: dict[object, tuple[Callable[[Any], bool], str]] = {

@@ -151,6 +151,6 @@ def canonical(name: str) -> str:
 
 def near(name: str, known: Iterable[str]) -> list[str]:
     spelt: dict[str, str] = {}
-    for each in known:
-        spelt.setdefault(canonical(each), each)
+    for other in known:
+        spelt.setdefault(canonical(other), other)
     return [spelt[match] for match in get_close_matches(canonical(name), spelt, n=3)]

@@ -137,7 +137,7 @@ class EngineBuilder:
         model, chosen = weights.model, self._settings.kv_layout
         layouts = list(model.kv_layouts) if chosen == "auto" else [chosen]
         make_cache = cache_maker(model, options.kv_bits)
-        plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
+        plugins = [f"{p} {self._registry.sources(p)}" for p in self._registry.plugins]
         name = " ".join(filter(None, (kv_kind(options), weights.code)))
         key = circumstances(weights, name, layouts, plugins)
         return _KVCache(make_cache, name, layouts, key)

@@ -160,7 +160,7 @@ class LoadQueue:
 
     def unloadable(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> int:
         with self._changed:
-            return sum(each.nbytes for each in self._to_unload(key, rows, others, stuck) or ())
+            return sum(r.nbytes for r in self._to_unload(key, rows, others, stuck) or ())
 
     def _to_unload(
         self, key: Hashable, rows: int, others: int, stuck: bool

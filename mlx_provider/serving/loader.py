@@ -123,7 +123,7 @@ class Loader:
         before = mx.get_active_memory()
         self._stop(weights)
         self._loaded.remove(weights)
-        wire(sum(each.loaded_bytes for each in self._loaded))
+        wire(sum(model.loaded_bytes for model in self._loaded))
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
@@ -172,7 +172,7 @@ class Loader:
             _model=made,
         )
         self._loaded.add(weights)
-        wire(sum(each.loaded_bytes for each in self._loaded))
+        wire(sum(model.loaded_bytes for model in self._loaded))
         return weights
 
 
@@ -289,32 +289,32 @@ def install(name: str, replacements: Iterable[Replacement], model: nn.Module) ->
     """Replace functions in the modules from which `model`'s layers call them. Idempotent. Returns
     whether there is any."""
     found = [
-        patch(*_owners(each, model), partial(_make_function, each), key=(name, each.name))
-        for each in replacements
+        patch(*_owners(r, model), partial(_make_function, r), key=(name, r.name))
+        for r in replacements
     ]
     return any(found)
 
 
 def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
     """Undo `install`, for every model that shares modules with this one."""
-    for each in replacements:
-        unpatch(_owners(each, model)[0], (name, each.name))
+    for replacement in replacements:
+        unpatch(_owners(replacement, model)[0], (name, replacement.name))
 
 
-def _make_function(each: Replacement, original: Function) -> Function | None:
+def _make_function(replacement: Replacement, original: Function) -> Function | None:
     """`None` for a different function of that name, or if the original is better."""
     defined = getattr(original, "__module__", ""), getattr(original, "__name__", "")
-    if defined != (each.module, each.name.rpartition(".")[2]):
+    if defined != (replacement.module, replacement.name.rpartition(".")[2]):
         return None
-    made = each.make(original)
+    made = replacement.make(original)
     return None if made is original else wraps(original)(made)
 
 
-def _owners(each: Replacement, model: nn.Module) -> tuple[list[Any], str]:
+def _owners(replacement: Replacement, model: nn.Module) -> tuple[list[Any], str]:
     """The modules or the class in which the function is replaced, and its name there."""
-    kind, _, name = each.name.rpartition(".")
-    if not each.at_home:
+    kind, _, name = replacement.name.rpartition(".")
+    if not replacement.at_home:
         return list(namespaces(model)), name
-    home: Any = sys.modules.get(each.module)
+    home: Any = sys.modules.get(replacement.module)
     owner = getattr(home, kind, None) if kind else home
     return [] if owner is None else [owner], name

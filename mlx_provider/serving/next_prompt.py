@@ -67,7 +67,7 @@ class ToolTurn:
         until the client has shown which it sends."""
         before = self.wire.messages or []
         said = {"role": "assistant", "content": self.content or None, "tool_calls": self.calls}
-        returned = [bool(reasoning_text(each)) for each in before if each.get("tool_calls")]
+        returned = [bool(reasoning_text(m)) for m in before if m.get("tool_calls")]
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": OTHER if at else RESULT}
             for at, call in enumerate(self.calls)
@@ -166,10 +166,10 @@ def warm_requests(
 ) -> list[GenerateRequest]:
     options = first.options.model_copy(update={"warm": []})
     prompts = [
-        WarmPrompt(messages=[{"role": "system", "content": each}])
-        if isinstance(each, str)
-        else each
-        for each in given
+        WarmPrompt(messages=[{"role": "system", "content": prompt}])
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in given
     ]
     return [
         GenerateRequest(

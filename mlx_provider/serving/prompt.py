@@ -175,7 +175,7 @@ def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
     """Raise `ContextTooLong` for texts too long with any template. Assistant texts do not count,
     because a template may leave them out."""
     longest, tokens = view.info.context_length, 0
-    texts = [text for each in messages for text in _texts(each)]
+    texts = [text for message in messages for text in _texts(message)]
     if sum(map(len, texts)) < USUAL_CHARACTERS * longest:
         return
     for text in texts:

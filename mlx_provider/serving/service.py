@@ -260,7 +260,7 @@ class ChatService:
 
     def health(self) -> Health:
         engines, alive = self.models.engines(), self.worker.alive
-        loads = "; ".join(each.summary for each in self.models.progress.stats())
+        loads = "; ".join(stage.summary for stage in self.models.progress.stats())
         return Health(
             ok=alive,
             version=version("mlx-provider"),
@@ -277,8 +277,8 @@ class ChatService:
                 )
                 for plugin in self._plugins.plugins
             ],
-            queued=sum(len(each.engine.scheduler.queued) + len(each.arriving) for each in engines),
-            running=sum(each.engine.scheduler.active_rows for each in engines),
+            queued=sum(len(e.engine.scheduler.queued) + len(e.arriving) for e in engines),
+            running=sum(e.engine.scheduler.active_rows for e in engines),
             active_memory=mx.get_active_memory(),
             detail=loads if alive else "the engine thread does not run",
         )

@@ -109,7 +109,7 @@ class InFlight:
 
     def active(self) -> list[Active]:
         with self._lock:
-            return [each.active for each in self._entries.values() if each.active is not None]
+            return [entry.active for entry in self._entries.values() if entry.active is not None]
 
     def all(self) -> list[Entry]:
         """Oldest first. Does not block arrivals or ends."""
@@ -178,7 +178,7 @@ def take(
 ) -> Stats:
     """`media`: bytes of images held by requests."""
     now = time.monotonic()
-    running = [(each, each.started) for each in weights]
+    running = [(model, model.started) for model in weights]
     engines = [(each, run) for each, run in running if run is not None]
     return Stats(
         at=time.time(),
@@ -195,7 +195,7 @@ def take(
             pool=mx.get_cache_memory(),
             prefix_cache=cache.bytes,
             media=media,
-            models=[_memory(each) for each in weights],
+            models=[_memory(model) for model in weights],
         ),
     )
 

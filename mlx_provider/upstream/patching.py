@@ -20,7 +20,7 @@ def patch(
     itself). Returns whether a function has a patch with `key`."""
     key = make if key is None else key
     patched = False
-    for owner in [each for each in owners if callable(getattr(each, name, None))]:
+    for owner in [owner for owner in owners if callable(getattr(owner, name, None))]:
         original = getattr(owner, name)
         if any(layer.patch == key for layer in _patches(original)):
             patched = True

@@ -116,8 +116,8 @@ def _first_tokens(subject: Subject, size: int) -> Result:
     the faster counts."""
     first = subject.ask(subject.messages(size, QUESTION))
     questions = [f"And what is the weather {i} like in Paris today?" for i in range(TRIALS)]
-    turns = [subject.messages(size, each, [(QUESTION, first.text)]) for each in questions]
-    others = [subject.messages(size, each) for each in questions]
+    turns = [subject.messages(size, asked, [(QUESTION, first.text)]) for asked in questions]
+    others = [subject.messages(size, asked) for asked in questions]
     repeats = [subject.ask(subject.messages(size, QUESTION)) for _ in range(TRIALS)]
     next_turn, another = [subject.ask(turn) for turn in turns], [subject.ask(o) for o in others]
     truth = subject.ask_cold(turns[0])

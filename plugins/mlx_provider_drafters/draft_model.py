@@ -95,7 +95,7 @@ class DraftModel(ScoringModel):
             (row, context) for row, context in drafted if len(row.tokens) - context.known <= AHEAD
         ]
         ready.sort(key=lambda each: -each[0].wanted)
-        parts = [ready] if self._together else [[each] for each in ready]
+        parts = [ready] if self._together else [[row] for row in ready]
         guesses = {name: drafts for part in parts for name, drafts in self._guess(part).items()}
         return [
             () if context is None else guesses.get(id(row))
@@ -132,14 +132,14 @@ class DraftModel(ScoringModel):
             return {}
         contexts = [context for _, context in ready]
         new = [row.tokens[context.known :] for row, context in ready]
-        tokens = mx.array([token for each in new for token in each], mx.int32)
+        tokens = mx.array([token for row in new for token in row], mx.int32)
         guesses = [self._best(contexts, tokens, [*map(len, new)])]
         for done in range(1, ready[0][0].wanted):
             going = [context for row, context in ready if row.wanted > done]
             guesses.append(self._best(going, guesses[-1][: len(going)], [1] * len(going)))
         found = {}
         for i, (row, context) in enumerate(ready):
-            drafts = mx.concatenate([each[i : i + 1] for each in guesses[: row.wanted]])
+            drafts = mx.concatenate([drafted[i : i + 1] for drafted in guesses[: row.wanted]])
             found[id(row)] = DeviceTokens(drafts)
             context.known, context.guessed = len(row.tokens), found[id(row)]
         return found
@@ -164,7 +164,7 @@ class DraftModel(ScoringModel):
             return found[:, -1]
         starts = [cache[0].offset for cache in caches]
         places = [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
-        positions = mx.array([place for each in places for place in each], mx.int32)
+        positions = mx.array([place for row in places for place in row], mx.int32)
         last = mx.array([end - 1 for end in accumulate(counts)], mx.int32)
         layers = zip(*caches, strict=True)
         packed = [PackedRows(layer, counts, positions) for layer in layers]
@@ -234,7 +234,7 @@ def vocabulary(folder: Path) -> dict[str, int]:
     if isinstance(listed, list):  # Unigram: [token, score]
         listed = {token: number for number, (token, *_) in enumerate(listed)}
     added: list[dict[str, Any]] = content.get("added_tokens") or []
-    return {**listed, **{each["content"]: each["id"] for each in added}}
+    return {**listed, **{token["content"]: token["id"] for token in added}}
 
 
 def _unlike(some: dict[str, int], others: dict[str, int]) -> str:

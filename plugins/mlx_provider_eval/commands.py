@@ -125,8 +125,8 @@ def _run(
             long_command(partial(typer.echo, err=True)) as progress,
             closing(load_subjects(chosen, progress.report)) as stages,
         ):
-            for each in stages:
-                done = each if isinstance(each, dict) else plan.measure(each, progress.report)
+            for stage in stages:
+                done = stage if isinstance(stage, dict) else plan.measure(stage, progress.report)
                 found.append(done)
                 if out is not None:
                     whole = {"eval": plan.name, **conditions(), **plan.as_json(), "subjects": found}
@@ -135,9 +135,9 @@ def _run(
                     out.flush()
     except Ended as ended:
         raise typer.Exit(128 + ended.number) from None
-    for skipped in (each for each in found if "skipped" in each):
+    for skipped in (result for result in found if "skipped" in result):
         typer.echo(f"{skipped['label']}: not measured: {skipped['skipped']}", err=True)
-    measured = [each for each in found if "skipped" not in each]
+    measured = [result for result in found if "skipped" not in result]
     if not measured:
         raise typer.Exit(1)
     console = Console(highlight=False)

@@ -143,12 +143,12 @@ class Needles:
         table.caption_justify = "left"
         for name in ("model", "tokens", "computed", *(f"{depth} %" for depth in DEPTHS)):
             table.add_column(name, overflow="fold")
-        for each in found:
-            for row in _rows(each):
+        for result in found:
+            for row in _rows(result):
                 tokens = max(cell["tokens"] for cell in row)
                 computed = tokens - max(cell["skipped"] for cell in row)
                 scores = map(_score, row)
-                table.add_row(Text(each["label"]), f"{tokens:,}", f"{computed:,}", *scores)
+                table.add_row(Text(result["label"]), f"{tokens:,}", f"{computed:,}", *scores)
             table.add_section()
         return table
 

@@ -171,8 +171,8 @@ def _load(subject: Subject, name: str, gateway: SeparateGateway) -> LoadedSubjec
         raise
     except MLXProviderError as error:
         return {**asdict(subject), "skipped": error.message}
-    there = [each for each in _models(gateway) if each.model == subject.model]
-    added = [each for each in there if each not in before] or there
+    there = [status for status in _models(gateway) if status.model == subject.model]
+    added = [status for status in there if status not in before] or there
     return LoadedSubject(subject, name, added[-1], gateway)
 
 
@@ -187,7 +187,7 @@ def _request(
     subject: Subject, messages: Sequence[Mapping[str, Any]], **more: Any
 ) -> GenerateRequest:
     options = ModelOptions.model_validate(dict(subject.options))
-    said = [dict(each) for each in messages]
+    said = [dict(message) for message in messages]
     return GenerateRequest(model=subject.model, messages=said, options=options, **more)
 
 
@@ -214,13 +214,13 @@ class Reply:
 
     def message(self) -> dict[str, Any]:
         calls = [
-            {"id": each.id, "type": "function", "function": each.as_json()} for each in self.calls
+            {"id": call.id, "type": "function", "function": call.as_json()} for call in self.calls
         ]
         message = {"role": "assistant", "content": self.text}
         return {**message, "tool_calls": calls} if calls else message
 
     def as_json(self) -> dict[str, Any]:
-        calls = [each.as_json() for each in self.calls]
+        calls = [call.as_json() for call in self.calls]
         optional = {"thought": self.thought, "calls": calls, "failure": self.failure}
         present = {name: value for name, value in optional.items() if value}
         return {"text": self.text, "finish": self.finish, **present}

@@ -70,14 +70,14 @@ class ToolCalls:
 
     def report(self, found: Sequence[Result]) -> Table:
         table = Table("passed, by kind", title="tool calls", title_justify="left")
-        for each in found:
-            table.add_column(Plain(each["label"]), overflow="fold")
+        for result in found:
+            table.add_column(Plain(result["label"]), overflow="fold")
         for kind in found[0]["kinds"]:
-            table.add_row(kind, *("{}/{}".format(*each["kinds"][kind]) for each in found))
-        table.add_row("all", *(f"{each['passed']}/{each['asked']}" for each in found))
+            table.add_row(kind, *("{}/{}".format(*result["kinds"][kind]) for result in found))
+        table.add_row("all", *(f"{result['passed']}/{result['asked']}" for result in found))
         table.add_section()
         for name in FAULTS:
-            counts = [each["faults"].get(name, 0) for each in found]
+            counts = [result["faults"].get(name, 0) for result in found]
             if any(counts):
                 table.add_row(f"fault: {name}", *map(str, counts))
         return table

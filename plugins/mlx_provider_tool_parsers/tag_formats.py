@@ -195,7 +195,7 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
 
 def _hy_v3(form: TagFormat, **fields: Any) -> ToolParser:
     own, other = (
-        tag_parser(each, **fields) for each in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
+        tag_parser(f, **fields) for f in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
     )
     return replace(
         own,

@@ -183,7 +183,7 @@ class Reply:
         own = (
             written
             if fits
-            else next(each for each in map(self._ids, count(number)) if each not in self._used_ids)
+            else next(new for new in map(self._ids, count(number)) if new not in self._used_ids)
         )
         self._used_ids.add(own)
         return own

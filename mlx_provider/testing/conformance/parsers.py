@@ -173,7 +173,7 @@ def grammar_to_parser(of: Format) -> None:
     """Whatever the grammar lets a model write, the parser reads as exactly that call, and its
     arguments fit the tool's schema."""
     first, ended = of.constraint(calls.TOOLS), 0
-    schemas = {each["function"]["name"]: each["function"] for each in calls.TOOLS}
+    schemas = {tool["function"]["name"]: tool["function"] for tool in calls.TOOLS}
     for seed in range(SEEDS):
         text, done = of.model.sample(first.fork(), seed, LONGEST)
         if not done:

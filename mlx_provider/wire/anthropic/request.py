@@ -229,7 +229,7 @@ def answer_format(params: Parameters) -> dict[str, Any]:
 def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     messages = [message.get("content") for message in body["messages"]]
     lists = [body.get("system"), body.get("tools"), *messages]
-    blocks = [body, *(block for each in lists if isinstance(each, list) for block in each)]
+    blocks = [body, *(block for items in lists if isinstance(items, list) for block in items)]
     marks = [block.get("cache_control") for block in blocks if isinstance(block, Mapping)]
     return [mark for mark in marks if isinstance(mark, Mapping)]
 
