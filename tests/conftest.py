@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -53,6 +54,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_mlx_conformance_models(name: str) -> Mapping[str, Callable[[Path], object]]:
     """Random models of every architecture, for the checks of our own plugins."""
     return import_module("tiny").checkpoints_for(name)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        stack = ExitStack()
+        stack.enter_context(import_module("kernel_compiler").compile_whole())
+        config.add_cleanup(stack.close)
 
 
 class FolderScheduling(LoadFileScheduling):

@@ -15,14 +15,14 @@ from ..client.runtime_folder import check_folder, differences, holder, identity,
 from ..config import PREFIX, SETTING_NAMES
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
-from ..gateway.models import format_size
+from ..gateway.models import device_memory, format_size
 from ..protocol.health import Health
 from ..protocol.requests import OperatorOptions
 from ..registry.discovery import SELECTION
 from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
 from ..serving.hub import cache_root
-from ..serving.residents import memory_limit
+from ..serving.residents import available_memory
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9
@@ -44,8 +44,9 @@ Fields = Mapping[str, Any]
 
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
-    limit = memory_limit(subject.settings.memory_limit)
-    summary = f"models and requests may take {format_size(limit)}"
+    limit, own = device_memory(subject.environ), subject.settings.memory_limit
+    why = f"{PREFIX}MEMORY_LIMIT" if own else f"{format_size(available_memory())} are available now"
+    summary = f"models and requests may take {format_size(limit)} ({why})"
     problem = f"{summary}: few useful models fit" if limit < LEAST_BYTES else ""
     remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
     yield Finding.of("memory.limit", problem, summary, remedy, "warn")

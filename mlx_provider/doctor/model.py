@@ -24,11 +24,11 @@ from ..families.tokenizer.template_probe import (
 )
 from ..gateway.config import proxy_config, write_config
 from ..gateway.engine import end_when
-from ..gateway.models import format_size
+from ..gateway.models import device_memory, format_size
 from ..gateway.proxy import start_proxy
 from ..serving.estimate import context_that_fits, footprint
 from ..serving.hub import full_name
-from ..serving.residents import memory_limit, pool_limit
+from ..serving.residents import pool_limit
 from ..serving.weight_files import broken_files, stored_tensors
 from .subject import Finding, State, Subject
 
@@ -87,7 +87,7 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
     if subject.model is None:
         return
     config, own = subject.checkpoint.config, named_context(text_fields(subject.checkpoint.config))
-    limit = memory_limit(subject.settings.memory_limit)
+    limit = device_memory(subject.environ)
     limit -= pool_limit(limit)  # of free buffers
     needed = footprint(config, subject.checkpoint.weight_bytes)
     fits = context_that_fits(needed, limit, own)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -21,7 +21,7 @@ from ..protocol.events import Delta, Event, Finish, FinishReason
 from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassResult, Read
 from .execution.sampler import draw
 from .request import Request, Row
-from .scheduling.chunking import Chunk, StepPlan
+from .scheduling.step import Chunk, StepPlan
 from .speculation.policy import Asks
 from .speculation.tokens_ahead import Mask, Place, ahead, places
 
@@ -47,19 +47,42 @@ class Decoded:
     read_at: float | None = None
 
 
+def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
+    """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
+    the plan without what ended with these tokens, the drafts, and when the tokens were read."""
+    requested: Mapping[Row, Asks] = {}
+    read_first, drafting = False, engine.drafting
+    alone = any(row.retry_alone for row in plan.rows)
+    may_draft = engine.batch.checks_drafts and drafting.may_draft(plan) and not alone
+    if may_draft:
+        seconds = engine.scheduler.chunking.with_drafts(plan)
+        requested, read_first = drafting.plan_drafts(plan.rows, seconds)
+    if not (requested or read_first or (plan.rows and engine.batch.drafted)):
+        return plan, NO_DRAFTS, None
+    found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
+    if isinstance(found, Fault):
+        retry_all(engine, found)
+        return engine.scheduler.remaining_plan(plan, readable=False), drafts, read_at
+    _take(engine, found, read_at, before=True)
+    if may_draft:
+        drafts = drafting.make_drafts(plan.rows, seconds, requested, fails_next)
+    return engine.scheduler.remaining_plan(plan), drafts, read_at
+
+
 def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -> Decoded | None:
     """Launch the pass, and read the tokens of the last one while it runs. `read_at`: when they
     were read before it, so that the device became idle."""
     chunk = plan.chunk if plan.mixed else None
     if not plan.rows and chunk is None:
         return None
-    count, began = sum(map(len, drafts.values())), engine.clock()
-    expected = _estimate_seconds(engine, plan)(count) if count else plan.pass_seconds
+    chunking, began = engine.scheduler.chunking, engine.clock()
+    count = sum(map(len, drafts.values()))
+    expected = chunking.with_drafts(plan)(count) if count else plan.pass_seconds
     mixed_chunk = engine.batch.mixed.take_along(chunk)
     forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
     if isinstance(forward, Fault):  # the rows' caches could not be copied for it
         return Decoded(Forward([], None, []), chunk, forward)
-    load = engine.scheduler.chunking.load(plan.rows, chunk)
+    load = chunking.load(plan.rows, chunk)
     engine.timer.launch(expected, began if read_at is None else engine.clock(), load)
     if drafts and read_at is not None:
         engine.drafting.record_idle(drafts, engine.clock() - read_at)
@@ -91,34 +114,6 @@ def commit(engine: Engine, decoded: Decoded) -> None:
     engine.timer.token_at = engine.clock()
     if not (forward.failed or recovers):
         engine.batch.record_success(len(forward.rows))
-
-
-def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
-    """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
-    the plan without what ended with these tokens, the drafts, and when the tokens were read."""
-    requested: Mapping[Row, Asks] = {}
-    first, drafting = False, engine.drafting
-    may_draft = drafting.allowed(plan, possible=engine.batch.checks_drafts)
-    may_draft = may_draft and not any(row.retry_alone for row in plan.rows)
-    if may_draft:
-        seconds = _estimate_seconds(engine, plan)
-        requested, first = drafting.plan_drafts(plan.rows, seconds)
-    if not (requested or first or (plan.rows and engine.batch.drafted)):
-        return plan, NO_DRAFTS, None
-    found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
-    if isinstance(found, Fault):
-        retry_all(engine, found)
-        return engine.scheduler.remaining_plan(plan, readable=False), drafts, read_at
-    _take(engine, found, read_at, before=True)
-    if may_draft:
-        drafts = drafting.make_drafts(plan.rows, seconds, requested, fails_next)
-    return engine.scheduler.remaining_plan(plan), drafts, read_at
-
-
-def _estimate_seconds(engine: Engine, plan: StepPlan) -> Callable[[int], float]:
-    """Duration of the plan's pass by the number of its drafts."""
-    longer = engine.scheduler.chunking.wider(plan)
-    return lambda drafts: plan.pass_seconds + longer(drafts)
 
 
 def _take(engine: Engine, found: Sequence[PassResult], now: float, *, before: bool = False) -> None:
@@ -192,9 +187,10 @@ def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
     live = [read for read in reads if read[0].finish is None]
     for row, token, _ in live:  # before any row ends, because that stores its request's other rows
         engine.output.add_token(row.request, now)
+        engine.scheduler.charge_token(row.request)
         row.tokens.append(token)
     for row, token, logprob in live:
-        _advance(engine, row, partial(_push_token, engine), token, logprob)
+        _advance(engine, row, partial(_push_token, engine, row, token, logprob))
 
 
 def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -> Progress:
@@ -203,10 +199,9 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
         return _finish(row, "stop")
     if row.constraint is not None:
         row.constraint.advance(token)
-    engine.drafting.follow(row, token)
-    described = None
-    if logprob is not None:
-        described = engine.output.describe(token, logprob)
+    if engine.batch.checks_drafts:
+        engine.drafting.follow(row, token)
+    described = None if logprob is None else engine.output.describe(token, logprob)
     deltas = list(row.output.push(token, described))
     if row.output.stopped or (row.constraint is not None and row.constraint.finished):
         return _finish(row, "stop", deltas)
@@ -216,10 +211,10 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
 
 
 def cut(engine: Engine, row: Row) -> None:
-    _advance(engine, row, _finish, "length")
+    _advance(engine, row, partial(_finish, row, "length"))
 
 
-def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any) -> None:
+def _advance(engine: Engine, row: Row, work: Callable[[], Progress]) -> None:
     """Do the row's own work, post its events, and end the row or its request if need be."""
     request = row.request
     progress: Progress = (), None
@@ -227,7 +222,7 @@ def _advance(engine: Engine, row: Row, work: Callable[..., Progress], *how: Any)
         return
     if row.error is None:
         with fails_next(row, "its text"):
-            progress = work(row, *how)
+            progress = work()
     if row.error is not None:
         engine.fail(request, row.error)
         return

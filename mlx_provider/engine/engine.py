@@ -17,7 +17,8 @@ from .prefill import Prefilled
 from .prefix_cache.policy import PrefixCachePolicy, isolated_cache
 from .request import Phase, PrefillJob, Request, Row
 from .scheduling.costs import PassTimer
-from .scheduling.scheduler import Scheduler, StepRecord
+from .scheduling.scheduler import Scheduler
+from .scheduling.step import StepRecord
 from .sparse_prefill import SparsePrefill
 from .speculation.speculation import Speculation
 from .step_output import Post, Recorder, StepOutput
@@ -50,19 +51,97 @@ class Engine:
         self.make_cache = make_cache
         self.clock = clock
         self.output = StepOutput(recorder, clock, model.tokenizer)
-        self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=scheduler.chunking.fixed)
         self.drafting = speculation or Speculation(vocab=0)
+        fixed, shows = scheduler.chunking.fixed, self.drafting.shows
+        self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=fixed, shows=shows)
         self.timer = PassTimer(scheduler.costs)
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.sparse_prefill = sparse_prefill
-        self.batch.shows = self.drafting.shows
         if prefix_cache is not None:
             scheduler.offers = prefix_cache.offers
             scheduler.fork_bytes = prefix_cache.fork_bytes
         self.deliver: Callable[[list[Post]], object] | None = None
         """Gets the events of the rows before a chunk runs in its own pass."""
         self._blocked = False
+
+    def step(self) -> list[Post]:
+        """Advance the rows by a token or more, and one prompt by a chunk. Returns the events for
+        readers that `deliver` did not get."""
+        now = self.clock()
+        while True:
+            record = self.schedule(now)
+            for result in self.run(record):
+                self.commit(result)
+                if self.deliver is not None and not self.output.empty:
+                    self.deliver(self.output.take())
+            if not record.begins:  # else the next record has the passes
+                return self.output.take()
+
+    def schedule(self, now: float) -> StepRecord:
+        """Decide the step. Changes nothing."""
+        alone = [row for row in self.scheduler.running if row.retry_alone]
+        return self.scheduler.schedule(
+            now,
+            mixes=self.batch.mixes and not alone,
+            stalled=self.timer.stall_seconds(now),
+            passes=self.batch.layout.pass_count,
+        )
+
+    def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
+        """Execute the decisions of the record, and launch its passes. Changes requests, events,
+        the queue, costs and all caches. The caller commits each result before it asks for the next
+        one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream waits
+        for it. If drafts pay, the last tokens are committed before any pass."""
+        self._apply_decisions(record)
+        plan, drafts, read_at = decode.draft(self, self.scheduler.remaining_plan(record.plan))
+        self.scheduler.charge_step(plan)
+        if (decoded := decode.run(self, plan, drafts, read_at)) is not None:
+            yield decoded
+        if (prefilled := prefill.run(self, plan)) is not None:
+            yield prefilled
+        if self.prefix_cache is not None:
+            self.prefix_cache.detach(self.scheduler.running, self.batch.layout.cache_of)
+        self.charge_merged()
+        if plan.rows or plan.chunk is not None:
+            self.output.add_step(plan, record.now)
+        self._blocked = record.empty
+
+    def commit(self, result: Decoded | Prefilled) -> None:
+        """Take the tokens that were read and draw the next ones, or count a chunk and let the rows
+        of a complete prompt decode. Changes requests, events, the queue, the batch and the prefix
+        cache."""
+        if isinstance(result, Decoded):
+            decode.commit(self, result)
+            if result.chunk is not None and not isinstance(result.reads, Fault):
+                prefill.commit_mixed(self, result.chunk, result.forward)
+        else:
+            prefill.commit(self, result)
+
+    def _apply_decisions(self, record: StepRecord) -> None:
+        """Before the passes: end requests and rows, preempt rows, admit and begin prompts."""
+        prefixes = self.prefix_cache
+        for request in record.expired:
+            self.fail(request, RequestTimedOut("the request's time limit has passed"))
+        for row in record.cut:
+            decode.cut(self, row)
+        for row, tokens in record.trims.items():
+            if row.lease is not None and row not in record.preempted:
+                row.lease.trim(tokens)
+        for row in record.preempted:
+            if row in self.scheduler.running:  # else its request failed when another row was cut
+                self.store(row.request, [row])
+                self.drop_rows([row])
+        if prefixes is not None and record.leases and record.admitted in self.scheduler.waiting:
+            prefixes.lease(record.admitted)
+        for job in (*self.scheduler.apply(record), *record.tried):
+            self.look_up(job)
+        for job in record.begins:
+            if job not in self.scheduler.waiting:
+                continue
+            self.output.start(job.request)
+            with self.isolate(job.request, "its prefill"):
+                prefill.begin(self, job)
 
     @property
     def idle(self) -> bool:
@@ -85,12 +164,10 @@ class Engine:
         self.end_ahead()
         job = self.scheduler.submit(request, self.clock())
         self.look_up(job)
-        if request.ahead:
-            prefixes = self.prefix_cache
-            if prefixes is None or not prefixes.pays_ahead(job):
-                self.abandon(request)
-            return
-        self.output.recorder.count("requests_received")
+        if not request.ahead:
+            self.output.recorder.count("requests_received")
+        elif self.prefix_cache is None or not self.prefix_cache.pays_ahead(job):
+            self.abandon(request)
 
     def prefill_ahead(self, request: Request) -> None:
         """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
@@ -161,107 +238,25 @@ class Engine:
         for row in rows:
             row.lease, row.merged = None, 0
 
-    def store(self, request: Request, running: Sequence[Row]) -> None:
-        """Store what rows and prefills of a request have computed in the prefix cache."""
-        if self.prefix_cache is None:
-            return
-        with isolated_cache(request):
-            for row in running:
-                cached = self.batch.cached_tokens(row)
-                if row.corrupted:
-                    continue
-                if cached:
-                    row_cache = self.batch.extract(row)
-                    self.prefix_cache.keep_row(row, row.tokens[:cached], row_cache)
-                self.prefix_cache.release([row])
-            for job in self.scheduler.waiting:
-                if job.request is request and not request.unfinished:
-                    self.prefix_cache.keep_prefill(job)
-                    self.prefix_cache.release(job.rows)
-
-    # -- the step
-
-    def step(self) -> list[Post]:
-        """Advance the rows by a token or more, and one prompt by a chunk. Returns the events for
-        readers that `deliver` did not get."""
-        now, again = self.clock(), True
-        while again:  # for the passes, after a record that lets prompts begin
-            record = self.schedule(now)
-            for result in self.run(record):
-                self.commit(result)
-                if self.deliver is not None and not self.output.empty:
-                    self.deliver(self.output.take())
-            again = bool(record.begins)
-        return self.output.take()
-
-    def schedule(self, now: float) -> StepRecord:
-        """Decide the step. Changes nothing."""
-        alone = [row for row in self.scheduler.running if row.retry_alone]
-        return self.scheduler.schedule(
-            now,
-            mixes=self.batch.mixes and not alone,
-            stalled=self.timer.stall_seconds(now),
-            passes=self.batch.layout.pass_count,
-        )
-
-    def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
-        """Execute the decisions of the record, and launch its passes. Changes requests, events,
-        the queue, costs and all caches, and counts a chunk with its own pass. The caller commits
-        each result before it asks for the next one: the rows' next tokens are drawn before such a
-        chunk, so no stream waits for it. If drafts pay, the last tokens are committed before any
-        pass."""
-        self._apply_decisions(record)
-        plan, drafts, read_at = decode.draft(self, self.scheduler.remaining_plan(record.plan))
-        self.scheduler.charge_step(plan)
-        if (decoded := decode.run(self, plan, drafts, read_at)) is not None:
-            yield decoded
-        if (prefilled := prefill.run(self, plan)) is not None:
-            yield prefilled
-        if self.prefix_cache is not None:
-            self.prefix_cache.detach(self.scheduler.running, self.batch.layout.cache_of)
-        self.charge_merged()
-        if plan.rows or plan.chunk is not None:
-            self.output.add_step(plan, record.now)
-        self._blocked = record.empty
-
-    def commit(self, result: Decoded | Prefilled) -> None:
-        """Take the tokens that were read and draw the next ones, or let the rows of a complete
-        prompt decode. Changes requests, events, the queue, the batch and the prefix cache."""
-        if isinstance(result, Decoded):
-            decode.commit(self, result)
-            if result.chunk is not None and not isinstance(result.reads, Fault):
-                prefill.commit_mixed(self, result.chunk, result.forward)
-        else:
-            prefill.commit(self, result)
-
-    def _apply_decisions(self, record: StepRecord) -> None:
-        """Before the passes: end requests and rows, preempt rows, admit and begin prompts."""
-        prefixes = self.prefix_cache
-        for request in record.expired:
-            self.fail(request, RequestTimedOut("the request's time limit has passed"))
-        for row in record.cut:
-            decode.cut(self, row)
-        for row, tokens in record.trims.items():
-            if row.lease is not None and row not in record.preempted:
-                row.lease.trim(tokens)
-        for row in record.preempted:
-            if row in self.scheduler.running:  # else its request failed when another row was cut
-                self.store(row.request, [row])
-                self.drop_rows([row])
-        if prefixes is not None and record.leases and record.admitted in self.scheduler.waiting:
-            prefixes.lease(record.admitted)
-        for job in (*self.scheduler.apply(record), *record.tried):
-            self.look_up(job)
-        for job in record.begins:
-            if job not in self.scheduler.waiting:
-                continue
-            self.output.start(job.request)
-            with self.isolate(job.request, "its prefill"):
-                prefill.begin(self, job)
-
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,
         left or decoded."""
         merged = self.batch.layout.merged()
         for row in self.scheduler.running:
             row.merged = merged.get(row, 0)
+
+    def store(self, request: Request, running: Sequence[Row]) -> None:
+        """Store what rows and prefills of a request have computed in the prefix cache."""
+        if self.prefix_cache is None:
+            return
+        with isolated_cache(request):
+            for row in running:
+                if row.corrupted:
+                    continue
+                if cached := self.batch.cached_tokens(row):
+                    self.prefix_cache.keep_row(row, row.tokens[:cached], self.batch.extract(row))
+                self.prefix_cache.release([row])
+            for job in self.scheduler.waiting:
+                if job.request is request and not request.unfinished:
+                    self.prefix_cache.keep_prefill(job)
+                    self.prefix_cache.release(job.rows)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from ..errors import RequestFailed
-from ..isolation import Fault, Isolation, attempt
-from ..protocol.events import Delta, TokenLogprob
+from ..isolation import Fault, attempt
+from ..protocol.events import Delta
 from ..records import PrefillChunk, ShowsLogits
 from ..upstream.cache_classes import sparse
 from . import decode
 from .execution.decode_batch import Forward, Logprob, Pending, read_drawn, read_logprobs
 from .execution.grouped_kv import MixedChunk
-from .execution.sampler import draw, score
+from .execution.sampler import Drawn, draw, score
 from .inputs import Inputs
 from .prefix_cache.policy import isolated_cache
 from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
-from .scheduling.chunking import Chunk, StepPlan
+from .scheduling.step import Chunk, StepPlan
 from .sparse_prefill import run_alone
 
 if TYPE_CHECKING:
@@ -40,9 +41,16 @@ size."""
 
 @dataclass(frozen=True)
 class Prefilled:
+    """Result of a chunk in its own pass."""
+
     job: PrefillJob
-    logits: mx.array | Fault | None
-    """(vocab,) after the last chunk of a prompt, or why a chunk, or work before it, failed."""
+    chunk: Chunk | None = None
+    """`None`: it failed, or work before the chunks of the prompt."""
+    logits: mx.array | None = None
+    """(vocab,) after the chunk. `None`: of an input to embed."""
+    scored: Drawn | None = None
+    """The prompt tokens that the chunk predicts, if their log-probabilities are wanted."""
+    fault: Fault | None = None
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
@@ -65,67 +73,74 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     if job.cache is None:
         job.cache = engine.make_cache()
         grow_by(job.cache, capacity)
-    if job.places is not None:
+    if job.positions is not None:
         job.cache = sparse(job.cache)
     if not job.request.ahead:
         engine.output.recorder.count("prompt_tokens_cached", job.done)
 
 
 def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
-    """Run the chunk with its own pass, or what must be done before the chunks of a prompt."""
-    chunk = None if plan.mixed else plan.chunk
-    if plan.prepared is not None and plan.prepared.cache is not None:
-        return _prepare(engine, plan.prepared, plan)
-    if chunk is None or not chunk.due:  # its request ended, or a failed pass corrupted it
+    """Launch the chunk with its own pass, or do what comes before the chunks of a prompt."""
+    job, chunk = plan.prepared, None if plan.mixed else plan.chunk
+    found: Prefilled | Fault | None
+    if job is not None and job.cache is not None:
+        found = attempt(partial(_prepare, engine, job, plan))
+    elif chunk is not None and chunk.due:  # else its request ended, or a failed pass corrupted it
+        job, found = chunk.job, attempt(partial(_run_chunk, engine, chunk, plan))
+    else:
         return None
-    return Prefilled(chunk.job, attempt(lambda: _run_chunk(engine, chunk, plan)))
+    return Prefilled(job, fault=found) if isinstance(found, Fault) else found
 
 
 def commit(engine: Engine, prefilled: Prefilled) -> None:
-    """Let the rows of a complete prompt decode. A failure ends only its request."""
-    job, logits = prefilled.job, prefilled.logits
-    if isinstance(logits, Fault):
+    """Count the chunk. After the last one, let the prompt's rows decode, or take the vector of an
+    input. A failure ends only its request."""
+    job, chunk, request = prefilled.job, prefilled.chunk, prefilled.job.request
+    if prefilled.fault is not None:
         engine.timer.forget()
         job.drop_cache()  # corrupted, so it must not reach the prefix cache
-        engine.fail_by_fault(job.request, "its prefill", logits)
-    elif logits is not None and job.request.ahead:
-        engine.abandon(job.request)
-    elif logits is not None:
-        with engine.isolate(job.request, "its prefill"):
-            _end_prefill(engine, job, logits)
+        engine.fail_by_fault(request, "its prefill", prefilled.fault)
+    if chunk is None:
+        return
+    with engine.isolate(request, "its prefill"):
+        if job.wants_prompt_logprobs:
+            _post_prompt_logprobs(engine, chunk, prefilled.scored)
+        _record_chunk(engine, chunk)
+        if chunk.stop < len(job.tokens):
+            return
+        if request.inputs is not None:
+            _end_input(engine, job, request.inputs)
+        elif request.ahead:
+            engine.abandon(request)
+        elif prefilled.logits is not None:
+            _end_prefill(engine, job, prefilled.logits)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
-    """Count a chunk that ran with the rows. After the last one, let the prompt's rows decode."""
+    """The same for a chunk that ran with the rows, but if it failed, its prompt starts again."""
     job, logits = chunk.job, forward.chunk_logits
     if not (forward.took_chunk and chunk.due):
         return
     job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
-    with Isolation() as tried:
-        _record_chunk(engine, chunk)
-        if logits is not None:
-            mx.eval(logits)
-    if tried.fault is not None:
-        log.warning("request %s starts its prefill again: %s", job.request.id, tried.fault.summary)
+    failed = attempt(partial(mx.eval, [] if logits is None else logits))
+    if isinstance(failed, Fault):
+        log.warning("request %s starts its prefill again: %s", job.request.id, failed.summary)
         engine.batch.mixed.blame()
-    elif logits is not None and job in engine.scheduler.waiting:
-        with engine.isolate(job.request, "its prefill"):
-            _end_prefill(engine, job, logits)
+    else:
+        commit(engine, Prefilled(job, chunk, logits))
 
 
-def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> Prefilled | None:
+def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
     seconds, began = plan.preparing_seconds, engine.clock()
-    with Isolation() as tried:
-        if job.unembedded:
-            _run_tower(engine, job, seconds)
-            engine.scheduler.charge_tower(plan, engine.clock() - began)
-        elif job.scoring is not None and engine.sparse_prefill is not None:
-            engine.sparse_prefill.advance(job, seconds)
-            if job.scoring is None:
-                grow_by(job.row_cache(), engine.scheduler.ledger.kv_capacity(job))
-                engine.output.recorder.count("tokens_skipped", job.request.skipped)
+    if job.unembedded:
+        _run_tower(engine, job, seconds)
+    elif job.scoring is not None and engine.sparse_prefill is not None:
+        engine.sparse_prefill.advance(job, seconds)
+        if job.scoring is None:
+            grow_by(job.row_cache(), engine.scheduler.ledger.kv_capacity(job))
+            engine.output.recorder.count("tokens_skipped", job.request.skipped)
+    engine.scheduler.charge_preparation(plan, engine.clock() - began)
     engine.timer.forget()  # this time is not that of a pass
-    return None if tried.fault is None else Prefilled(job, tried.fault)
 
 
 def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
@@ -143,23 +158,28 @@ def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
         job.request.features[span.content_hash] = features
 
 
-def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
-    """Append the chunk to its row's cache. Returns logits (vocab,) if it is the last one of a
-    prompt. The last one of an input makes its vector."""
+def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
+    """Append the chunk to its row's cache."""
     job, request = chunk.job, chunk.job.request
     inputs, cache, last = request.inputs, job.row_cache(), chunk.stop == len(job.tokens)
     media = [s for s in job.prompt.spans if s.start < chunk.stop and s.end > chunk.start]
     load = engine.scheduler.chunking.load((), chunk)
     engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
     prefill_chunk = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
-    logits, found = None, []
+    logits, scored = None, None
+    wanted = [] if last else arrays(cache)
     if inputs is not None:
         inputs.run(engine.model, prefill_chunk)
-        found = [] if inputs.found is None else [inputs.found]
+        wanted += [] if inputs.found is None else [inputs.found]
+    elif job.wants_prompt_logprobs:
+        logits, scored = _score(engine, prefill_chunk, request)
+        wanted += [] if scored is None else scored.arrays
+    elif job.positions is not None:
+        logits = run_alone(engine.model, MixedChunk.of(chunk))
     else:
-        logits = _logits(engine, chunk, prefill_chunk)
-        found = [logits, *job.hidden] if last else []
-    wanted = found if last else [*arrays(cache), *found]
+        logits = engine.drafting.prefill(engine.model, job, prefill_chunk)
+    if last and logits is not None:
+        wanted += [logits, *job.hidden]
     if plan.rows and engine.scheduler.running and not (last or media):
         # the pass of the next token follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
@@ -169,23 +189,33 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> mx.array | None:
         if media:  # a family may run a whole image with its first tokens, and others without cost
             engine.timer.forget()
         engine.timer.end(engine.clock())
-    _record_chunk(engine, chunk)
-    if inputs is not None and last:
-        _end_input(engine, job, inputs)
-    return logits if last else None
+    return Prefilled(job, chunk, logits, scored)
 
 
-def _logits(engine: Engine, chunk: Chunk, prefill_chunk: PrefillChunk) -> mx.array:
-    """Logits (vocab,) after a chunk."""
-    job = chunk.job
-    if job.places is not None:
-        return run_alone(engine.model, MixedChunk.of(chunk))
-    if not job.wants_prompt_logprobs:
-        return engine.drafting.prefill(engine.model, job, prefill_chunk)
-    found, logits = _prompt_logprobs(engine, prefill_chunk, job.request)
-    for row in job.request.rows:
-        engine.output.post(job.request, [Delta(index=row.index, logprobs=found)])
-    return logits
+def _score(engine: Engine, chunk: PrefillChunk, request: Request) -> tuple[mx.array, Drawn | None]:
+    """Append a chunk. Returns logits (vocab,) after it, and the prompt tokens that it predicts."""
+    model = engine.model
+    if not isinstance(model, ShowsLogits):
+        raise RequestFailed("the model does not tell how likely a prompt's tokens were")
+    logits = model.prefill_logits(chunk)
+    following = mx.array(list(chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]), mx.int32)
+    scored = score(logits[: following.size], following, request.rows[0])
+    return logits[-1], scored if following.size else None
+
+
+def _post_prompt_logprobs(engine: Engine, chunk: Chunk, scored: Drawn | None) -> None:
+    """Post the log-probabilities of the tokens that a chunk predicts; with the first chunk, also
+    the first token of the prompt. A restarted prefill sends no token again."""
+    request, describe = chunk.job.request, engine.output.describe
+    tokens = request.prompt.tokens
+    following = tokens[chunk.start + 1 : chunk.stop + 1]
+    found = [describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
+    if scored is not None:
+        found += map(describe, following, read_logprobs(scored).values())
+    new = max(0, chunk.start + 1 + len(following) - request.prompt_logprobs_sent)
+    request.prompt_logprobs_sent += new
+    for row in request.rows:
+        engine.output.post(request, [Delta(index=row.index, logprobs=found[len(found) - new :])])
 
 
 def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
@@ -252,24 +282,3 @@ def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
         (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
     if work.fault is None:
         decode.take_tokens(engine, first.reads, engine.clock())
-
-
-def _prompt_logprobs(
-    engine: Engine, chunk: PrefillChunk, request: Request
-) -> tuple[list[TokenLogprob], mx.array]:
-    """Append a chunk. Returns the prompt tokens that its logits predict, and logits (vocab,) after
-    its last token. The first chunk includes the first token of the prompt. A restarted prefill
-    sends no token again."""
-    model, describe = engine.model, engine.output.describe
-    if not isinstance(model, ShowsLogits):
-        raise RequestFailed("the model does not tell how likely a prompt's tokens were")
-    tokens, logits = chunk.prompt.tokens, model.prefill_logits(chunk)
-    following = list(tokens[chunk.start + 1 : chunk.stop + 1])
-    drawn = score(logits[: len(following)], mx.array(following, dtype=mx.int32), request.rows[0])
-    found = read_logprobs(drawn) if following else {}
-    whole = [describe(tokens[0], UNKNOWN)] if chunk.start == 0 else []
-    whole += [describe(token, found[at]) for at, token in enumerate(following)]
-    ends = chunk.start + 1 + len(following)
-    new = max(0, ends - request.prompt_logprobs_sent)
-    request.prompt_logprobs_sent += new
-    return whole[len(whole) - new :], logits[-1]

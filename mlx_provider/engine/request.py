@@ -155,8 +155,8 @@ class Row:
     @property
     def stored(self) -> int:
         """Bytes of the prefix cache in buffers that this row alone uses."""
-        own = None if self.lease is None else self.lease.own
-        return 0 if own is None else own.stored
+        row = None if self.lease is None else self.lease.row
+        return 0 if row is None else row.stored
 
     @property
     def all_tokens(self) -> list[int]:
@@ -279,7 +279,7 @@ class PrefillJob:
     restore: Restore | None = None
     """`None`: the disk was not searched."""
     estimated_cached: int = 0
-    places: Sequence[int] | None = None
+    positions: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None
     """Nothing is prefilled before it ends."""
@@ -338,7 +338,7 @@ class PrefillJob:
     @property
     def uses_prefix_cache(self) -> bool:
         """The prefix cache needs every token of a prompt to be computed."""
-        unfit = (self.places, self.scoring, self.request.inputs)
+        unfit = (self.positions, self.scoring, self.request.inputs)
         return not self.wants_prompt_logprobs and all(each is None for each in unfit)
 
     def restart(self) -> None:
@@ -366,8 +366,8 @@ class PrefillJob:
     def thin_out(self, kept: Sequence[int]) -> None:
         """Run only these tokens of the prompt, and all tokens after it."""
         prompt = len(self.request.prompt.tokens)
-        self.places = [*kept, *range(prompt, len(self.tokens))]
-        self.tokens = [self.tokens[at] for at in self.places]
+        self.positions = [*kept, *range(prompt, len(self.tokens))]
+        self.tokens = [self.tokens[at] for at in self.positions]
         self.cuts, self.keeps = (), ()  # they count tokens that were left out
 
     def row_cache(self) -> list[Any]:

@@ -14,7 +14,7 @@ from ..upstream.detokenizer import token_bytes
 from .execution.decode_batch import Logprob
 from .prefix_cache.tree import Match
 from .request import Request
-from .scheduling.chunking import Chunk, StepPlan
+from .scheduling.step import Chunk, StepPlan
 
 log = logging.getLogger(__name__)
 MAX_NAMES = 50_000

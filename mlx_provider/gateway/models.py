@@ -7,14 +7,15 @@ import os
 import platform
 import subprocess
 import tomllib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import installed_version
+from ..client.connection import local_client
+from ..config import engine_settings, installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context, text_fields
 from ..records import Client
@@ -129,13 +130,17 @@ def alias(model: str) -> str:
     return Path(model.partition("@")[0]).expanduser().name or model
 
 
-def device_memory() -> int:
-    from ..config import engine_settings
+def device_memory(environ: Mapping[str, str] = os.environ) -> int:
+    """Limit of the engine: if it runs, the one that it found before it loaded models."""
     from ..serving.residents import memory_limit
     from ..upstream.runtime import require_mlx
 
     require_mlx()
-    return memory_limit(engine_settings().memory_limit)
+    chosen = engine_settings(environ).memory_limit
+    if chosen is None:
+        with suppress(MLXProviderError), closing(local_client(environ)) as client:
+            chosen = client.stats().memory.limit or None
+    return memory_limit(chosen)
 
 
 def candidate(

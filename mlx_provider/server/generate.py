@@ -27,10 +27,9 @@ from ..errors import (
     for_another,
 )
 from ..protocol.event_queue import EventQueue
-from ..protocol.events import Event, Failed
+from ..protocol.events import Accepted, Event, Failed
 from ..protocol.requests import GenerateRequest, ModelRequest
 from ..upstream.runtime import trim_heap
-from ..wire import api
 from ..wire.api import HEADER, ParsedRequest, Reply, header_text
 from .access import error_response, owner_of
 from .incoming import Incoming, Parse, in_thread
@@ -41,7 +40,8 @@ if TYPE_CHECKING:
 
 LARGE = 4 * 2**20
 """Bytes of a body from which free memory is returned to the system."""
-HEARTBEAT = 5.0
+HEARTBEAT, LONG_LOAD = 5.0, 10.0
+"""Seconds of silence after which a stream has a comment, and those of a load that has comments."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,16 @@ class _Answer:
         self._limiter = limiter
         self._stopping = stopping
         self._ids = [request.id for request in parsed.requests]
+        first = parsed.requests[0]
+        unknown = Accepted(id=first.id, model=first.model, prompt_tokens=0, max_tokens=0)
+        self._reply = parsed.reply(unknown)
+        """To say something before the request is accepted."""
+        self._model = first.model
         self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
-        self._submitting = anyio.CancelScope()
+        self._submitting, self._announcing = anyio.CancelScope(), anyio.CancelScope()
+        self._begun = False
+        """Whether a stream has begun before the request is accepted."""
         self._submitted = 0
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,8 +125,10 @@ class _Answer:
             async with anyio.create_task_group() as watchers:
                 watchers.start_soon(self._watch_client, receive, watchers)
                 watchers.start_soon(self._watch_stop)
+                watchers.start_soon(self._announce_load, send)
                 try:
                     generation = await self._accept()
+                    self._announcing.cancel()
                     await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
@@ -132,9 +141,14 @@ class _Answer:
         if failure is not None:
             closing = {"connection": "close"} if self._stopping.is_set() else None
             response: Response = error_response(failure, closing, scope["path"])
-            if self._parsed.refusal is not None and (stream := self._parsed.refusal(failure)):
-                response = Response(stream, media_type=api.MEDIA_TYPE)
-            await response(scope, receive, send)
+            in_stream = self._reply.heartbeat and isinstance(failure, self._parsed.in_stream)
+            if self._begun or in_stream:
+                frames = self._reply.feed([Failed.of(failure)])
+                response = Response(frames, media_type=self._reply.media_type)
+            if self._begun:
+                await send({"type": "http.response.body", "body": response.body})
+            else:
+                await response(scope, receive, send)
 
     async def _watch_client(self, receive: Receive, group: TaskGroup) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -144,6 +158,23 @@ class _Answer:
     async def _watch_stop(self) -> None:
         await self._stopping.wait()
         self._submitting.cancel()
+
+    async def _announce_load(self, send: Send) -> None:
+        """Begin the stream of a request whose model takes long to load, with comments on that. An
+        error then comes in the stream, without its HTTP status."""
+        began, beat = time.monotonic(), self._reply.heartbeat
+        with self._announcing:
+            await anyio.sleep(LONG_LOAD)
+            while beat:
+                loading = self._service.loading(self._model)
+                if loading and not self._begun:
+                    await send(_start(self._reply, []))
+                    self._begun = True
+                if self._begun:
+                    text = header_text([f"loading: {loading} ({time.monotonic() - began:.0f} s)"])
+                    body = f": {text}\n\n".encode() if loading else beat
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await anyio.sleep(HEARTBEAT)
 
     async def _accept(self) -> Generation:
         """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""
@@ -191,7 +222,7 @@ class _Answer:
         reader. Writes heartbeats after silence."""
         accepted, names = generation.accepted, self._parsed.names
         reply = self._parsed.reply(accepted)
-        started, written = False, 0.0
+        started, written = self._begun, time.monotonic()
         events: list[Event] = [accepted]
         while events:
             out = reply.feed(events)

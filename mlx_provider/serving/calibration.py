@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..engine.execution.batch_layout import NO_DRAFTS
+from ..engine.execution.batch_layout import NO_WIDTHS
 from ..engine.execution.grouped_kv import MixedChunk
 from ..engine.row_cache import arrays, grow_by, profile
 from ..engine.scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
@@ -39,8 +39,9 @@ DEPTHS = (8192, 4096, 2048, 1024)
 """Depths of the deep cache. The first within the context and the free memory is used."""
 SLOW_DEPTHS = DEPTHS[2:]
 """`DEPTHS` on a CPU."""
-ROWS = (1, 2, 4, 8, 16)
-"""Rows of the timed decode passes. No two have the same length."""
+ROWS, MANY = (1, 2, 4, 8, 16), 32
+"""Rows of the timed decode passes, and of one more where new shapes take longer: more than 16 rows
+have other kernels. No two rows have the same length."""
 LONGEST_ROW, SLOW_ROW = 1920, 240
 """Tokens of the longest of these rows, on a GPU and on a CPU."""
 MIXED, BRIEF = 4, 0.2
@@ -57,7 +58,7 @@ do not count."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9
-"""Rows are padded if their passes then take less than this part of the time. Wider passes are not
+"""Another layout is used if its passes take less than this part of the time. Wider passes are not
 timed if they take more than this part of the time of as many tokens in narrower ones."""
 SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
 """Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
@@ -83,7 +84,7 @@ Seconds = dict[int, float]
 @dataclass(frozen=True)
 class Measured:
     probe: Probe
-    """Its layout is `padded` only where passes of several rows are then clearly faster."""
+    """Its layout is `padded` or `solo` where steps of several rows are then clearly faster."""
     curve: Curve
     passes: PassBytes = field(default_factory=PassBytes)
     least_shared: int = SHARED_UNMEASURED
@@ -105,18 +106,18 @@ class Times:
     seconds_left: float = IN_ALL
 
     def measure(self, probe: Probe) -> Measured:
-        """Time what the probe allows, and choose whether rows are padded."""
+        """Time what the probe allows, and choose the layout."""
         short, curve = self._time_chunks()
         if probe.layout != "grouped" or not short:
             return Measured(probe, curve)
-        layout, rows = self._time_rows(padded=probe.padded)
+        probe, rows = self._time_rows(probe, [MANY] if curve.first else [])
         width = max((n for n, s in short.items() if n <= WIDE and s <= BRIEF), default=0)
-        several = partial(self.passes.rows, self._lengths(MIXED), layout)
+        several = partial(self.passes.rows, self._lengths(MIXED), probe.layout)
         mixes = probe.mixes and MIXED in rows and width > 1
         mixed = self._time([width] if mixes else [], several)
-        one = partial(self.passes.rows, self._lengths(1), layout, 0)
+        one = partial(self.passes.rows, self._lengths(1), probe.layout, 0)
         drafted = self._time(DRAFTS if probe.drafts and 1 in rows else [], one)
-        found = Measured(replace(probe, layout=layout), curve)
+        found = Measured(probe, curve)
         if curve == UNMEASURED:
             return found
         least, key = min(short.values()) / 2, curve.per_key(1)
@@ -151,15 +152,25 @@ class Times:
         curve = Curve.through(short, deep, depth)
         return short, replace(curve, first=first if first >= LITTLE else 0.0)
 
-    def _time_rows(self, *, padded: bool) -> tuple[str, Seconds]:
-        def run(name: str) -> Seconds:
-            return self._time(ROWS, lambda count: self.passes.rows(self._lengths(count), name))
+    def _time_rows(self, probe: Probe, many: Sequence[int]) -> tuple[Probe, Seconds]:
+        """In the layout in which steps of several rows are fastest; `many` in no other."""
 
-        grouped, other = run("grouped"), run("padded") if padded else {}
-        both = [n for n in other if n in grouped and n > 1]
-        if both and sum(other[n] for n in both) < CLEARLY * sum(grouped[n] for n in both):
-            return "padded", other
-        return "grouped", grouped
+        def run(name: str, sizes: Sequence[int] = ROWS) -> Seconds:
+            return self._time(sizes, lambda count: self.passes.rows(self._lengths(count), name))
+
+        grouped = run("grouped")
+        if not (probe.padded and grouped):
+            return probe, grouped
+        best, found = "grouped", grouped
+        apart = {n: n * grouped[1] for n in grouped}
+        for name, other in (("padded", run("padded", ROWS[1:])), ("solo", apart)):
+            both = [n for n in other if n in found and n > 1]
+            if sum(other[n] for n in both) < CLEARLY * sum(found[n] for n in both):
+                best, found = name, other
+        if found is apart:
+            probe = replace(probe, mixes=False, drafts=False, shares=False)
+            return replace(probe, layout=best), {1: grouped[1]}
+        return replace(probe, layout=best), {1: grouped[1], **found, **run(best, many)}
 
     def _lengths(self, count: int) -> list[int]:
         longest = min(self.longest_row, self.context - REPEATS - MOST_DRAFTS)
@@ -287,7 +298,7 @@ class OnDevice:
                 cache = deep_cache(self.model, self.make_cache, length, more)
                 share_prefix(cache, shared)
             trial.add(tokens[:length], deepcopy(cache) if shared else cache)
-        kept = dict.fromkeys(trial.logits, 1) if drafts else NO_DRAFTS
+        kept = dict.fromkeys(trial.logits, 1) if drafts else NO_WIDTHS
         for _ in range(self.repeats):
             grow_by(cache := self.make_cache(), chunk)
             along = MixedChunk(tokens[:chunk], range(chunk), cache) if chunk else None

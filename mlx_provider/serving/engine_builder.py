@@ -125,11 +125,14 @@ class EngineBuilder:
         )
         self._worker.add(engine)
 
-        def keep_curve() -> None:
-            if scheduler.costs.curve != measured.curve:
-                self._measurements.keep(kv.key, replace(measured, curve=scheduler.costs.curve))
+        def check_measured() -> None:
+            if scheduler.costs.curve.contradicts(measured.curve):
+                log.info("%s: the next load measures its passes anew", weights.name)
+                self._measurements.keep(kv.key, None)
 
-        instance = EngineInstance(engine, found, fixed, loaded.drafter, loaded.nbytes, keep_curve)
+        instance = EngineInstance(
+            engine, found, fixed, loaded.drafter, loaded.nbytes, check_measured
+        )
         _log_started(weights, instance, kv_kind(options))
         return instance
 

@@ -53,7 +53,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 13
+FORMAT = 14
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 
@@ -76,13 +76,13 @@ class Measurements:
     def find(self, key: str) -> Measured | None:
         return self._read().get(key)
 
-    def keep(self, key: str, measured: Measured) -> None:
-        """Failure to write the file is only logged."""
-        if self._file is None or not measured.lasts:
+    def keep(self, key: str, measured: Measured | None) -> None:
+        """`None`: the next load measures anew. Failure to write the file is only logged."""
+        if self._file is None or (measured and not measured.lasts):
             return
         entries = self._read()
         entries.pop(key, None)
-        newest = dict([*entries.items(), (key, measured)][-ENTRIES:])
+        newest = dict([*entries.items(), *([(key, measured)] if measured else [])][-ENTRIES:])
         try:
             replace_own(self._file, _FILE.dump_json(newest))
         except OSError as error:

@@ -45,15 +45,15 @@ class ModelCache:
         recorder: Recorder,
         media: Callable[[], int] = lambda: 0,
     ) -> None:
-        limit = memory_limit(settings.memory_limit)
-        pool = pool_limit(limit)
+        self.limit = memory_limit(settings.memory_limit)
+        pool = pool_limit(self.limit)
         self._registry = registry
         self._worker = worker
         self._own_context: dict[Path, int] = {}
         """By folder, as its family gave it."""
         self._pool_before = mx.set_cache_limit(pool)
         self.ledger: MemoryLedger = MemoryLedger(
-            lambda: limit - pool, media=media, prefix_bytes=settings.prefix_bytes
+            lambda: self.limit - pool, media=media, prefix_bytes=settings.prefix_bytes
         )
         disk = settings.disk_cache, settings.disk_cache_bytes
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)
@@ -161,7 +161,7 @@ class ModelCache:
         """Writes the queue to disk and ends the threads."""
         self.queue.close(EngineDied("the engine is shutting down"))
         for instance in self.engines():
-            instance.keep_costs()
+            instance.check_measured()
         self.prefixes.close()
         self.loader.close()
         mx.set_cache_limit(self._pool_before)

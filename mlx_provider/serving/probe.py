@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from ..engine.execution.batch_layout import NO_DRAFTS, Layout, Widths
+from ..engine.execution.batch_layout import NO_WIDTHS, Layout, Widths
 from ..engine.execution.decode_batch import run_pass
 from ..engine.execution.grouped_kv import MixedChunk, can_share_a_pass
 from ..engine.request import Request, Row, RowOutput, SamplingParams
@@ -185,7 +185,7 @@ class Trial:
         self.logits[row] = []
 
     def step(
-        self, chunk: MixedChunk | None = None, kept: Widths = NO_DRAFTS, wrong: int = WRONG
+        self, chunk: MixedChunk | None = None, kept: Widths = NO_WIDTHS, wrong: int = WRONG
     ) -> mx.array:
         """One token for each row. Returns logits (B, vocab) of the last pass. `kept`: rows with so
         many correct tokens, which stay, and `wrong` ones behind them."""

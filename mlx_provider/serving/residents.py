@@ -3,7 +3,6 @@ prefix cache."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -13,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+import psutil
 
 from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
 from ..errors import LoadFailed, MemoryInUse
@@ -33,6 +33,9 @@ LEAST_SHARE = 0.5
 """Share of the free memory that is used even if the reserve is larger than the rest."""
 HOST_SHARE = 0.7
 """Share of the host's memory, if the device does not report its own."""
+COMPRESSED = 1 / 8
+"""Share of the memory of other programs that counts as free on a Mac, which compresses idle pages
+and counts files in its cache as in use."""
 POOL = 2 * 2**30
 """Most bytes of freed buffers that MLX keeps for reuse."""
 POOL_SHARE = 1 / 16
@@ -280,22 +283,26 @@ class RowLedger(Ledger):
         return need <= live or not live
 
 
+def available_memory() -> int:
+    """Bytes that no other program uses: of a CUDA device, as it reports (mlx 0.32, `device_info`),
+    else of the machine."""
+    free = mx.device_info().get("free_memory")
+    others = free if isinstance(free, int) else psutil.virtual_memory().available
+    return int(others + mx.get_active_memory() + mx.get_cache_memory())
+
+
 def memory_limit(chosen: int | None) -> int:
-    """Bytes that this process may use on the device. Metal recommends a working set. CUDA reports
-    its own memory, and how much of it no process uses (mlx 0.32, `device_info`)."""
+    """Bytes that this process may use on the device. Metal recommends a working set."""
     if chosen is not None:
         return chosen
-    info = mx.device_info()
-    for name in ("max_recommended_working_set_size", "total_memory"):
-        own = info.get(name)
-        if isinstance(own, int) and own > 0:
-            free, reserve = info.get("free_memory"), int(RESERVE * own)
-            if isinstance(free, int):
-                own = min(own, free + mx.get_active_memory() + mx.get_cache_memory())
-                reserve = max(CUDA_RESERVE, reserve)
-            return max(int(LEAST_SHARE * own), own - reserve)
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(HOST_SHARE * host)
+    info, free, host = mx.device_info(), available_memory(), psutil.virtual_memory().total
+    recommended, card = info.get("max_recommended_working_set_size"), info.get("total_memory")
+    if isinstance(recommended, int) and recommended > 0:
+        return int(min((1 - RESERVE) * recommended, free + COMPRESSED * (host - free)))
+    if isinstance(card, int) and card > 0:
+        own, reserve = min(card, free), max(CUDA_RESERVE, int(RESERVE * card))
+        return max(int(LEAST_SHARE * own), own - reserve)
+    return int(min(HOST_SHARE * host, (1 - RESERVE) * free))
 
 
 def pool_limit(limit: int) -> int:

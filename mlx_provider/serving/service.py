@@ -283,6 +283,11 @@ class ChatService:
             detail=loads if alive else "the engine thread does not run",
         )
 
+    def loading(self, model: str) -> str:
+        """What is done to load a model, for those who wait for it. Empty: nothing, or unknown."""
+        stages = (each for each in self.models.progress.stats() if each.model == model)
+        return "; ".join(each.summary for each in stages)
+
     def metrics(self) -> bytes:
         return self._recorder.exposition()
 
@@ -294,7 +299,7 @@ class ChatService:
             self.models.prefixes.stats(),
             self.models.progress.stats(),
             device=device_name(),
-            chosen_limit=self._settings.memory_limit,
+            limit=self.models.limit,
             media=self.media.nbytes,
         )
 

@@ -28,7 +28,7 @@ from ..protocol.health import (
     Stats,
 )
 from .next_prompt import ToolTurn
-from .residents import Lease, memory_limit
+from .residents import Lease
 from .weights import EngineInstance, ModelView, Weights
 
 
@@ -173,7 +173,7 @@ def take(
     loading: list[LoadingStats],
     *,
     device: str,
-    chosen_limit: int | None,
+    limit: int,
     media: int,
 ) -> Stats:
     """`media`: bytes of images held by requests."""
@@ -190,7 +190,7 @@ def take(
         loading=loading,
         prefix_cache=cache,
         memory=MemoryStats(
-            limit=memory_limit(chosen_limit),
+            limit=limit,
             active=mx.get_active_memory(),
             pool=mx.get_cache_memory(),
             prefix_cache=cache.bytes,

@@ -133,8 +133,8 @@ class EngineInstance:
     reproducible: Reproducible | None = None
     drafter: str = ""
     drafter_bytes: int = 0
-    keep_costs: Callable[[], None] = lambda: None
-    """Stores the costs that passes have refined, for the next load."""
+    check_measured: Callable[[], None] = lambda: None
+    """Drops the stored measurements if the passes have not taken as long."""
     arriving: list[str] = field(default_factory=list)
     """Accounts of admitted requests that have not reached the engine thread."""
 

@@ -269,8 +269,8 @@ class ParsedRequest:
     """One, or one for each prompt of a text completion."""
     reply: Callable[[Accepted], Reply]
     names: ClientNames = field(default_factory=ClientNames)
-    refusal: Callable[[MLXProviderError], bytes] | None = None
-    """A stream with an error before acceptance; empty: the error gets its HTTP status."""
+    in_stream: tuple[type[MLXProviderError], ...] = ()
+    """Errors that come in the stream, if there is one, also before acceptance."""
     joined: bool = True
     """Whether all requests make one reply, with the echo of its prompts."""
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.policy import places
+from mlx_provider.engine.prefix_cache.policy import choose_snapshots
 from mlx_provider.engine.prefix_cache.tree import CacheKey, Ids, as_ids
 from mlx_provider.records import Prompt
 
@@ -112,7 +112,9 @@ def serve(prefix_cache: PrefixCache, model: SyntheticModel, request: SimRequest)
     match = prefix_cache.match(key, prompt, len(prompt) - 1)
     cache = prefix_cache.acquire(match, model.make_cache)[0]
     at, snapshots = match.length, {}
-    for stop in places(Prompt(request.prompt, snapshot_points=request.ends), at, match.branch):
+    for stop in choose_snapshots(
+        Prompt(request.prompt, snapshot_points=request.ends), at, match.branch
+    ):
         model.feed(cache, ids, at, stop)
         at = stop
         snapshot = prefix_cache.snapshot(cache)
@@ -121,7 +123,7 @@ def serve(prefix_cache: PrefixCache, model: SyntheticModel, request: SimRequest)
     model.feed(cache, ids, at, len(prompt))
     prefix_cache.insert(key, prompt, cache, snapshots)  # others may share it while this one decodes
     model.feed(cache, ids, len(prompt), len(ids))
-    prefix_cache.insert(key, ids, cache, {}, prompted=len(prompt))
+    prefix_cache.insert(key, ids, cache, {}, reply_at=len(prompt))
     return match.length
 
 

@@ -114,6 +114,9 @@ def test_memory_and_the_wired_limit(subject: Make) -> None:
     small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": each}) for each in ("2G", "24G"))
     assert state(machine.check_memory, small) == {"memory.limit": "warn"}
     assert state(machine.check_memory, large) == {"memory.limit": "ok"}
+    texts = [next(machine.check_memory(each)).what for each in (large, subject())]
+    assert "may take 25.8 GB (MLX_PROVIDER_MEMORY_LIMIT)" in texts[0]
+    assert "GB are available now)" in texts[1]
     assert state(machine.check_wired_memory, subject(wired=lambda: 0, is_mac=True)) == {
         "memory.wired": "ok"
     }

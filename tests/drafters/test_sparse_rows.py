@@ -131,6 +131,25 @@ def test_what_was_left_out_makes_no_difference(qwen3: TextModel) -> None:
     assert output_of(one).logprobs == output_of(other).logprobs
 
 
+def test_other_prompts_in_prefill_have_waited_for_the_scorer(qwen3: TextModel) -> None:
+    now = 0.0
+
+    class Slow(Scripted):
+        def scores(self, tokens: Sequence[int]) -> Any:
+            nonlocal now
+            now += 1.0
+            return super().scores(tokens)
+
+    engine = thinning(qwen3, Slow(pieces=2), clock=lambda: now)
+    engine.submit(new_request(text(600), may_skip=False))
+    engine.step()
+    (other,) = engine.scheduler.waiting
+    engine.submit(new_request(text(300)))
+    engine.step()
+    assert (now, other.aged) == (2.0, 2.0)
+    run(engine)
+
+
 def test_all_kept_is_a_whole_prefill(qwen3: TextModel) -> None:
     one, other = (new_request(text(400), max_tokens=12, logprobs=3) for _ in range(2))
     served(thinning(qwen3, share=1.0), one)

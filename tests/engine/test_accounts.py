@@ -3,11 +3,12 @@
 import pytest
 
 from mlx_provider.engine.request import PrefillJob
-from mlx_provider.engine.scheduling.ledger import above_share
+from mlx_provider.engine.scheduling.step import above_share
 from mlx_provider.errors import Overloaded
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
+from schedules import guessing
 from simulated_engine import Engine, m3_max
 
 LONG, SHORT = 8_000, 500
@@ -102,6 +103,23 @@ def test_a_full_queue_takes_a_request_of_an_account_without_waiting_requests() -
         run.scheduler.check(new_request([1], account="b"), arriving=["a"] * 250)
     with pytest.raises(Overloaded):  # its own account has waiting requests
         run.scheduler.check(new_request([1], account="b"), arriving=["b"])
+
+
+def test_tokens_of_accepted_drafts_count_as_much_as_others(qwen3: TextModel) -> None:
+    drafting, plain = (
+        new_request([5, 6, at], max_tokens=60, account=account, drafts=account == "a")
+        for at, account in enumerate("ab")
+    )
+    engine = new_engine(qwen3, speculation=guessing(qwen3, [drafting], 1.0))
+    for request in (drafting, plain):
+        engine.submit(request)
+    while len(output_of(drafting).tokens) < 50:
+        engine.step()
+    assert len(output_of(plain).tokens) < 40
+    for account in "ab":
+        engine.submit(new_request([7] * 9, account=account))
+    first, _ = engine.scheduler.in_order(0.0, engine.scheduler.waiting)
+    assert first.request.account == "b", "it was served less"
 
 
 @pytest.mark.parametrize("full", ["rows", "memory"])

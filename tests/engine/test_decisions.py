@@ -17,8 +17,8 @@ import pytest
 from mlx_provider import LoadOptions, MediaSpan, PrefillChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import PrefillJob, Request, Row
-from mlx_provider.engine.scheduling.chunking import StepPlan
-from mlx_provider.engine.scheduling.scheduler import Scheduler, StepRecord
+from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.engine.scheduling.step import StepPlan, StepRecord
 from mlx_provider.engine.speculation.policy import Asks
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of

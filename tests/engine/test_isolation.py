@@ -20,8 +20,8 @@ from failing import Failing, First, decoding, fail_once
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.events import Failed

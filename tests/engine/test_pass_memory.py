@@ -169,9 +169,15 @@ def test_the_memory_of_metal_cuda_and_cpu_is_found(
         (8, 5, 5),  # 3 GB stay free on a small card
     ):
         assert limit(total_memory=total * GIGA, free_memory=free * GIGA) == expected * GIGA
-    metal = limit(max_recommended_working_set_size=40 * GIGA, memory_size=64 * GIGA)
-    assert metal == 34 * GIGA
-    assert 0 < limit(architecture="x86_64") < 2**44
+    for unused, metal, cpu in (
+        (60, 34, 44),  # 85 % of the working set; 70 % of the machine
+        (34, 34, 31),  # what other programs leave, and an eighth of what they hold; 85 % of it
+        (10, 19, 11),
+    ):
+        found = SimpleNamespace(total=64 * GIGA, available=unused * GIGA)
+        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda found=found: found)
+        own = limit(max_recommended_working_set_size=40 * GIGA, memory_size=64 * GIGA)
+        assert (own // GIGA, limit(architecture="x86_64") // GIGA) == (metal, cpu)
     assert memory.memory_limit(5) == 5
 
 

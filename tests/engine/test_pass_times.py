@@ -11,9 +11,9 @@ import pytest
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.engine import prefill
 from mlx_provider.engine.request import Phase
-from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
 from mlx_provider.engine.scheduling.scheduler import Scheduler
+from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, run
 from references import assert_as_alone

@@ -5,6 +5,7 @@ import logging
 import shutil
 import tempfile
 import weakref
+from math import inf
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from agent_traffic import SyntheticModel, in_order
 from from_disk import flush, restored
 from integrity import check_integrity
+from mlx_provider.engine.prefix_cache.buffers import Leases
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.segments import Segment
@@ -71,7 +73,7 @@ def keep(prefix_cache, model, ids, ends=(), *, key=KEY, session=None, prompted=N
         state = prefix_cache.snapshot(cache)
         if state is not None:
             states[at] = state
-    stored = prefix_cache.insert(key, ids, cache, states, prompted=prompted, session=session)
+    stored = prefix_cache.insert(key, ids, cache, states, reply_at=prompted, session=session)
     assert stored == prefix_cache.match(key, ids, len(ids)).shared
     return match
 
@@ -443,6 +445,23 @@ def test_a_pinned_path_outlives_newer_ones() -> None:
     prefix_cache.evict(prefix_cache.nbytes // 4)
     alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 5000)]
     assert alive == [0, 99]
+    check_integrity(prefix_cache)
+
+
+def test_a_row_holds_its_whole_entry_where_the_head_of_another_session_ends_in_it() -> None:
+    model = SyntheticModel("kv")
+    prefix_cache = PrefixCache(budget=lambda: 30 * model.unit)
+    long, short = list(range(1, 21)), [100, 101]
+    for name, ids in [("long", long), ("short", short)] * 2:  # both return
+        keep(prefix_cache, model, ids, session=name)
+    keep(prefix_cache, model, list(range(200, 208)))  # the cache is full
+    ids = [*long[:16], 300, 301]
+    row = cold(model, ids, len(ids))
+    lease = Leases(prefix_cache.totals, True, inf).lease_row(row)
+    assert prefix_cache.insert(KEY, ids, row, {}, session="other", lease=lease) == len(ids)
+    path = prefix_cache.match(KEY, ids, len(ids)).path
+    assert [node.stop for node in path] == [10, 16, 18], "`long` keeps a third"
+    assert {node.row for node in path} == {lease.row}, "no token is held twice"
     check_integrity(prefix_cache)
 
 

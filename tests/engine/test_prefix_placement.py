@@ -6,7 +6,7 @@ from agent_traffic import SimRequest, SyntheticModel, serve
 from integrity import check_integrity
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.eviction import FORKS, RECENT
-from mlx_provider.engine.prefix_cache.policy import GRID, places
+from mlx_provider.engine.prefix_cache.policy import GRID, choose_snapshots
 from mlx_provider.engine.prefix_cache.tree import CacheKey
 from mlx_provider.records import MediaSpan, Prompt
 
@@ -37,50 +37,50 @@ def held(prefix_cache: PrefixCache, ids: list[int]) -> list[int]:
 
 
 def test_a_short_prompt_gets_no_guess() -> None:
-    assert places(Prompt([1] * 503, snapshot_points=(500,))) == (500,)
+    assert choose_snapshots(Prompt([1] * 503, snapshot_points=(500,))) == (500,)
 
 
 def test_a_long_message_gets_a_guess_on_the_grid() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(8000,))
-    assert places(prompt) == (7488, 8000)
-    assert places(prompt)[0] % GRID == 0
+    assert choose_snapshots(prompt) == (7488, 8000)
+    assert choose_snapshots(prompt)[0] % GRID == 0
 
 
 def test_a_prompt_without_messages_gets_a_guess_too() -> None:
-    assert places(Prompt([1] * 8000)) == (7488,)
+    assert choose_snapshots(Prompt([1] * 8000)) == (7488,)
 
 
 def test_a_continued_conversation_gets_no_guess() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(100, 8000))
-    assert places(prompt, done=4100) == (8000,)
-    assert len(places(prompt, done=3900)) == 2
+    assert choose_snapshots(prompt, done=4100) == (8000,)
+    assert len(choose_snapshots(prompt, done=3900)) == 2
 
 
 def test_a_prompt_that_branches_off_gets_a_snapshot_at_the_branch() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(8000,))
-    assert places(prompt, branch=7900) == (7872, 8000)
-    assert places(prompt, branch=7900, grid=1) == (7900, 8000)
-    assert places(prompt, done=7850, branch=7900) == (
+    assert choose_snapshots(prompt, branch=7900) == (7872, 8000)
+    assert choose_snapshots(prompt, branch=7900, grid=1) == (7900, 8000)
+    assert choose_snapshots(prompt, done=7850, branch=7900) == (
         8000,
     )  # the branch is close to the resumed position
-    assert places(prompt, branch=2000) == (1984, 7616, 8000)
+    assert choose_snapshots(prompt, branch=2000) == (1984, 7616, 8000)
 
 
 def test_a_message_end_before_the_branch_is_enough() -> None:
     prompt = Prompt([1] * 8003, snapshot_points=(7890, 8000))
-    assert places(prompt, branch=7900) == (7890, 8000)
+    assert choose_snapshots(prompt, branch=7900) == (7890, 8000)
 
 
 def test_no_pass_ends_inside_an_image() -> None:
     image = MediaSpan(start=5000, end=7800, content_hash="x", inputs=None)
     prompt = Prompt([1] * 8003, snapshot_points=(8000,), spans=[image])
-    assert places(prompt) == (7800, 8000)
-    assert places(prompt, branch=5000) == (4992, 7800, 8000)
+    assert choose_snapshots(prompt) == (7800, 8000)
+    assert choose_snapshots(prompt, branch=5000) == (4992, 7800, 8000)
 
 
 def test_a_prompt_of_many_images_has_few_passes() -> None:
     spans = [MediaSpan(i, i + 90, "x", None) for i in range(10, 9010, 100)]
-    found = places(Prompt([1] * 9103, snapshot_points=(9100,), spans=spans), branch=4500)
+    found = choose_snapshots(Prompt([1] * 9103, snapshot_points=(9100,), spans=spans), branch=4500)
     assert {100, 9100, *(span.end for span in spans[-2:])} <= {*found}
     assert len(found) <= 1 + RECENT + 2
 

@@ -196,7 +196,7 @@ def test_a_layer_whose_states_are_not_recorded_gets_no_drafts_and_no_new_probe(
     found = probe.probe(model, model.make_cache, ["grouped"])
     assert (found.layout, found.mixes, found.drafts, found.conclusive) == (
         "grouped", True, False, True
-    )  # fmt: skip
+    ), found.notes  # fmt: skip
     assert any("keeps no state after each token" in note for note in found.notes)
 
 

@@ -17,11 +17,10 @@ from mlx_provider.engine.scheduling.chunking import (
     LITTLE_MORE,
     LONGEST_GAP,
     TAIL,
-    Chunk,
-    StepPlan,
 )
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
-from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler, StepRecord
+from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.step import Chunk, StepPlan, StepRecord
 from mlx_provider.errors import BadRequest, Overloaded
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import MediaSpan, Prompt
@@ -395,6 +394,21 @@ def run_step(plan: Scheduler, mixes: bool) -> StepPlan:
     return step
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_plan_that_lost_rows_or_its_chunk_takes_less_time(mixes: bool) -> None:
+    plan = beside_rows(scheduler(max_chunk=2048), 3)
+    long_prompt(plan)
+    step = plan.schedule(0.0, mixes=mixes, stalled=10.0).plan
+    plan.remove_rows(list(plan.running)[1:])
+    left = plan.remaining_plan(step)
+    chunk = step.chunk if mixes else None
+    assert left.pass_seconds == plan.chunking.seconds(left.rows, chunk) < step.pass_seconds
+    plan.waiting[0].restart()
+    assert plan.remaining_plan(left).pass_seconds == plan.chunking.seconds(left.rows)
+    plan.remove_rows(left.rows)
+    assert plan.remaining_plan(left).pass_seconds == 0
+
+
 def test_a_prompt_without_waiting_rows_leaves_no_debt() -> None:
     plan = scheduler(max_chunk=2048, curve=Curve(((1, 0.05), (16, 0.2), (64, 0.25))))
     long_prompt(beside_rows(plan))
@@ -619,10 +633,10 @@ def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
     curve = Curve(((1, 0.01), (32, 0.012)), ((1, 1e-7), (8, 5e-7)))
     chunking = scheduler(curve=curve).chunking
     short, deep = make(100).rows, make(60_000).rows
-    little, much = (chunking.wider(StepPlan(tuple(rows)))(7) for rows in (short, deep))
+    little, much = (chunking.with_drafts(StepPlan(tuple(rows)))(7) for rows in (short, deep))
     assert much - little == pytest.approx(59_900 * 4e-7)
-    assert chunking.wider(StepPlan(tuple(deep)))(0) == 0
-    assert chunking.wider(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"
+    assert chunking.with_drafts(StepPlan(tuple(deep)))(0) == 0
+    assert chunking.with_drafts(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"
 
 
 def test_what_drafts_of_a_row_took_at_load_is_part_of_their_price() -> None:
@@ -632,5 +646,5 @@ def test_what_drafts_of_a_row_took_at_load_is_part_of_their_price() -> None:
     plain = scheduler(curve=curve).chunking
     for drafting, drafts, seconds in ((1, 3, 0.002), (2, 2, 0.002), (2, 6, 0.004), (2, 1, 0.001)):
         plan = StepPlan(tuple(rows[:drafting]))
-        more = measured.wider(plan)(drafts) - plain.wider(plan)(drafts)
+        more = measured.with_drafts(plan)(drafts) - plain.with_drafts(plan)(drafts)
         assert more == pytest.approx(seconds)

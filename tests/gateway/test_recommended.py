@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Sequence
 from datetime import date
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from mlx_provider.gateway.models import (
     recommended_models,
     this_machine,
 )
+from mlx_provider.protocol.health import MemoryStats
 from mlx_provider.serving.residents import RESERVE
 
 GB = 10**9
@@ -84,3 +86,13 @@ def test_this_machine_is_known() -> None:
     assert found.memory > GB
     assert found.chip
     assert platform.system() == "Darwin" or found.memory > 10**9
+
+
+def test_the_memory_is_that_of_the_running_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its models take memory that would not count as free now."""
+    monkeypatch.delenv("MLX_PROVIDER_MEMORY_LIMIT", raising=False)
+    stats = SimpleNamespace(memory=MemoryStats(limit=7))
+    running = SimpleNamespace(stats=lambda: stats, close=lambda: None)
+    monkeypatch.setattr(recommended, "local_client", lambda environ: running)
+    assert recommended.device_memory({}) == 7
+    assert recommended.device_memory({"MLX_PROVIDER_MEMORY_LIMIT": "5"}) == 5

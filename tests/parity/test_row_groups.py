@@ -19,7 +19,7 @@ from mlx_vlm.models.qwen3_5 import language
 
 from mlx_provider import LoadOptions
 from mlx_provider.engine.execution import batch_layout
-from mlx_provider.engine.execution.batch_layout import GROWN, NO_DRAFTS, Layout
+from mlx_provider.engine.execution.batch_layout import GROWN, NO_WIDTHS, Layout
 from mlx_provider.engine.execution.decode_batch import run_pass
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import CacheKey
@@ -97,10 +97,10 @@ class Twins:
         self.layout.add(row, cache)
 
     def step(
-        self, tolerance: float, drafting: Mapping[Row, int] = NO_DRAFTS, kept: int = 1
+        self, tolerance: float, drafting: Mapping[Row, int] = NO_WIDTHS, kept: int = 1
     ) -> None:
         """Of the tokens of a row with several, the first `kept` stay."""
-        widths = drafting if self.layout.one_pass else NO_DRAFTS
+        widths = drafting if self.layout.one_pass else NO_WIDTHS
         passes = self.layout.passes(widths=widths)
         limit = GROWN * self.layout.bound
         assert all(len(g.rows) == 1 or g.nbytes() <= limit for g in self.layout.groups)

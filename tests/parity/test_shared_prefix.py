@@ -16,8 +16,8 @@ from mlx_provider.engine.prefix_cache import segments
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.row_cache import arrays, profile
-from mlx_provider.engine.scheduling.chunking import StepPlan
 from mlx_provider.engine.scheduling.ledger import STEP_TOKENS, whole_steps
+from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt

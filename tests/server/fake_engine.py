@@ -150,6 +150,9 @@ class FakeService:
             models=[MODEL],
         )
 
+    def loading(self, model: str) -> str:
+        return ""
+
     def metrics(self) -> bytes:
         from mlx_provider.serving.metrics import EngineMetrics  # imports mlx-lm: most of a start
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -115,6 +116,37 @@ def test_the_end_of_the_engine_ends_streams_with_an_error(spawn: Any) -> None:
     assert (message["type"], message["error"]["type"]) == ("error", "api_error")
 
 
+class Exchange:
+    """A request to an app, and what it was sent. `leaves`: the client does so after the first
+    bytes."""
+
+    def __init__(self, path: str, prompt: str, *, leaves: bool = False, **more: Any) -> None:
+        self.path, self.body = path, json.dumps(body_of(path, prompt, **more)).encode()
+        self.statuses, self.said = list[int](), b""
+        self.left = anyio.Event()
+        self.leaves = leaves
+
+    async def run(self, service: Any) -> "Exchange":
+        scope = {"type": "http", "method": "POST", "path": self.path, "headers": []}
+        more = {"raw_path": self.path.encode(), "query_string": b""}
+        await EngineApp(service).asgi(scope | more, self._receive, self._send)
+        return self
+
+    async def _receive(self) -> dict[str, Any]:
+        if self.body:
+            self.body, given = b"", self.body
+            return {"type": "http.request", "body": given}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.statuses.append(message["status"])
+        self.said += message.get("body", b"")
+        if self.said and self.leaves:
+            self.left.set()
+
+
 @pytest.mark.parametrize(
     ("path", "beat", "end"),
     [(PATH, COMMENT, "data: [DONE]"), (MESSAGES, PING, 'data: {"type":"message_stop"}')],
@@ -127,35 +159,72 @@ async def test_a_silent_stream_has_heartbeats(
     end: str,
 ) -> None:
     monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
-    app = EngineApp(fake_service(EngineSettings()))
-    body = json.dumps(body_of(path, "count 2 0.2", stream=True)).encode()
-    said = b""
-
-    async def receive() -> dict[str, Any]:
-        nonlocal body
-        if body:
-            body, given = b"", body
-            return {"type": "http.request", "body": given}
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    async def send(message: dict[str, Any]) -> None:
-        nonlocal said
-        said += message.get("body", b"")
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"content-length", str(len(body)).encode())],
-    }
-    await app.asgi(scope, receive, send)
-    assert beat in said
-    frames = said.replace(beat, b"").decode().split("\n\n")
+    sent = await Exchange(path, "count 2 0.2", stream=True).run(fake_service(EngineSettings()))
+    assert beat in sent.said
+    frames = sent.said.replace(beat, b"").decode().split("\n\n")
     assert all(frame.startswith(("event: ", "data: ")) for frame in frames if frame)
     assert frames[-2].endswith(end)
+
+
+@pytest.fixture
+def slow_load(fake_service: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    class Loads(fake_service):  # type: ignore[misc]
+        """A model loads until `reported`: what is done was asked for, twice."""
+
+        says = "fake: compiling kernels, once on this machine"
+        reported = threading.Semaphore(0)
+
+        def submit(self, *given: Any) -> Accepted:
+            assert all(self.reported.acquire(timeout=60) for _ in range(2))
+            return super().submit(*given)  # type: ignore[no-any-return]
+
+        def loading(self, model: str) -> str:
+            self.reported.release()
+            return self.says if model == "fake" else ""
+
+    monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(mlx_provider.server.generate, "LONG_LOAD", 0.01)
+    return Loads(EngineSettings())
+
+
+LOADING = b": loading: fake: compiling kernels, once on this machine ("
+
+
+@pytest.mark.parametrize("prompt", ["count 2 0", "fail context_length_exceeded", "fail overloaded"])
+@pytest.mark.parametrize("path", [PATH, CHAT, MESSAGES, RESPONSES])
+async def test_a_stream_that_waits_for_a_long_load_says_so(
+    slow_load: Any, path: str, prompt: str
+) -> None:
+    """An error then comes in the stream, in the form of its API."""
+    sent = await Exchange(path, prompt, stream=True).run(slow_load)
+    assert sent.statuses == [200]
+    assert sent.said.startswith(LOADING)
+    frames = [each for each in sent.said.decode().split("\n\n") if each[:1] not in ("", ":")]
+    assert all(frame.startswith(("event: ", "data: ")) for frame in frames)
+    assert any("scripted" in frame for frame in frames) == ("fail" in prompt)
+    assert ("error" in frames[-1] or "failed" in frames[-2]) == ("fail" in prompt)
+
+
+async def test_a_request_that_waits_for_something_else_keeps_the_status_of_an_error(
+    slow_load: Any,
+) -> None:
+    slow_load.says = ""
+    sent = await Exchange(PATH, "fail overloaded", stream=True).run(slow_load)
+    assert sent.statuses == [429]
+    assert json.loads(sent.said)["error"]["code"] == "overloaded"
+
+
+async def test_a_whole_reply_keeps_the_status_of_an_error(slow_load: Any) -> None:
+    threading.Timer(0.1, slow_load.reported.release, [2]).start()
+    sent = await Exchange(PATH, "fail overloaded").run(slow_load)
+    assert sent.statuses == [429]
+
+
+async def test_a_client_that_leaves_during_a_long_load_cancels_its_request(slow_load: Any) -> None:
+    sent = await Exchange(PATH, "wait", stream=True, leaves=True).run(slow_load)
+    slow_load.reported.release(2)
+    assert sent.said.startswith(LOADING)
+    assert len(slow_load.seen["cancelled"]) == 1
 
 
 async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(

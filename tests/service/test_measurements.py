@@ -98,21 +98,26 @@ def test_the_second_load_measures_nothing(load: Any, folder: Path, file: Path) -
 
 
 @pytest.mark.parametrize("ending", ["unload", "close"])
-def test_measurements_of_passes_are_known_at_the_next_load(
-    load: Any, folder: Path, ending: str
+@pytest.mark.parametrize("factors", [[2.0], [0.5], [2.0, 1.0]])
+def test_passes_that_take_longer_than_measured_are_measured_anew_at_the_next_load(
+    load: Any, folder: Path, ending: str, factors: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Unless they did so for a while. No corrected curve counts as measured."""
     view = load(folder)
     costs = view.engine.scheduler.costs
-    before = costs.curve
-    for _ in range(20):
-        expected = costs.pass_of(0, 0, 64, 50_000)
-        costs.update(expected, 2 * expected, [CacheLoad(0, 64, 50_000)])
-    taught, models = costs.curve, load.services[-1].models
-    assert taught.widths != before.widths
-    models.loader.unload(view.weights) if ending == "unload" else load.services[-1].close()
-    found = load(folder).engine.scheduler.costs.curve
-    assert load.measured == []
-    assert found == taught
+    before, seconds = costs.curve, costs.pass_of(0, 0, 64, 50_000)
+    for factor in factors:
+        for _ in range(50):
+            expected = costs.pass_of(0, 0, 64, 50_000)
+            costs.update(expected, factor * seconds, [CacheLoad(0, 64, 50_000)])
+        assert costs.curve != before
+    models = load.services[-1].models
+    with caplog.at_level(logging.INFO, "mlx_provider"):
+        models.loader.unload(view.weights) if ending == "unload" else load.services[-1].close()
+    again = f"{folder}: the next load measures its passes anew" in caplog.messages
+    assert again == (len(factors) == 1)
+    assert load(folder).engine.scheduler.costs.curve == before
+    assert load.measured == (["probe", "calibrate"] if again else [])
 
 
 @pytest.mark.parametrize(

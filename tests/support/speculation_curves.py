@@ -13,9 +13,10 @@ from functools import partial
 from math import ceil
 
 from mlx_provider.engine.request import Request, Row, SamplingParams
-from mlx_provider.engine.scheduling.chunking import LONGEST_GAP, StepPlan
+from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
 from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
 from mlx_provider.engine.scheduling.scheduler import Limits, Scheduler
+from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.engine.speculation.policy import Kind, Policy, RowAcceptance
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import Prompt
@@ -261,7 +262,7 @@ class Bench:
         return drafts
 
     def _seconds(self, plan: StepPlan, tokens: int) -> float:
-        return plan.pass_seconds + self.scheduler.chunking.wider(plan)(tokens)
+        return self.scheduler.chunking.with_drafts(plan)(tokens)
 
     def _wanted(self, seconds: Callable[[int], float]) -> list[int]:
         odds = [[row.odds] for row in self.rows]

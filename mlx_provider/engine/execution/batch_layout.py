@@ -48,7 +48,7 @@ because another group adds kernels to every pass."""
 APART = ("solo", "fixed")
 """Layouts that merge no rows."""
 Widths = Mapping[Row, int]
-NO_DRAFTS: Widths = MappingProxyType({})
+NO_WIDTHS: Widths = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Layout:
         if row in self._unverified:
             self._unverified[row].kept = tokens
 
-    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_DRAFTS) -> list[Pass]:
+    def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_WIDTHS) -> list[Pass]:
         """The passes for one token of every row. A row whose step failed has its own. Only one pass
         of all other rows includes the chunk, and rows with drafts. `widths`: their token counts;
         call `keep` for these rows before any other use."""

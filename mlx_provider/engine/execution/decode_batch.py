@@ -95,13 +95,15 @@ class DecodeBatch:
         *,
         mixes: bool = False,
         fixed: FixedShapes | None = None,
+        shows: ShowsHidden | None = None,
     ) -> None:
+        """`shows`: the model, if passes return hidden states: those behind their logits, or
+        others."""
         self.model = model
+        self._shows = shows
         self._best = layout if fixed is None else "fixed"
         self.layout = Layout(self._best, 0 if fixed is None else fixed.rows)
         self.mixed = MixedBatches(mixes and fixed is None)
-        self.shows: ShowsHidden | None = None
-        """The model, if passes return hidden states: those behind their logits, or others."""
         self._together = CircuitBreaker(
             "batched decoding failed %d times: rows decode alone now",
             f"rows decode together again, with layout {self._best}",
@@ -180,7 +182,7 @@ class DecodeBatch:
             first = row.length - 1 + row.request.prompt.rope_delta
             tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._to_array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        out = run_pass(self.model, group, _join(tokens), at, shows=self.shows)
+        out = run_pass(self.model, group, _join(tokens), at, shows=self._shows)
         mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
         if any(row.retry_alone for row in group.rows[:1]):
             mx.eval(out.logits)  # a fault here belongs to this pass

@@ -20,7 +20,7 @@ from ...upstream.cache_classes import ArraysCache, by_leaf, leaves, take_back
 from ...upstream.recurrent import StateParts, StateRun
 from ..circuit_breaker import CircuitBreaker
 from ..request import PrefillJob
-from ..scheduling.chunking import Chunk
+from ..scheduling.step import Chunk
 
 Count = int | Sequence[int] | mx.array
 """Rotary offset of a part's rows: of its one row, of each token of a chunk, or (rows,) int32."""
@@ -43,17 +43,17 @@ class MixedChunk:
     def of(cls, chunk: Chunk) -> MixedChunk:
         job, start, stop = chunk.job, chunk.start, chunk.stop
         positions: Sequence[int] = range(start, stop)
-        if job.places is not None:
-            positions = job.places[start:stop]
+        if job.positions is not None:
+            positions = job.positions[start:stop]
         elif job.prompt.positions is not None:
             positions = job.prompt.positions[0, start:stop].tolist()
-        ends_prompt, sparse = stop == len(job.tokens), job.places is not None
+        ends_prompt, sparse = stop == len(job.tokens), job.positions is not None
         return cls(job.tokens[start:stop], positions, job.row_cache(), ends_prompt, sparse)
 
     @property
     def wide(self) -> WideRow:
-        places = self.positions if self.sparse else None
-        return WideRow(self.cache, len(self.tokens), positions=places)
+        positions = self.positions if self.sparse else None
+        return WideRow(self.cache, len(self.tokens), positions=positions)
 
 
 class MixedBatches:

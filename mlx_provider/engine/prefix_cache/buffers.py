@@ -1,4 +1,5 @@
-"""KV buffers of rows that stored segments refer to, so that a row becomes an entry without a copy.
+"""Who may use the KV buffers of a row: nodes refer to them, so that a row becomes an entry, and the
+entry a row, without a copy.
 
 MLX updates a row's layers in place only while nothing else refers to their arrays. So a segment
 refers to the layers, and cuts views out of them only while they are read. When a second row
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
@@ -23,17 +24,14 @@ from ...upstream.shared_kv import SHAREABLE, Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..scheduling.ledger import STEP_TOKENS, whole_steps
-from .tree import Match, Node, segment_of, split
-
-if TYPE_CHECKING:
-    from .cache import PrefixCache
+from .tree import Match, Node, Totals, segment_of, split
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class RowBuffers:
-    """Keys and values of a row's tokens, or of a prefix of several rows, by leaf index."""
+    """Keys and values of tokens `[first, capacity)` of a row or a prefix, by layer index."""
 
     layers: dict[int, Any]
     first: int = 0
@@ -86,9 +84,13 @@ class RowBuffers:
         """Whether its row has failed, so that its arrays may be corrupted."""
         return not self.intact and not self.in_use
 
-    def arrays(self, leaf: int, start: int, stop: int) -> list[Any]:
+    @property
+    def path(self) -> list[Node]:
+        return sorted(self.nodes, key=lambda node: node.start)
+
+    def arrays(self, layer_index: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
-        layer = self.layers[leaf]
+        layer = self.layers[layer_index]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
@@ -96,25 +98,21 @@ class RowBuffers:
         """The first `length` tokens. The same objects as long as a row has them: rows with the same
         objects attend to them together."""
         held = self._heads.setdefault(length, weakref.WeakValueDictionary())
-        found = {leaf: held.get(leaf) or each.head(length) for leaf, each in self.layers.items()}
+        found = {i: held.get(i) or each.head(length) for i, each in self.layers.items()}
         held.update(found)
         return found
 
-    def used_by(self, row: Lease) -> None:
-        self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(row))
-
-    @property
-    def path(self) -> list[Node]:
-        return sorted(self.nodes, key=lambda node: node.start)
+    def add_user(self, lease: Lease) -> None:
+        self._users = (*(ref for ref in self._users if ref() is not None), weakref.ref(lease))
 
     def spare(self, length: int) -> int:
         """Bytes of capacity after so many tokens."""
-        arrays, own = self.own_arrays, length - self.first
-        return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - own) for a in arrays)
+        arrays, used = self.own_arrays, length - self.first
+        return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - used) for a in arrays)
 
     def trim(self, length: int) -> None:
-        """Free what is beyond so many tokens, layer by layer, as far as the device can. A pass of
-        the row may have failed."""
+        """Free the capacity after so many tokens, layer by layer, as far as the device can. A pass
+        of the row may have failed."""
         with Isolation(lambda fault: log.warning("a row keeps its capacity: %s", fault.summary)):
             for layer in self.layers.values():
                 cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
@@ -124,25 +122,26 @@ class RowBuffers:
                     layer.offset = min(layer.offset, length)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
+        """Hand tokens `[0, length)` over to a fresh row cache."""
         every = leaves(cache)
-        for leaf, layer in self.layers.items():
-            fresh = every[leaf]
+        for i, layer in self.layers.items():
+            fresh = every[i]
             fresh.__class__ = layer.__class__
             vars(fresh).update(vars(layer))
             vars(layer).clear()
             fresh.offset = length
-            self.layers[leaf] = fresh
+            self.layers[i] = fresh
 
-    def grow(self, length: int, room: int, spare: int) -> None:
-        """Make capacity for `room` tokens after the first `length`, and for as many again (a
-        conversation that continues may continue again), but at most `spare`. Copies layer by
-        layer."""
-        own = length - self.first
-        if all(a.shape[-2] >= own + room for a in self.own_arrays):
+    def grow(self, length: int, room: int, spare_tokens: int) -> None:
+        """Make capacity for `room` tokens after the first `length`. If it must grow, then for as
+        many again, as a conversation that continues may continue again, but at most for
+        `spare_tokens`. Copies layer by layer."""
+        used = length - self.first
+        if all(a.shape[-2] >= used + room for a in self.own_arrays):
             return
-        capacity = whole_steps(own + room + min(own, spare))
+        capacity = whole_steps(used + room + min(used, spare_tokens))
         for layer in self.layers.values():
-            grown = [extend(a[..., :own, :], capacity - own) for a in own_arrays(layer)]
+            grown = [extend(a[..., :used, :], capacity - used) for a in own_arrays(layer)]
             mx.eval(grown)
             set_arrays(layer, grown)
 
@@ -150,24 +149,24 @@ class RowBuffers:
         """Make tokens `[0, at)` a prefix for other rows. Copies each layer once."""
         mx.eval(self.own_arrays)  # or raise before a change
         room = self.capacity - at
-        layers = {x: divide(layer, at, room) for x, layer in self.layers.items()}
+        layers = {i: divide(layer, at, room) for i, layer in self.layers.items()}
         prefix = RowBuffers(layers)
         self.first, self.base = at, prefix
         prefix.tails.add(self)
         for user in [ref() for ref in self._users]:
-            if user is not None and user.own is self:
+            if user is not None and user.row is self:
                 user.base, user.shared, user.token_bytes = prefix, at, prefix.token_bytes
                 user.capacity = self.capacity
-                prefix.used_by(user)
+                prefix.add_user(user)
         return prefix
 
 
 @dataclass(eq=False)
 class Lease:
     """What a row, or a queued prompt that may soon begin, uses of the prefix cache. It is not
-    evicted."""
+    evicted once it is acquired."""
 
-    own: RowBuffers | None = None
+    row: RowBuffers | None = None
     """The row's buffers. `None` if no entry can refer to them."""
     base: RowBuffers | None = None
     """The buffers of the common prefix with tokens `[0, shared)`."""
@@ -185,51 +184,165 @@ class Lease:
             self.token_bytes = self.base.token_bytes
 
     def acquire(self) -> Lease:
-        """From now on its buffers are not evicted."""
         for each in self.buffers:
-            each.used_by(self)
-        if self.own is not None:
-            self.own.intact = False
+            each.add_user(self)
+        if self.row is not None:
+            self.row.intact = False
         return self
 
-    def own_of(self, cache: Sequence[Any]) -> RowBuffers | None:
+    def row_of(self, cache: Sequence[Any]) -> RowBuffers | None:
         """`None`: `cache` has other buffers, because the row was merged."""
-        layers, every = {} if self.own is None else self.own.layers, leaves(cache)
-        return self.own if all(every[leaf] is each for leaf, each in layers.items()) else None
+        layers, every = {} if self.row is None else self.row.layers, leaves(cache)
+        return self.row if all(every[i] is each for i, each in layers.items()) else None
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
-        return tuple(x for x in (self.base, self.own, *self.claimed) if x is not None)
+        return tuple(x for x in (self.base, self.row, *self.claimed) if x is not None)
 
     @property
     def stored(self) -> int:
         """Bytes of the row's KV that the prefix cache counts."""
-        own = 0 if self.own is None else self.own.stored
+        row = 0 if self.row is None else self.row.stored
         base = 0 if self.base is None else min(self.base.stored, self.shared * self.token_bytes)
-        return self.claimed_bytes + own + base
+        return self.claimed_bytes + row + base
 
     @property
-    def pins(self) -> int:
+    def pinned_bytes(self) -> int:
         """Bytes that can no longer be evicted once it is acquired."""
         return sum(each.stored for each in self.claimed if not each.in_use)
 
     def trim(self, tokens: int) -> None:
-        """Free capacity of the row beyond so many tokens."""
-        if self.own is not None:
-            self.own.trim(max(tokens, *(each.offset for each in self.own.layers.values())))
-            self.capacity = self.own.capacity
+        """Free capacity of the row after so many tokens."""
+        if self.row is not None:
+            self.row.trim(max(tokens, *(each.offset for each in self.row.layers.values())))
+            self.capacity = self.row.capacity
 
-    def beyond(self, tokens: int) -> int:
-        """Bytes of a row of this capacity, less those of a row without a prefix. May be negative:
-        own buffers have whole steps too."""
+    def extra_bytes(self, tokens: int) -> int:
+        """Of a row of this capacity, more than of one without a common prefix. May be negative: the
+        capacity after the prefix is in whole steps, too."""
         whole = self.shared + whole_steps(tokens - self.shared)
         return (whole - whole_steps(tokens)) * self.token_bytes
 
 
+class Leases:
+    """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
+
+    Engine thread only.
+    """
+
+    def __init__(self, totals: Totals, in_place: bool, least: float) -> None:
+        """`in_place`: else rows only copy. `least`: fewest tokens to share; infinite unless the
+        layers of this model are divisible."""
+        self._totals = totals
+        self._in_place = in_place
+        self._least = least
+
+    def offer(self, match: Match) -> Lease | None:
+        """A lease on what a queued prompt will use, not acquired yet. `None`: nothing."""
+        row, base, tokens = self._plan(match)
+        if row is None and base is None:
+            return None
+        each = segment_of(match.path[0]).token_bytes
+        claimed = tuple(x for x in (base, row and row.base, row) if x is not None)
+        shared = tokens if row is None else row.first
+        if base is not None and not base.is_prefix:
+            tokens -= STEP_TOKENS  # a row that is divided may take one more
+        return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
+
+    def prepare(self, match: Match) -> bool:
+        """Split the entry where the row will leave it. Returns whether to match again."""
+        row, base, tokens = self._plan(match)
+        if row is not None and _overwritten(row, match):
+            last = match.path[-1]
+            if match.length < last.stop:
+                split(last, match.length - last.start)
+            for node in row.path:
+                if node.start >= match.length:
+                    node.set_payload(segment_of(node).copy(), node.snapshot)
+            return True
+        if base is None or base.is_prefix:
+            return False
+        return self._divide(base, tokens, match.path)
+
+    def fill_in_place(
+        self, match: Match, cache: list[Any], room: int, spare: int
+    ) -> tuple[Lease | None, dict[int, int]]:
+        """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
+        place, by layer index. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
+        row, base, length = self._plan(match)
+        if row is not None and not _overwritten(row, match):
+            row.move_to(cache, match.length)
+            self._totals.set_spare(row, 0)
+            lease = Lease(row, row.base, row.first).acquire()
+            row.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
+            lease.capacity = row.capacity
+            return lease, dict.fromkeys(row.layers, match.length)
+        layers = own_layers(cache)
+        if base is None or not base.is_prefix:
+            return self.lease_row(cache), {}
+        for i, prefix in base.head(length).items():
+            begin_with(layers[i], prefix)
+        lease = Lease(RowBuffers(layers, length, base), base, length).acquire()
+        lease.capacity = length + whole_steps(match.length + room - length)
+        return lease, dict.fromkeys(base.layers, length)
+
+    def lease_row(self, cache: list[Any]) -> Lease | None:
+        """Of a row that has copied all its tokens. `None`: entries may not refer to rows."""
+        layers = own_layers(cache)
+        return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
+
+    def fork(self, lease: Lease | None, cache: list[Any]) -> tuple[list[Any], Lease | None]:
+        """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
+        the last, if these are enough."""
+        row = None if lease is None else lease.row_of(cache)
+        if row is not None and row.base is None:
+            length = _tokens_of(row)
+            if length > self._least:
+                self._divide(row, length - 1, row.path)
+        copied = deepcopy(cache)
+        if row is None or row.base is None:
+            return copied, None
+        other = RowBuffers(own_layers(copied), row.first, row.base)
+        return copied, Lease(other, row.base, row.first, capacity=other.capacity).acquire()
+
+    def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
+        """What a row will use in place: buffers that it takes over, or a base whose first tokens it
+        shares, or neither; and how many tokens."""
+        rows = [node.row for node in match.path]
+        if not rows or not self._in_place:
+            return None, None, 0
+        base, row = rows[0], rows[-1]
+        if row is not None and _takeable(row, match):
+            return row, None, match.length
+        if base is None or base.first:
+            return None, None, 0
+        shared = [*takewhile(lambda node: node.row is base, match.path)]
+        end = min(shared[-1].stop, match.length)
+        if not base.is_prefix:
+            tokens = _tokens_of(base)
+            at = min(end, tokens - 1)  # one token at least stays the row's own
+            end = at if 2 * at >= tokens else 0  # too few for the copy
+        return (None, base, end) if end >= self._least else (None, None, 0)
+
+    def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
+        """Copy the buffers once. `path`: the nodes in them."""
+        with Isolation() as tried:  # a failed pass of that row must not fail this one
+            prefix = row.divide_at(at)
+        if tried.fault is not None:
+            for layer in row.layers.values():  # the layers of a row have the same prefix
+                undivide(layer)
+            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
+        else:
+            for node in [n for n in path if n.start < at]:
+                upper = split(node, at - node.start) if node.stop > at else node
+                upper.set_payload(replace(segment_of(upper), row=prefix), upper.snapshot)
+        return tried.fault is None
+
+
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
-    """The layers of a row cache that keep every token, by leaf index."""
+    """The layers of a row cache that keep every token, by layer index."""
     every = enumerate(leaves(cache))
-    return {leaf: each for leaf, each in every if kind(each) is Kind.APPEND}
+    return {i: each for i, each in every if kind(each) is Kind.APPEND}
 
 
 def divisible(layers: Mapping[int, Any]) -> bool:
@@ -245,129 +358,14 @@ def extend(array: Any, tokens: int) -> Any:
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
 
 
-class Leases:
-    """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
+def _takeable(row: RowBuffers, match: Match) -> bool:
+    """Whether a row may take the buffers over: unused, intact, and with the whole match."""
+    if row.is_prefix or row.needed or not row.intact:
+        return False
+    fits = all(node.row is (row if node.start >= row.first else row.base) for node in match.path)
+    return fits and _overwritten(row, match) <= match.length - row.first  # few enough to copy out
 
-    Engine thread only.
-    """
 
-    def __init__(self, cache: PrefixCache, in_place: bool, least: float) -> None:
-        """`in_place`: else rows only copy. `least`: fewest tokens to share; infinite unless the
-        layers of this model are divisible."""
-        self._cache = cache
-        self._in_place = in_place
-        self._least = least
-
-    def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
-        """What a row will use in place: the buffers of an entry, or those whose first tokens it
-        will share; and how many tokens."""
-        rows = [node.row for node in match.path]
-        if not rows or not self._in_place:
-            return None, None, 0
-        base, own = rows[0], rows[-1]
-        if own is not None and self._takeable(own, match):
-            return own, None, match.length
-        if base is None or base.first:
-            return None, None, 0
-        shared = [*takewhile(lambda node: node.row is base, match.path)]
-        end = min(shared[-1].stop, match.length)
-        if not base.is_prefix:
-            tokens = _tokens_of(base)
-            at = min(end, tokens - 1)  # one token at least stays the row's own
-            end = at if 2 * at >= tokens else 0  # too few for the copy
-        return (None, base, end) if end >= self._least else (None, None, 0)
-
-    def prepare(self, match: Match) -> bool:
-        """Split the entry where the row will leave it. Returns whether to match again."""
-        own, base, tokens = self._plan(match)
-        if own is not None and self._beyond(own, match):
-            last = match.path[-1]
-            if match.length < last.stop:
-                split(last, match.length - last.start)
-            for node in own.path:
-                if node.start >= match.length:
-                    node.hold(segment_of(node).copy(), node.snapshot)
-            return True
-        if base is None or base.is_prefix:
-            return False
-        return self._divide(base, tokens, match.path)
-
-    def begin(
-        self, match: Match, cache: list[Any], room: int, spare: int
-    ) -> tuple[Lease | None, dict[int, int]]:
-        """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
-        place, by leaf index. `room`, `spare` (bytes): see `RowBuffers.grow`."""
-        own, base, length = self._plan(match)
-        if own is not None and not self._beyond(own, match):
-            own.move_to(cache, match.length)
-            self._cache.totals.set_spare(own, 0)
-            lease = Lease(own, own.base, own.first).acquire()
-            own.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
-            lease.capacity = own.capacity
-            return lease, dict.fromkeys(own.layers, match.length)
-        layers = own_layers(cache)
-        if base is None or not base.is_prefix:
-            return self.lease(cache), {}
-        for leaf, prefix in base.head(length).items():
-            begin_with(layers[leaf], prefix)
-        lease = Lease(RowBuffers(layers, length, base), base, length).acquire()
-        lease.capacity = length + whole_steps(match.length + room - length)
-        return lease, dict.fromkeys(base.layers, length)
-
-    def fork(self, lease: Lease | None, cache: list[Any]) -> tuple[list[Any], Lease | None]:
-        """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
-        the last, if these are enough."""
-        own = None if lease is None else lease.own_of(cache)
-        if own is not None and own.base is None:
-            length = _tokens_of(own)
-            if length > self._least:
-                self._divide(own, length - 1, own.path)
-        copied = deepcopy(cache)
-        if own is None or own.base is None:
-            return copied, None
-        other = RowBuffers(own_layers(copied), own.first, own.base)
-        return copied, Lease(other, own.base, own.first, capacity=other.capacity).acquire()
-
-    def offer(self, match: Match) -> Lease | None:
-        """A lease on what a queued prompt will use, not acquired yet. `None`: nothing."""
-        own, base, tokens = self._plan(match)
-        if own is None and base is None:
-            return None
-        each = segment_of(match.path[0]).token_bytes
-        claimed = tuple(x for x in (base, own and own.base, own) if x is not None)
-        shared = tokens if own is None else own.first
-        if base is not None and not base.is_prefix:
-            tokens -= STEP_TOKENS  # a row that is divided may take one more
-        return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
-
-    def lease(self, cache: list[Any]) -> Lease | None:
-        """Of a row that has copied all its tokens. `None`: entries may not refer to rows."""
-        layers = own_layers(cache)
-        return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
-
-    def _takeable(self, own: RowBuffers, match: Match) -> bool:
-        """Whether a row may take the buffers over: unused, intact, and with the whole match."""
-        if own.is_prefix or own.needed or not own.intact:
-            return False
-        fits = all(
-            node.row is (own if node.start >= own.first else own.base) for node in match.path
-        )
-        # what the row would overwrite is copied
-        return fits and self._beyond(own, match) <= match.length - own.first
-
-    def _beyond(self, own: RowBuffers, match: Match) -> int:
-        return max(node.stop for node in own.nodes) - match.length
-
-    def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
-        """Copy the buffers once. `path`: the nodes in them."""
-        with Isolation() as tried:  # a failed pass of that row must not fail this one
-            prefix = row.divide_at(at)
-        if tried.fault is not None:
-            for layer in row.layers.values():  # the layers of a row have the same prefix
-                undivide(layer)
-            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
-        else:
-            for node in [n for n in path if n.start < at]:
-                upper = split(node, at - node.start) if node.stop > at else node
-                upper.hold(replace(segment_of(upper), row=prefix), upper.snapshot)
-        return tried.fault is None
+def _overwritten(row: RowBuffers, match: Match) -> int:
+    """Stored tokens after the match, which a row that takes the buffers over would overwrite."""
+    return max(node.stop for node in row.nodes) - match.length

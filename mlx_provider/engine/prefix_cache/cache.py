@@ -1,13 +1,14 @@
 """The prefix cache: stores the KV and states of prefixes for later requests.
 
     match = prefix_cache.match(key, ids, limit=len(ids) - 1)
-    cache, _ = prefix_cache.acquire(match, model.make_cache)  # tokens [0, match.length)
-    ... prefill the rest, at message ends: snapshots[n] = prefix_cache.snapshot(cache)
-    prefix_cache.insert(key, ids_the_cache_holds, cache, snapshots)
-    prefix_cache.evict(nbytes)
+    cache, lease = prefix_cache.acquire(match, model.make_cache, leases=leases)
+    ... prefill [match.length, len(ids)); at message ends: states[n] = prefix_cache.snapshot(cache)
+    prefix_cache.insert(key, ids_the_cache_holds, cache, states, lease=lease)
+    prefix_cache.release(lease)
+    prefix_cache.evict(limit)
 
-Stored tokens never change: rows copy them, or append to the buffers of an entry (`Leases`). A
-`Match` is valid only while `holds` is true for it.
+Stored tokens never change: rows copy them, or append to the buffers of an entry (`Leases`). After a
+change of the tree, a `Match` is no longer valid (`is_valid`).
 """
 
 import logging
@@ -22,7 +23,7 @@ from ..scheduling.ledger import MemoryProfile
 from . import tree
 from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
-from .eviction import Sessions, evict, fit, prune
+from .eviction import Sessions, evict_nodes, fit, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
 from .tree import ID_BYTES, CacheKey, Ids, Match, NewPath, Node, Totals, as_ids, segment_of
 
@@ -34,9 +35,7 @@ MAX_BUFFERS = 250_000
 rest."""
 SPARE_SHARE = 4
 """A continued conversation may get this fraction (1/n) of the free budget for later turns."""
-COUNTED = (
-    "lookups", "prompt_tokens", "reused_tokens", "restored_tokens", "refused", "evicted_bytes",
-)  # fmt: skip
+COUNTED = "lookups prompt_tokens reused_tokens restored_tokens refused evicted_bytes".split()
 
 
 class PrefixCache:
@@ -70,22 +69,18 @@ class PrefixCache:
     @property
     def in_use(self) -> int:
         """Bytes that rows use, which cannot be evicted. Any thread may ask."""
-        return sum(each.stored for each in [*self.totals.rows] if each.in_use)
-
-    def nodes(self) -> Iterator[Node]:
-        return chain.from_iterable(map(tree.nodes, self._roots.values()))
+        return sum(row.stored for row in [*self.totals.rows] if row.in_use)
 
     def match(self, key: CacheKey, tokens: Sequence[int] | Ids, limit: int, grid: int = 1) -> Match:
-        """The longest usable prefix of at most `limit` tokens, of which there are a multiple of
-        `grid`. It never ends inside a media span. `tokens` are key ids (`key_tokens`); an int64
-        array avoids the conversion. Changes nothing."""
+        """The longest stored prefix of at most `limit` tokens. A row can resume at a multiple of
+        `grid`, never inside a media span. `tokens` are key ids (`key_tokens`); an int64 array
+        avoids the conversion. Changes nothing."""
         root = self._roots.get(key) or tree.new_root(self.totals)
         return tree.match(root, as_ids(tokens), limit, grid)
 
     def is_valid(self, match: Match) -> bool:
-        return match.version == self.totals.version and not any(
-            node.lost for node, _ in match.nodes
-        )
+        lost = any(node.lost for node, _ in match.nodes)
+        return match.version == self.totals.version and not lost
 
     def acquire(
         self,
@@ -107,9 +102,9 @@ class PrefixCache:
         lease, in_place = None, dict[int, int]()
         if leases is not None:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
-            lease, in_place = leases.begin(match, cache, room, spare)
+            lease, in_place = leases.fill_in_place(match, cache, room, spare)
         if match.length:
-            state = match.stateful.snapshot if match.stateful else None
+            state = match.snapshot_node.snapshot if match.snapshot_node else None
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
             for node in match.path:
                 stop = min(node.stop, match.length)
@@ -119,33 +114,6 @@ class PrefixCache:
             grow_by(cache, room)
         self.count(match)
         return cache, lease
-
-    def release(self, lease: Lease) -> None:
-        """A row ends, and none of its passes has failed. Its capacity counts as that of its nodes,
-        as far as it fits."""
-        own, lease.own, lease.capacity = lease.own, None, 0
-        if own is not None:
-            own.intact = True
-        if own is not None and own.nodes:
-            self.totals.set_spare(own, own.spare(own.path[-1].stop))
-            self._trim(self.budget())
-
-    def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
-        """Write a row to disk during its prefill, if the disk is fast enough. The last pass
-        computed the tokens of `ids` from `start` on."""
-        if self.disk is not None and self.disk.due(start, len(ids)):
-            try:
-                self.disk.save(key, ids, row_segment(cache, len(ids))[0], {})
-            except Unstorable as reason:
-                self._warn(reason)
-
-    def room(self, memory: MemoryProfile, session: str | None) -> int:
-        """Tokens of a row that fit the session's share, with the state at their end."""
-        windows = sum(window * nbytes for window, nbytes in memory.windows)
-        share, _ = self.sessions.share(session, self.budget())
-        # the end of the prompt may have windows of its own, which take little
-        room = share - memory.state_bytes - 2 * windows
-        return max(0, room // (memory.token_bytes + ID_BYTES))
 
     def count(self, match: Match, restored: int = 0) -> None:
         """Count a look-up. `restored`: tokens that came from disk, if it had more."""
@@ -158,6 +126,94 @@ class PrefixCache:
             self._counted["reused_tokens"] += restored or match.length
             self._counted["restored_tokens"] += restored
 
+    def release(self, lease: Lease) -> None:
+        """A row ends, and none of its passes has failed. Its capacity counts as that of its nodes,
+        as far as it fits."""
+        row, lease.row, lease.capacity = lease.row, None, 0
+        if row is not None:
+            row.intact = True
+        if row is not None and row.nodes:
+            self.totals.set_spare(row, row.spare(row.path[-1].stop))
+            self._trim(self.budget())
+
+    def insert(
+        self,
+        key: CacheKey,
+        tokens: Sequence[int] | Ids,
+        cache: list[Any],
+        snapshots: Mapping[int, Snapshot],
+        *,
+        reply_at: int | None = None,
+        session: str | None = None,
+        awaited: bool = False,
+        exact: bool = True,
+        lease: Lease | None = None,
+    ) -> int:
+        """Store a row, evicting others. Returns how many of its tokens are stored then.
+
+        `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
+        entry can refer; `None`: it copies. `snapshots`: by token count. `reply_at`: tokens before
+        the reply, if it is included. `awaited`: the next request of the session will come.
+        `exact`: the cache holds no more tokens, which a cache with only states does not show.
+
+        An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
+        at all. Raises `ValueError` if the cache holds fewer tokens.
+        """
+        ids = as_ids(tokens)
+        self._drop_lost()
+        states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
+        leaf = None
+        try:
+            kv, has_no_more = row_segment(cache, len(ids))
+            exact = exact and has_no_more
+            if not exact and not kv.complete:  # its state belongs to a later token
+                ids = ids[: max(states, default=0)]
+            found = self.match(key, ids, len(ids))
+            if exact and (last := take_snapshot(cache)) is not None:
+                states[kv.length] = last
+            row = None if lease is None else lease.row_of(cache)
+            new = NewPath(ids, kv, states, kv.length if reply_at is None else reply_at, row)
+            leaf = self._add(key, new, found, session)
+            if self.disk is not None:
+                self.disk.save(key, ids, kv, states, reply_at=new.reply_at)
+        except Unstorable as reason:
+            self._warn(reason)
+        if leaf is None:
+            self._counted["refused"] += 1
+            return 0
+        prune(leaf)
+        self.evict(max_buffers=self._max_buffers, keep=leaf.path())
+        if session is not None:
+            self.sessions.pin(session, leaf, len(ids) * new.token_bytes, awaited=awaited)
+        return min(leaf.stop, len(ids))
+
+    def evict(
+        self, limit: float = inf, *, max_buffers: float = inf, keep: Collection[Node] = ()
+    ) -> int:
+        """Shrink to `limit` bytes and `max_buffers`, if rows and `keep` permit. Returns the freed
+        bytes. If unused capacity is enough, only that is freed. Else nodes go first, and capacity
+        only if it is still too much."""
+        self._drop_lost()
+        totals, before = self.totals, self.nbytes
+        if before <= limit and totals.buffers <= max_buffers:
+            return 0
+        if before - limit <= sum(totals.rows.values()):
+            self._trim(limit)
+        stored, last = {row: row.stored for row in totals.rows}, -1
+        while (totals.nbytes > limit or totals.buffers > max_buffers) and totals.nbytes != last:
+            last = totals.nbytes  # a prefix can go once no entry continues it
+            evict_nodes(
+                [*self.nodes()], totals, limit, max_buffers, clock=self._clock,
+                weights=self.sessions.weights(), keep=frozenset(keep),
+            )  # fmt: skip
+        for row in [row for row in totals.rows if row.stored < stored[row]]:
+            self._trim_row(row)
+        self._trim(limit)
+        self._drop_empty()
+        freed = before - self.nbytes
+        self._counted["evicted_bytes"] += freed
+        return freed
+
     def snapshot(self, cache: list[Any], at: int | None = None) -> Snapshot | None:
         """A copy of the states and windows, which cannot be cut out of a longer row later. `at`:
         their value after that many tokens (see `take_snapshot`). `None` if every layer can be cut
@@ -168,157 +224,22 @@ class PrefixCache:
             self._warn(reason)
             return None
 
-    def insert(
-        self,
-        key: CacheKey,
-        tokens: Sequence[int] | Ids,
-        cache: list[Any],
-        snapshots: Mapping[int, Snapshot],
-        *,
-        prompted: int | None = None,
-        session: str | None = None,
-        awaited: bool = False,
-        beyond: bool = False,
-        lease: Lease | None = None,
-    ) -> int:
-        """Store a row, evicting others. Returns how many of its tokens are stored then.
+    def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
+        """Write a row to disk during its prefill, if the disk is fast enough. The last pass
+        computed the tokens of `ids` from `start` on."""
+        if self.disk is not None and self.disk.due(start, len(ids)):
+            try:
+                self.disk.save(key, ids, row_segment(cache, len(ids))[0], {})
+            except Unstorable as reason:
+                self._warn(reason)
 
-        `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
-        entry can refer; `None`: it copies. `snapshots`: by token count. `prompted`: tokens before
-        the reply, if it is included. `awaited`: the next request of the session will come.
-        `beyond`: the cache holds more tokens, which a cache with only states does not show.
-
-        An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
-        at all. Raises `ValueError` if the cache holds fewer tokens.
-        """
-        ids = as_ids(tokens)
-        self._drop_lost()
-        states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
-        leaf = None
-        try:
-            row, exact = row_segment(cache, len(ids))
-            exact = exact and not beyond
-            if not exact and not row.complete:  # its state belongs to a later token
-                ids = ids[: max(states, default=0)]
-            found = self.match(key, ids, len(ids))
-            if exact and (last := take_snapshot(cache)) is not None:
-                states[row.length] = last
-            own = None if lease is None else lease.own_of(cache)
-            until = row.length if prompted is None else prompted
-            new = NewPath(ids, row, states, until, own)
-            leaf = self._add(key, new, found, session)
-            if self.disk is not None:
-                self.disk.save(key, ids, row, states, prompted=until)
-        except Unstorable as reason:
-            self._warn(reason)
-        if leaf is None:
-            self._counted["refused"] += 1
-            return 0
-        prune(leaf)
-        self.evict(buffers=self._max_buffers, keep=leaf.path())
-        if session is not None:
-            self.sessions.pin(session, leaf, len(ids) * new.token_bytes, awaited=awaited)
-        return min(leaf.stop, len(ids))
-
-    def _budget_after(self, new: NewPath) -> int:
-        """The budget once these tokens count here, and no longer as their row's."""
-        if new.row is None:
-            return self.budget()
-        before, own = new.row.stored, (len(new.ids) - new.row.first) * new.kv.token_bytes
-        new.row.stored = max(before, own)
-        try:
-            return self.budget()
-        finally:
-            new.row.stored = before
-
-    def _add(self, key: CacheKey, new: NewPath, found: Match, session: str | None) -> Node | None:
-        """Store a path as far as its session's share permits, evicting others for it. Returns the
-        last stored node, if any. Raises `Unstorable` if it cannot be joined with the stored
-        ones."""
-        if self._layouts.get(key, new.kv.layout) != new.kv.layout:
-            raise Unstorable(
-                "a row with another KV shape or dtype than the stored ones is not kept"
-            )
-        root = self._roots.get(key) or tree.new_root(self.totals)
-        stored, budget = tree.split_path(found, new), self._budget_after(new)
-        share, heads = self.sessions.share(session, budget)
-        stop, kept = fit(stored, new, share)
-        own = new.row if stop == len(new.ids) and tree.refers(new, stored) else None
-        path = tree.cut_back(stored, stop, kept, len(new.ids))
-        kept -= {node.stop for node in path if node.snapshot is not None}
-        states = {at: state for at, state in new.states.items() if at in kept}
-        grows = max(0, stop - found.shared) * new.token_bytes
-        grows += sum(state.nbytes for state in states.values())
-        if self.nbytes > budget - grows:
-            self.evict(budget - grows, keep={*path, *heads()})
-            self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
-        if stop == 0:
-            return None
-        self._roots[key], self._layouts[key] = root, new.kv.layout
-        try:
-            for node in path:
-                if own is not None and node.start >= own.first:
-                    node.hold(new.kv.within(own, node.start, node.stop), node.snapshot)
-            continued, above = 2 * found.shared > len(new.ids), path[-1] if path else root
-            leaf = tree.grow(above, new, stop, states, own=own, continued=continued)
-        finally:
-            if not root.children:
-                self._drop_empty()
-        self._clock += grows + 1
-        for node in leaf.path():
-            node.used = self._clock
-        return leaf
-
-    def evict(
-        self, nbytes: float = inf, *, buffers: float = inf, keep: Collection[Node] = ()
-    ) -> int:
-        """Shrink to this many bytes and buffers, if rows and `keep` permit. Returns the freed
-        bytes. Capacity goes first if that is enough, and else last, if the entries themselves must
-        stay."""
-        self._drop_lost()
-        totals, before = self.totals, self.nbytes
-        if before <= nbytes and totals.buffers <= buffers:
-            return 0
-        if before - nbytes <= sum(totals.rows.values()):
-            self._trim(nbytes)
-        stored, last = {row: row.stored for row in totals.rows}, -1
-        while (totals.nbytes > nbytes or totals.buffers > buffers) and totals.nbytes != last:
-            last = totals.nbytes  # a prefix can go once no entry continues it
-            evict(
-                [*self.nodes()], totals, nbytes, buffers, clock=self._clock,
-                weights=self.sessions.weights(), keep=frozenset(keep),
-            )  # fmt: skip
-        for row in [row for row in totals.rows if row.stored < stored[row]]:
-            self._trim_row(row)
-        self._trim(nbytes)
-        freed = before - self.nbytes
-        if freed:
-            self._drop_empty()
-        self._counted["evicted_bytes"] += freed
-        return freed
-
-    def _trim(self, nbytes: float) -> None:
-        """Free unused capacity of rows that have ended, the least recently used first."""
-        spare = [row for row, size in self.totals.rows.items() if size]
-        for row in sorted(spare, key=lambda row: row.path[-1].used):
-            if self.nbytes > nbytes:
-                self._trim_row(row)
-
-    def _trim_row(self, row: RowBuffers) -> None:
-        stop = row.path[-1].stop
-        self.totals.set_spare(row, row.spare(stop))  # counts until it is free
-        row.trim(stop)
-        self.totals.set_spare(row, row.spare(stop))
-
-    def _drop_lost(self) -> None:
-        for row in [row for row in self.totals.rows if row.lost]:
-            if row.nodes:  # else they went with those of another one
-                tree.remove(row.path[0])
-                self._drop_empty()
-
-    def _drop_empty(self) -> None:
-        self._roots = {key: root for key, root in self._roots.items() if root.children}
-        self._layouts = {key: self._layouts[key] for key in self._roots}
+    def storable_tokens(self, memory: MemoryProfile, session: str | None) -> int:
+        """Tokens of a row that fit the session's share, with the state at their end."""
+        windows = sum(window * nbytes for window, nbytes in memory.windows)
+        # the end of the prompt may have windows of its own, which take little
+        states = memory.state_bytes + 2 * windows
+        nbytes = self.sessions.share(session, self.budget()) - states
+        return max(0, nbytes // (memory.token_bytes + ID_BYTES))
 
     def clear(self) -> None:
         for node in [node for root in self._roots.values() for node in root.children.values()]:
@@ -353,8 +274,80 @@ class PrefixCache:
         found, disk = self.report(), self.disk
         if disk is not None:
             found |= {"disk_bytes": disk.index.nbytes, "disk_limit": disk.limit}
-        known = PrefixCacheStats.model_fields.keys() & found.keys()
-        return PrefixCacheStats(**{name: found[name] for name in known})
+        return PrefixCacheStats(**found)  # without what it does not know
+
+    def nodes(self) -> Iterator[Node]:
+        return chain.from_iterable(map(tree.nodes, self._roots.values()))
+
+    def _add(self, key: CacheKey, new: NewPath, found: Match, session: str | None) -> Node | None:
+        """Store tokens `[found.shared, stop)` of a path, as far as its session's share permits,
+        evicting others for it. Returns the last stored node, if any. Raises `Unstorable` if it
+        cannot be joined with the stored ones."""
+        if self._layouts.get(key, new.kv.layout) != new.kv.layout:
+            raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
+        root = self._roots.get(key) or tree.new_root(self.totals)
+        stored, budget = tree.split_path(found, new), self._budget_after(new)
+        stop, kept = fit(stored, new, self.sessions.share(session, budget))
+        row = new.row if stop == len(new.ids) and tree.can_refer(new, stored) else None
+        path = tree.cut_back(stored, stop, kept, len(new.ids))
+        kept -= {node.stop for node in path if node.snapshot is not None}
+        states = {at: state for at, state in new.states.items() if at in kept}
+        grows = max(0, stop - found.shared) * new.token_bytes
+        grows += sum(state.nbytes for state in states.values())
+        if self.nbytes > budget - grows:
+            heads = self.sessions.split_heads(session, budget)
+            self.evict(budget - grows, keep={*path, *heads})
+            self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
+        if stop == 0:
+            return None
+        self._roots[key], self._layouts[key] = root, new.kv.layout
+        above, continued = path[-1] if path else root, 2 * found.shared > len(new.ids)
+        try:
+            for node in above.path():  # `split_heads` may have split some
+                if row is not None and node.start >= row.first:
+                    node.set_payload(new.kv.within(row, node.start, node.stop), node.snapshot)
+            leaf = tree.add_nodes(above, new, stop, states, row=row, continued=continued)
+        finally:
+            if not root.children:
+                self._drop_empty()
+        self._clock += grows + 1
+        for node in leaf.path():
+            node.used = self._clock
+        return leaf
+
+    def _budget_after(self, new: NewPath) -> int:
+        """The budget once these tokens count here, and no longer as their row's."""
+        if new.row is None:
+            return self.budget()
+        before, whole = new.row.stored, (len(new.ids) - new.row.first) * new.kv.token_bytes
+        new.row.stored = max(before, whole)
+        try:
+            return self.budget()
+        finally:
+            new.row.stored = before
+
+    def _trim(self, limit: float) -> None:
+        """Free unused capacity of rows that have ended, the least recently used first."""
+        spare = [row for row, size in self.totals.rows.items() if size]
+        for row in sorted(spare, key=lambda row: row.path[-1].used):
+            if self.nbytes > limit:
+                self._trim_row(row)
+
+    def _trim_row(self, row: RowBuffers) -> None:
+        stop = row.path[-1].stop
+        self.totals.set_spare(row, row.spare(stop))  # counts until it is free
+        row.trim(stop)
+        self.totals.set_spare(row, row.spare(stop))
+
+    def _drop_lost(self) -> None:
+        for row in [row for row in self.totals.rows if row.lost]:
+            if row.nodes:  # else they went with those of another one
+                tree.remove(row.path[0])
+                self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        self._roots = {key: root for key, root in self._roots.items() if root.children}
+        self._layouts = {key: self._layouts[key] for key in self._roots}
 
     def _warn(self, reason: Exception) -> None:
         if str(reason) not in self._warned:

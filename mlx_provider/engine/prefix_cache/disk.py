@@ -35,7 +35,7 @@ between two steps."""
 MAX_QUEUED = 2**29
 """Most bytes that wait to be written. The rest of a prompt is written with a later pass."""
 Step = tuple[Header, int, int]
-"""A file, its first token (a damaged header may name another), and where the prompt leaves it."""
+"""A file and the tokens `[start, stop)` of a prompt in it. A damaged header may name others."""
 Filling = Generator[Header, Arrays, tuple[list[Any] | None, int]]
 """Yields the files that it needs, and gets their arrays. Returns a row cache and its tokens."""
 Call = Callable[[Callable[[], Any]], Future[Any]]
@@ -95,9 +95,9 @@ class Index:
             found = [(common(self.files[name].tokens, ids[end:]), name) for name in names]
             if not found:
                 break
-            took, name = max(found)
-            steps.append((self.files[name], end, end + took))
-            end += took
+            agreed, name = max(found)
+            steps.append((self.files[name], end, end + agreed))
+            end += agreed
         digest, states = digests(key, ids), list[Header]()
         for at in sorted(at for at in self._states if at <= max(end, shared)):
             header = self.files.get(files.snapshot_name(digest(at)))
@@ -188,29 +188,30 @@ class DiskTier:
     # -- writing
 
     def due(self, start: int, stop: int) -> bool:
+        """Whether a file ends within tokens `[start, stop)` of a prompt."""
         return stop // EDGE > start // EDGE
 
     def save(
         self,
         key: CacheKey,
         ids: Ids,
-        row: Segment,
+        kv: Segment,
         states: Mapping[int, Snapshot],
         *,
-        prompted: int | None = None,
+        reply_at: int | None = None,
     ) -> None:
         """Queue what is not on disk yet of a row with tokens `ids`. `states`: snapshots by token
-        count. `prompted`: tokens before the reply. `None`: more of the prompt will follow, so its
+        count. `reply_at`: tokens before the reply. `None`: more of the prompt will follow, so its
         last tokens can wait."""
         steps, _ = self.index.walk(key, ids)
         covered = steps[-1][2] if steps else 0
         path = [header for header, _, _ in steps]
         left = self.limit - sum(header.nbytes for header in path)
-        stop = len(ids) if prompted is not None else len(ids) // EDGE * EDGE
+        stop = len(ids) if reply_at is not None else len(ids) // EDGE * EDGE
         digest = digests(key, ids)
-        for start, end in pairwise(_cuts(covered, stop, prompted)):
-            segment, tokens = row.slice(start, end), ids[start:end]
-            header = Header(digest(start), start, tokens, row.complete, segment.layers)
+        for start, end in pairwise(_cuts(covered, stop, reply_at)):
+            segment, tokens = kv.slice(start, end), ids[start:end]
+            header = Header(digest(start), start, tokens, kv.complete, segment.layers)
             arrays = [array for each in segment.own.values() for array in each]
             if not self._write(header, arrays, left):
                 break
@@ -252,8 +253,8 @@ class DiskTier:
     # -- reading
 
     def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
-        """The longest prefix of `ids` from which a row can resume, and its files. 0: memory has as
-        much, which is `match`. At least one token is left to prefill."""
+        """The longest prefix of `ids` from which a row can resume, and the files with what `match`,
+        in memory, lacks of it. 0: it lacks nothing. At least one token is left to prefill."""
         steps, states = self.index.walk(key, ids[:-1], match.shared)
         needed = list[Step]()
         if match.complete and all(header.complete for header, _, _ in steps):
@@ -274,15 +275,15 @@ class DiskTier:
         room: int,
         grid: int = 1,
     ) -> Filling:
-        """`matches`: what memory has. `room`: tokens of the row, which resumes at a multiple of
-        `grid`."""
+        """Fill a row from memory and then file by file. `matches`: what memory has. `room`: tokens
+        of the row, which resumes at a multiple of `grid`."""
         match = matches()
         goal, steps = self.find(key, ids, match, grid)
         if not goal:
             return None, 0
         self._touch([header for header, _, _ in self.index.walk(key, ids[:goal])[0]])
         first = steps[0][0]
-        states = [leaf for leaf, _ in first.layers] if first.state else ()
+        states = [i for i, _ in first.layers] if first.state else ()
         filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
         for node, agreed in match.nodes:
             stop = min(node.start + agreed, goal)
@@ -300,9 +301,9 @@ class DiskTier:
                 snapshot = Snapshot(dict(header.layers), arrays)
                 continue
             begin, reached = max(start, reached), min(stop, goal)
-            by_leaf = {x: [arrays.pop(0) for _ in range(count)] for x, count in header.layers}
-            filler.put(by_leaf, begin, reached, begin - start)
-            del by_leaf
+            by_layer = {i: [arrays.pop(0) for _ in range(count)] for i, count in header.layers}
+            filler.put(by_layer, begin, reached, begin - start)
+            del by_layer
         return (filler.finish(goal, snapshot), goal) if goal else (None, 0)
 
     def _report_damage(self, name: str, reason: BadFile | OSError) -> None:
@@ -339,6 +340,6 @@ class DiskTier:
             self._forget(next(iter(self.index.files)))
 
 
-def _cuts(start: int, stop: int, prompted: int | None) -> list[int]:
-    edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), prompted or 0}
+def _cuts(start: int, stop: int, reply_at: int | None) -> list[int]:
+    edges = {*range(start // EDGE * EDGE + EDGE, stop, EDGE), reply_at or 0}
     return sorted({at for at in edges if start < at < stop} | {start, stop}) if start < stop else []

@@ -1,11 +1,11 @@
 """Chooses how much of a path is stored, and what is evicted. Imports no mlx.
 
-The least time to recompute per byte goes first; the newest path of a session stays longest.
+What takes the least time to recompute per byte goes first; the newest path of a session goes last.
 """
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -24,8 +24,8 @@ LIVE_TURNS = 16
 """A session counts as gone this many stored paths after it last returned. A request stores two."""
 ATTENTION_DEPTH = 8192
 """Depth in tokens at which a token costs about twice as much to compute as at the start."""
-PINNED = 16
-"""Weight of the newest path of a session."""
+NEWEST = 16
+"""Weight of the newest path of a session. Other nodes have 1."""
 AWAITED = 256
 """The same while tools run whose results will come, or if the client has announced its return."""
 PROVEN = 3
@@ -39,7 +39,7 @@ class Pin:
     """The newest path of a session."""
 
     leaf: Node
-    """Its last stored node."""
+    """Its last stored node, which may have been evicted since."""
     nbytes: int
     """Of the whole path."""
     awaited: bool
@@ -51,8 +51,8 @@ class Pin:
 class Sessions(dict[str, Pin]):
     """The newest paths by the names of sessions, the oldest first."""
 
-    turn = 0
-    last = ""
+    turn = 0  # paths that sessions have stored
+    last = ""  # the session that stored the last one
 
     def pin(self, session: str, leaf: Node, nbytes: int, *, awaited: bool) -> None:
         """Replace the newest path of a session."""
@@ -66,30 +66,37 @@ class Sessions(dict[str, Pin]):
         if len(self) > MAX_SESSIONS:
             del self[next(iter(self))]
 
-    def share(self, session: str | None, budget: int) -> tuple[int, Callable[[], list[Node]]]:
-        """The part of `budget` bytes that a path of the session may use, and the nodes that others
-        keep. Sessions that take turns each keep the head of their path: more than an equal share
-        would be evicted before their next turn. A session that has never returned keeps none."""
-        if session is None:
-            return budget, list
-        gone = self.turn - LIVE_TURNS
+    def share(self, session: str | None, budget: int) -> int:
+        """The part of `budget` bytes that a path of the session may use. Sessions that take turns
+        each keep the head of their path: more than an equal share would be evicted before their
+        next turn. A session that has never returned keeps none."""
+        others, equal = self._others(session, budget)
+        return budget - sum(min(equal, pin.nbytes) for pin in others)
+
+    def split_heads(self, session: str | None, budget: int) -> list[Node]:
+        """The nodes that other sessions keep, after a split where the head of one ends."""
+        others, equal = self._others(session, budget)
+        return [node for pin in others for node in _split_head(pin.leaf, equal)]
+
+    def _others(self, session: str | None, budget: int) -> tuple[list[Pin], int]:
+        """The newest paths of other sessions that take turns with this one, and an equal share."""
+        gone = inf if session is None else self.turn - LIVE_TURNS
         others = [pin for name, pin in self.items() if pin.returned > gone and name != session]
-        equal = budget // (1 + len(others))
-        left = budget - sum(min(equal, pin.nbytes) for pin in others)
-        return left, lambda: [node for pin in others for node in head(pin.leaf, equal)]
+        return others, budget // (1 + len(others))
 
     def weights(self) -> dict[Node, int]:
         """How much more each node of these paths is worth."""
         every = sorted(self.values(), key=lambda pin: pin.awaited)
-        return {n: AWAITED if pin.awaited else PINNED for pin in every for n in pin.leaf.path()}
+        return {n: AWAITED if pin.awaited else NEWEST for pin in every for n in pin.leaf.path()}
 
 
-def head(leaf: Node, nbytes: int) -> list[Node]:
-    """The nodes of the longest head of a path within `nbytes` from which a row can resume."""
+def _split_head(leaf: Node, nbytes: int) -> list[Node]:
+    """The nodes of the longest head of a path within `nbytes` from which a row can resume. Splits
+    the node in which it ends."""
     found: list[Node] = []
-    for node in [each for each in leaf.path() if each.segment is not None]:
-        left = nbytes - sum(each.nbytes for each in found)
-        tokens = left * len(node.tokens) // node.token_bytes
+    for node in [node for node in leaf.path() if node.segment is not None]:
+        left = nbytes - sum(above.nbytes for above in found)
+        tokens = left * len(node.tokens) // node.segment_bytes
         if node.nbytes > left:
             found += [split(node, tokens)] if node.complete and tokens else []
             break
@@ -100,8 +107,8 @@ def head(leaf: Node, nbytes: int) -> list[Node]:
 
 
 def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]:
-    """The longest head of a new path from which a row can resume, and the snapshots that fit with
-    it. `path`: its stored nodes.
+    """How much of a new path fits into `budget` bytes: tokens `[0, stop)`, where a row can resume,
+    and the snapshots at the returned positions. `path`: its stored nodes.
 
     The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
     the last snapshot of the prompt.
@@ -115,7 +122,7 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
         nbytes = max(0, stop - shared) * new.token_bytes + sum(sizes[at] for at in kept)
         for node in path:
             tokens = max(0, min(stop, node.stop) - node.start)
-            nbytes += node.token_bytes * tokens // len(node.tokens)
+            nbytes += node.segment_bytes * tokens // len(node.tokens)
         return nbytes
 
     if size(max(length, shared), sizes) <= budget:
@@ -151,56 +158,56 @@ def prune(leaf: Node) -> None:
     kept = {*ends[:1], *ends[1:][-RECENT:], *list(forks)[-FORKS:]}
     for node in holders:
         if node not in kept:
-            node.hold(node.segment, None)
+            node.set_payload(node.segment, None)
 
 
-def evict(
+def evict_nodes(
     nodes: Sequence[Node],
     totals: Totals,
-    nbytes: float,
-    buffers: float,
+    limit: float,
+    max_buffers: float,
     *,
     clock: int,
     weights: Mapping[Node, int],
     keep: Collection[Node],
 ) -> None:
     """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals are at
-    most so many bytes and buffers. Nodes in `keep`, and nodes that rows use, stay. `clock`: the
-    present time on the clock of `Node.used`. `weights`: see `Sessions`."""
-    order, held = count(), totals.nbytes
+    most `limit` bytes and `max_buffers`. Nodes in `keep`, and nodes that rows use, stay. `clock`:
+    the present time on the clock of `Node.used`. `weights`: see `Sessions`."""
+    order, stored = count(), totals.nbytes
     heap: list[tuple[float, int, bool, Node]] = []
 
     def consider(node: Node) -> None:
-        whole = not node.children
-        if (whole or node.snapshot is not None) and not (node in keep or node.needed):
-            worth = value(node, clock, held) * weights.get(node, 1)
-            heapq.heappush(heap, (worth, next(order), whole, node))
+        is_leaf = not node.children
+        if (is_leaf or node.snapshot is not None) and not (node in keep or node.needed):
+            worth = value(node, clock, stored) * weights.get(node, 1)
+            heapq.heappush(heap, (worth, next(order), is_leaf, node))
 
     for node in nodes:
         consider(node)
-    while heap and (totals.nbytes > nbytes or totals.buffers > buffers):
-        _, _, whole, node = heapq.heappop(heap)
+    while heap and (totals.nbytes > limit or totals.buffers > max_buffers):
+        _, _, is_leaf, node = heapq.heappop(heap)
         parent = node.parent
-        if whole == bool(node.children):
+        if is_leaf == bool(node.children):
             continue  # became a leaf, and has a newer entry as one
-        if not whole:
-            node.hold(node.segment, None)
+        if not is_leaf:
+            node.set_payload(node.segment, None)
             continue
         remove(node)
         if parent is not None and parent.parent is not None and not parent.children:
             consider(parent)
 
 
-def value(node: Node, clock: int, held: int) -> float:
+def value(node: Node, clock: int, stored: int) -> float:
     """Value per byte of a leaf, or of an inner node's snapshot. Age is counted in bytes stored
     since the last use, so many small side requests age a long chat less than another long chat
-    does."""
+    does. `stored`: bytes in the prefix cache."""
     if not node.complete and node.snapshot is None:
         return 0.0  # no row can resume here
     recompute = len(node.tokens) if node.complete else node.stop - resumable_before(node)
     inner = node.children and node.snapshot
     cost = recompute * (1 + node.stop / ATTENTION_DEPTH) / max(1, (inner or node).nbytes)
-    disuse = (clock - node.used) / max(1, held)
+    disuse = (clock - node.used) / max(1, stored)
     return cost * (1 + min(node.hits, PROVEN)) / (FRESH + disuse)
 
 

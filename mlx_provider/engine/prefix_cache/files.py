@@ -71,7 +71,7 @@ class Header:
     complete: bool
     """Whether it has all layers, so that a row can resume at any token."""
     layers: Sequence[tuple[int, Any]]
-    """By leaf index: the number of arrays in a segment, or `Snapshot.layers`."""
+    """By layer index: the number of arrays in a segment, or `Snapshot.layers`."""
     nbytes: int = 0
     state: bool = False
     """Whether it is a snapshot."""
@@ -177,8 +177,7 @@ class DiskThread:
         self._versions = versions
         self._failure = ""
         self._order = numbers()
-        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], object] | None]]
-        self._jobs = queue.PriorityQueue()
+        self._jobs = queue.PriorityQueue[tuple[int, int, Callable[[], object] | None]]()
         self._thread = threading.Thread(target=self._run, name="prefix-disk", daemon=True)
         self._thread.start()
 

@@ -44,7 +44,9 @@ AROUND = 8
 
 
 class PrefixCachePolicy:
-    """Engine thread only.
+    """Engine thread only. In the order of calls: `look_up` when a prompt is queued, `offers` while
+    it waits, `lease` when it is admitted, `begin` before its first pass, `after_pass` after each
+    one, `keep_prefill` and `fork` after the last one, `keep_row` and `release` when a row ends.
 
     For a reproducible model it stores only what a prefill would compute. Kernels round by the width
     of a pass, so only prefixes of whole passes count. The last pass of a prompt is not stored, and
@@ -69,7 +71,7 @@ class PrefixCachePolicy:
         prompts are taken to fit the prefix cache."""
         shares = in_place and least is not None and divisible(own_layers(make_cache()))
         self._least = max(1, least or 0) if shares else inf
-        self._leases = Leases(cache, in_place, self._least)
+        self._leases = Leases(cache.totals, in_place, self._least)
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -92,19 +94,6 @@ class PrefixCachePolicy:
         few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
         return not few and job.cost <= job.estimated_cached
 
-    def _match(self, key: CacheKey, ids: Ids) -> Match:
-        return self.cache.match(key, ids, len(ids) - 1, self._grid)
-
-    def _find(self, job: PrefillJob) -> tuple[Match, int]:
-        """The match, which is a new one if the prefix cache has changed, and the tokens that will
-        not be computed. Changes nothing."""
-        if job.match is not None and self.cache.is_valid(job.match):
-            return job.match, job.estimated_cached
-        key, disk = self._key(job.request), self.cache.disk
-        match = self._match(key, job.ids)
-        beyond = 0 if disk is None else disk.find(key, job.ids, match, self._grid)[0]
-        return match, max(match.length, beyond)
-
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What the rows of a queued prompt will use of the prefix cache in place. Changes
         nothing."""
@@ -122,14 +111,6 @@ class PrefixCachePolicy:
             for row, lease in zip(job.rows, self.offers(job), strict=False):
                 row.lease = lease and lease.acquire()
 
-    def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
-        """What the rows after the first will share with it."""
-        further = len(job.rows) - 1
-        nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
-        if first is not None and first.base is not None:
-            nbytes = min(nbytes, first.base.stored)
-        return [Lease(claimed_bytes=nbytes) if nbytes else None for _ in range(further)]
-
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that so many rows of a prompt save because they share its tokens."""
         if tokens <= self._least:
@@ -139,21 +120,14 @@ class PrefixCachePolicy:
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
         return max(0, steps) * STEP_TOKENS * each
 
-    def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
-        caches = [cache]
-        for row in rows[1:]:
-            copied, row.lease = self._leases.fork(rows[0].lease, cache)
-            caches.append(copied)
-        return caches
-
     def begin(self, job: PrefillJob, room: int) -> Match | None:
-        """Give the job a cache for `room` tokens that holds the longest stored prefix. Returns the
-        match, unless it was already reported. If the disk has more than memory, the job is
-        `restoring` at first. Call it again after that."""
+        """Give the job a cache for `room` tokens that holds the longest stored prefix. If the disk
+        has more than memory, the job is `restoring` at first. Call it again after that. Returns the
+        match if it is to be reported: not again for rows that were preempted."""
         self.look_up(job)
         match: Match = job.match
         key, disk = self._key(job.request), self.cache.disk
-        job.rows[0].lease = None  # its own claim must not block taking it over
+        job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             found = partial(self._match, key, job.ids)
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
@@ -169,7 +143,7 @@ class PrefixCachePolicy:
             self.cache.count(match, restored.length)
             shared = max(match.shared, restored.length)
             match = replace(match, length=restored.length, shared=shared)
-            job.rows[0].lease = self._leases.lease(job.cache)
+            job.rows[0].lease = self._leases.lease_row(job.cache)
         else:
             job.cache, job.rows[0].lease = self.cache.acquire(
                 match, self._make_cache, room=room - match.length, leases=self._leases
@@ -180,7 +154,7 @@ class PrefixCachePolicy:
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None
         if self._strictest is not Kind.APPEND:
-            job.keeps = self._places(job, match.length, match.branch)
+            job.keeps = self._choose_snapshots(job, match.length, match.branch)
         if self._ends_passes:
             job.cuts = job.keeps
         if any(row.tokens for row in job.rows):
@@ -189,26 +163,6 @@ class PrefixCachePolicy:
         job.request.explanation = self._explain(job, match)
         return match
 
-    @property
-    def _ends_passes(self) -> bool:
-        """If a layer has a state, a pass ends at each snapshot. Fixed passes never do."""
-        return self._strictest is Kind.STATE and self._shapes is None
-
-    def _places(self, job: PrefillJob, start: int, branch: int) -> tuple[int, ...]:
-        """Positions in memory as far as it holds the prompt, on disk for all of it."""
-        prompt, fits = job.prompt, None
-        if self._memory is not None:
-            fits = self.cache.room(self._memory, job.request.session)
-        grid = GRID if self._ends_passes else self._grid
-        found = {*places(prompt, start, branch, grid=grid, fits=fits)}
-        if fits is not None and fits < len(prompt.tokens) and self.cache.disk is not None:
-            found |= {*places(prompt, start, branch, grid=grid)}
-        if self._shapes is not None:
-            # the last one: where the next turn, or the same prompt, resumes by whole passes
-            found = {self._whole(at) for at in (*found, len(prompt.tokens) - 1)}
-            found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
-        return tuple(sorted(found))
-
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
@@ -216,23 +170,25 @@ class PrefixCachePolicy:
         for at in job.keeps:
             if start < at <= job.done:
                 within = None if at == job.done else at
-                snapshot = self.cache.snapshot(job.row_cache(), within)
-                if snapshot is not None:
+                if (snapshot := self.cache.snapshot(job.row_cache(), within)) is not None:
                     job.snapshots[at] = snapshot
 
-    def _whole(self, done: int) -> int:
-        """The part of `done` prefilled tokens that may be stored."""
-        return done // self._grid * self._grid
+    def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
+        caches = [cache]
+        for row in rows[1:]:
+            copied, row.lease = self._leases.fork(rows[0].lease, cache)
+            caches.append(copied)
+        return caches
 
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
-        if job.cache is None or job.ids is None or job.places is not None:
+        if job.cache is None or job.ids is None or job.positions is not None:
             return
         whole = self._whole(job.done)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
-            beyond, lease = job.done > whole, job.rows[0].lease
+            exact, lease = job.done == whole, job.rows[0].lease
             self._insert(
-                job.request, job.ids[:whole], job.cache, job.snapshots, beyond=beyond, lease=lease
+                job.request, job.ids[:whole], job.cache, job.snapshots, exact=exact, lease=lease
             )
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
@@ -244,16 +200,9 @@ class PrefixCachePolicy:
         awaited = row.finish == "tool_calls" or row.request.retain
         self._insert(row.request, ids, cache, {}, awaited=awaited, lease=row.lease)
 
-    def _insert(
-        self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
-    ) -> None:
-        """`more`: see `PrefixCache.insert`."""
-        prompted = len(request.prompt.tokens)
-        stored = self.cache.insert(
-            self._key(request), ids, cache, snapshots, prompted=prompted, session=request.session,
-            **more,
-        )  # fmt: skip
-        request.stored = max(request.stored, min(stored, prompted) - request.cached)
+    def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
+        """Release the leases of rows that the layout has merged."""
+        self.release(row for row in rows if row.lease and row.lease.row and cache_of(row) is None)
 
     def release(self, rows: Iterable[Row]) -> None:
         """Release the leases of rows that ended or were merged, and of which no pass has failed."""
@@ -262,13 +211,64 @@ class PrefixCachePolicy:
                 with isolated_cache(row.request):
                     self.cache.release(row.lease)
 
-    def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
-        """Release the leases of rows that the layout has merged."""
-        own = (row for row in rows if row.lease is not None and row.lease.own is not None)
-        self.release(row for row in own if cache_of(row) is None)
+    def _match(self, key: CacheKey, ids: Ids) -> Match:
+        return self.cache.match(key, ids, len(ids) - 1, self._grid)
+
+    def _find(self, job: PrefillJob) -> tuple[Match, int]:
+        """The match, which is a new one if the prefix cache has changed, and the tokens that will
+        not be computed. Changes nothing."""
+        if job.match is not None and self.cache.is_valid(job.match):
+            return job.match, job.estimated_cached
+        key, disk = self._key(job.request), self.cache.disk
+        match = self._match(key, job.ids)
+        on_disk = 0 if disk is None else disk.find(key, job.ids, match, self._grid)[0]
+        return match, max(match.length, on_disk)
+
+    def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
+        """What the rows after the first will share with it."""
+        further = len(job.rows) - 1
+        nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
+        if first is not None and first.base is not None:
+            nbytes = min(nbytes, first.base.stored)
+        return [Lease(claimed_bytes=nbytes) if nbytes else None for _ in range(further)]
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
+
+    @property
+    def _ends_passes(self) -> bool:
+        """If a layer has a state, a pass ends at each snapshot. Fixed passes never do."""
+        return self._strictest is Kind.STATE and self._shapes is None
+
+    def _choose_snapshots(self, job: PrefillJob, start: int, branch: int) -> tuple[int, ...]:
+        """Positions in memory as far as it holds the prompt, on disk for all of it."""
+        prompt, storable = job.prompt, None
+        if self._memory is not None:
+            storable = self.cache.storable_tokens(self._memory, job.request.session)
+        grid = GRID if self._ends_passes else self._grid
+        found = {*choose_snapshots(prompt, start, branch, grid=grid, storable=storable)}
+        if storable is not None and storable < len(prompt.tokens) and self.cache.disk is not None:
+            found |= {*choose_snapshots(prompt, start, branch, grid=grid)}
+        if self._shapes is not None:
+            # the last one: where the next turn, or the same prompt, resumes by whole passes
+            found = {self._whole(at) for at in (*found, len(prompt.tokens) - 1)}
+            found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
+        return tuple(sorted(found))
+
+    def _whole(self, done: int) -> int:
+        """The part of `done` prefilled tokens that may be stored."""
+        return done // self._grid * self._grid
+
+    def _insert(
+        self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
+    ) -> None:
+        """`more`: see `PrefixCache.insert`."""
+        reply_at = len(request.prompt.tokens)
+        stored = self.cache.insert(
+            self._key(request), ids, cache, snapshots, reply_at=reply_at, session=request.session,
+            **more,
+        )  # fmt: skip
+        request.stored = max(request.stored, min(stored, reply_at) - request.cached)
 
     def _explain(self, job: PrefillJob, match: Match) -> str:
         at = match.diverged_at
@@ -282,21 +282,21 @@ class PrefixCachePolicy:
 
 def isolated_cache(request: Request) -> Isolation:
     """Wraps a use of the prefix cache. An error in it costs only this use."""
-    told = "request %s: the prefix cache failed\n%s"
-    return Isolation(lambda fault: log.error(told, request.id, fault.trace))
+    text = "request %s: the prefix cache failed\n%s"
+    return Isolation(lambda fault: log.error(text, request.id, fault.trace))
 
 
-def places(
-    prompt: Prompt, done: int = 0, branch: int = 0, *, grid: int = GRID, fits: int | None = None
+def choose_snapshots(
+    prompt: Prompt, done: int = 0, branch: int = 0, *, grid: int = GRID, storable: int | None = None
 ) -> tuple[int, ...]:
     """Ascending token counts at which to store a state.
 
     At most 1 + `RECENT` ends, a branch, and a guess. `done`: tokens with which the row resumes.
     `branch`: tokens before the prompt leaves another one. `grid`: positions are rounded down to it.
-    `fits`: tokens that the prefix cache can hold; a longer prompt has a state there.
+    `storable`: tokens that the prefix cache can hold; a longer prompt has a state there.
     """
     total = len(prompt.tokens)
-    stop = total if fits is None else min(fits, total)
+    stop = total if storable is None else min(storable, total)
     every = [end for end in cuts_of(prompt, done) if end <= stop]
     found = {*every[:1], *every[1:][-RECENT:]}
     end = min(stop, max(prompt.snapshot_points, default=stop))

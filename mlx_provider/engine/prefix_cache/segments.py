@@ -1,7 +1,7 @@
-"""Segments and snapshots: what is copied out of a row cache and put into another.
+"""What a node stores, and how it gets out of a row cache and into another.
 
-A segment has keys and values of consecutive tokens. A snapshot has the states and windows of one
-position, which cannot be cut.
+A segment has keys and values of tokens `[start, stop)`, and can be cut anywhere. A snapshot has the
+states and windows after a number of tokens, and counts only as a whole.
 """
 
 from __future__ import annotations
@@ -26,16 +26,87 @@ Encoded = list[Any]
 """JSON-able form of a value: `[tag, ...]`. Arrays are indices."""
 
 
-def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
-    """Contiguous copies, which keep no larger buffer alive."""
-    made = {leaf: [mx.contiguous(array) for array in each] for leaf, each in layers.items()}
-    mx.eval(made)
-    return made
+@dataclass(frozen=True)
+class Segment:
+    """Immutable tokens of all layers that can be cut: `[0, length)` of arrays of its own, or
+    `[start, start + length)` of a row's buffers (`row`)."""
+
+    length: int
+    token_bytes: int
+    layers: tuple[tuple[int, int], ...]
+    """(layer index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
+    complete: bool
+    """Whether these are all layers, so that a row can resume at any token."""
+    own: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    """Arrays (1, heads, tokens, dim) by layer index: first those of keys, then of values."""
+    row: RowBuffers | None = None
+    start: int = 0
+
+    @property
+    def buffers(self) -> int:
+        """Device buffers that it has, or would have on its own."""
+        return sum(count for _, count in self.layers)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.length * self.token_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * (self.token_bytes + ID_BYTES)
+
+    def slice(self, start: int, stop: int) -> Segment:
+        """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
+        if self.row is not None:
+            return replace(self, length=stop - start, start=self.start + start)
+        views = {i: [a[..., start:stop, :] for a in each] for i, each in self.own.items()}
+        return replace(self, length=stop - start, own=copies(views))
+
+    def within(self, row: RowBuffers, start: int, stop: int) -> Segment:
+        """Tokens `[start, stop)` of a row, which stay in its buffers."""
+        return replace(self, length=stop - start, own={}, row=row, start=start)
+
+    def copy(self) -> Segment:
+        return replace(self, own=copies(self.arrays()), row=None, start=0)
+
+    def arrays(self) -> Mapping[int, Sequence[Any]]:
+        if self.row is None:
+            return self.own
+        stop = self.start + self.length
+        return {i: self.row.arrays(i, self.start, stop) for i, _ in self.layers}
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Equal for rows whose segments can be joined."""
+        return tuple(
+            (i, *((a.shape[:-2], a.shape[-1], str(a.dtype)) for a in each))
+            for i, each in self.own.items()
+        )
+
+
+def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
+    """The tokens `[0, length)` of a row, in its own arrays; and whether no layer holds more, so
+    that its state is a valid snapshot. Raises `Unstorable`, or `ValueError` if the cache holds
+    fewer tokens."""
+    layers: dict[int, list[Any]] = {}
+    complete = exact = True
+    for i, layer in enumerate(leaves(cache)):
+        which = kind(layer)
+        complete = complete and which is Kind.APPEND
+        if which is Kind.APPEND:
+            layers[i] = kv_arrays(layer)
+        if which is not Kind.STATE and (layer.keys is not None or layer.offset):
+            exact = exact and layer.offset == length
+            if layer.offset < length:
+                raise ValueError(f"the cache holds {layer.offset} tokens, not {length}")
+    nbytes = sum(a.nbytes // max(1, a.shape[-2]) for each in layers.values() for a in each)
+    shape = tuple((i, len(each)) for i, each in layers.items())
+    return Segment(length, nbytes, shape, complete, layers), exact
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Instance attributes of some layers of a row cache, by leaf index. Immutable."""
+    """Instance attributes of some layers of a row cache, by layer index. Immutable."""
 
     layers: Mapping[int, Encoded]
     arrays: Sequence[Any]
@@ -54,18 +125,18 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     after that many tokens, within the last pass of several tokens; only windows still have the data
     for this. Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
     attributes = {}
-    for leaf, layer in enumerate(leaves(cache)):
+    for i, layer in enumerate(leaves(cache)):
         which = kind(layer)
         if which is Kind.WINDOW:
-            attributes[leaf] = window_attributes(layer, at)
+            attributes[i] = window_attributes(layer, at)
         elif which is Kind.STATE:
             if at is not None:
-                raise ValueError(f"the state of layer {leaf} is not that after {at} tokens")
+                raise ValueError(f"the state of layer {i} is not that after {at} tokens")
             own = vars(layer)
             # `ArraysCache`: paddings and lengths belong to the batch, not to the row
-            attributes[leaf] = {"cache": own["cache"]} if "cache" in own else own
+            attributes[i] = {"cache": own["cache"]} if "cache" in own else own
     arrays: list[Any] = []
-    layers = {leaf: encode(dict(each), arrays) for leaf, each in attributes.items()}
+    layers = {i: encode(dict(each), arrays) for i, each in attributes.items()}
     return Snapshot(layers, copies({0: arrays})[0]) if layers else None
 
 
@@ -96,84 +167,6 @@ def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
     return items if tag == "list" else tuple(items)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Immutable tokens of all layers that can be cut: `[0, length)` of arrays of its own, or
-    `[start, start + length)` of a row's buffers (`row`)."""
-
-    length: int
-    token_bytes: int
-    layers: tuple[tuple[int, int], ...]
-    """(leaf index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
-    complete: bool
-    """Whether these are all layers, so that a row can resume at any token."""
-    own: Mapping[int, Sequence[Any]] = field(default_factory=dict)
-    """Arrays (1, heads, tokens, dim) by leaf index: first those of keys, then of values."""
-    row: RowBuffers | None = None
-    start: int = 0
-
-    @property
-    def buffers(self) -> int:
-        """Device buffers that it has, or would have on its own."""
-        return sum(count for _, count in self.layers)
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.length * self.token_bytes
-
-    @property
-    def nbytes(self) -> int:
-        return self.length * (self.token_bytes + ID_BYTES)
-
-    def slice(self, start: int, stop: int) -> Segment:
-        """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
-        if self.row is not None:
-            return replace(self, length=stop - start, start=self.start + start)
-        views = {leaf: [a[..., start:stop, :] for a in each] for leaf, each in self.own.items()}
-        return replace(self, length=stop - start, own=copies(views))
-
-    def within(self, row: RowBuffers, start: int, stop: int) -> Segment:
-        """Tokens `[start, stop)` of a row, which stay in its buffers."""
-        return replace(self, length=stop - start, own={}, row=row, start=start)
-
-    def copy(self) -> Segment:
-        return replace(self, own=copies(self.arrays()), row=None, start=0)
-
-    def arrays(self) -> Mapping[int, Sequence[Any]]:
-        if self.row is None:
-            return self.own
-        stop = self.start + self.length
-        return {leaf: self.row.arrays(leaf, self.start, stop) for leaf, _ in self.layers}
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        """Equal for rows whose segments can be joined."""
-        return tuple(
-            (leaf, *((a.shape[:-2], a.shape[-1], str(a.dtype)) for a in each))
-            for leaf, each in self.own.items()
-        )
-
-
-def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
-    """The tokens `[0, length)` of a row, in its own arrays; and whether no layer holds more, so
-    that its state is a valid snapshot. Raises `Unstorable`, or `ValueError` if the cache holds
-    fewer tokens."""
-    layers: dict[int, list[Any]] = {}
-    complete = exact = True
-    for leaf, layer in enumerate(leaves(cache)):
-        which = kind(layer)
-        complete = complete and which is Kind.APPEND
-        if which is Kind.APPEND:
-            layers[leaf] = kv_arrays(layer)
-        if which is not Kind.STATE and (layer.keys is not None or layer.offset):
-            exact = exact and layer.offset == length
-            if layer.offset < length:
-                raise ValueError(f"the cache holds {layer.offset} tokens, not {length}")
-    nbytes = sum(a.nbytes // max(1, a.shape[-2]) for each in layers.values() for a in each)
-    shape = tuple((leaf, len(each)) for leaf, each in layers.items())
-    return Segment(length, nbytes, shape, complete, layers), exact
-
-
 class RowFiller:
     """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece."""
 
@@ -186,21 +179,21 @@ class RowFiller:
         in_place: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """`length`: most tokens. `room`: capacity for more. `states`: leaves that get the state of
-        a snapshot. `in_place`: tokens that some layers hold already, by leaf index."""
+        a snapshot. `in_place`: tokens that some layers hold already, by layer index."""
         self._cache = cache
         self._length = length
         self._room = room
         self._in_place = in_place
         self._buffers: dict[int, list[Any]] = {}
-        self._layers = {i: leaf for i, leaf in enumerate(leaves(cache)) if i not in states}
+        self._layers = {i: layer for i, layer in enumerate(leaves(cache)) if i not in states}
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
-        """Copy tokens `[start, stop)` of the row, which are `[skip, ...)` of the arrays. Raises
+        """Copy tokens `[start, stop)` of the row, which begin at `skip` in the arrays. Raises
         `ValueError` if they do not cover every layer, or are of another kind than a layer's."""
-        for leaf, layer in self._layers.items():
-            if leaf not in arrays:
-                raise ValueError(f"layer {leaf} cannot be resumed at token {stop}")
-            parts, held = arrays[leaf], self._in_place.get(leaf, 0)
+        for i, layer in self._layers.items():
+            if i not in arrays:
+                raise ValueError(f"layer {i} cannot be resumed at token {stop}")
+            parts, held = arrays[i], self._in_place.get(i, 0)
             first = max(start, held)
             if not parts:
                 continue
@@ -208,36 +201,44 @@ class RowFiller:
                 raise ValueError(f"{type(layer).__name__} differs from the stored layer")
             if first >= stop:
                 continue
-            if leaf not in self._buffers:
+            if i not in self._buffers:
                 tokens = self._length - held
                 tokens += _slack(layer, tokens, self._room)
                 shapes = [(*part.shape[:-2], tokens, part.shape[-1]) for part in parts]
                 pairs = zip(shapes, parts, strict=True)
-                self._buffers[leaf] = [mx.zeros(shape, part.dtype) for shape, part in pairs]
-            for buffer, part in zip(self._buffers[leaf], parts, strict=True):
+                self._buffers[i] = [mx.zeros(shape, part.dtype) for shape, part in pairs]
+            for buffer, part in zip(self._buffers[i], parts, strict=True):
                 piece = part[..., skip + first - start : skip + stop - start, :]
                 copy_tokens(piece, buffer, first - held)
-        mx.eval([self._buffers[leaf] for leaf in arrays if leaf in self._buffers])
+        mx.eval([self._buffers[i] for i in arrays if i in self._buffers])
 
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
-        for leaf, layer in self._layers.items():
-            buffers, own = self._buffers.get(leaf), length - self._in_place.get(leaf, 0)
+        """The row cache, with tokens `[0, length)` and the states of `snapshot`."""
+        for i, layer in self._layers.items():
+            buffers, tokens = self._buffers.get(i), length - self._in_place.get(i, 0)
             if buffers is None:
-                if leaf in self._in_place:
+                if i in self._in_place:
                     grow_by([layer], self._room)
                 continue
-            if not _slack(layer, own, self._room):
-                buffers = [mx.contiguous(buffer[..., :own, :]) for buffer in buffers]
+            if not _slack(layer, tokens, self._room):
+                buffers = [mx.contiguous(buffer[..., :tokens, :]) for buffer in buffers]
             set_arrays(layer, buffers)
             layer.offset = length
         every, fresh = leaves(self._cache), list[Any]()
         if snapshot is not None:
-            for leaf, state in snapshot.layers.items():
+            for i, state in snapshot.layers.items():
                 attributes = decode(state, snapshot.arrays)
-                vars(every[leaf]).update(attributes)
+                vars(every[i]).update(attributes)
                 fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         mx.eval(fresh, list(self._buffers.values()))
         return self._cache
+
+
+def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+    """Contiguous copies, which keep no larger buffer alive."""
+    made = {i: [mx.contiguous(array) for array in each] for i, each in layers.items()}
+    mx.eval(made)
+    return made
 
 
 def copy_tokens(piece: Any, buffer: Any, at: int) -> None:

@@ -81,10 +81,10 @@ class Totals:
     """Buffers of rows to which nodes refer, each with the bytes of its unused capacity that count:
     none while a row uses it."""
 
-    def set_spare(self, buffers: RowBuffers, nbytes: int) -> None:
-        if buffers in self.rows:
-            self.nbytes += nbytes - self.rows[buffers]
-            self.rows[buffers] = nbytes
+    def set_spare(self, row: RowBuffers, nbytes: int) -> None:
+        if row in self.rows:
+            self.nbytes += nbytes - self.rows[row]
+            self.rows[row] = nbytes
 
 
 @dataclass(eq=False, slots=True)
@@ -107,8 +107,8 @@ class Node:
     generated: bool = False
     """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
-    def hold(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
-        """Replace what it holds. Nothing else changes the totals of nodes."""
+    def set_payload(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
+        """Replace KV and state. Nothing else changes the totals of nodes."""
         totals, old, nbytes, buffers = self.totals, self.row, self.nbytes, self.buffers
         totals.version += 1
         if old is not None:
@@ -135,12 +135,12 @@ class Node:
         return self.segment is not None and self.segment.complete
 
     @property
-    def token_bytes(self) -> int:
+    def segment_bytes(self) -> int:
         return 0 if self.segment is None else self.segment.nbytes
 
     @property
     def nbytes(self) -> int:
-        return self.token_bytes + (0 if self.snapshot is None else self.snapshot.nbytes)
+        return self.segment_bytes + (0 if self.snapshot is None else self.snapshot.nbytes)
 
     @property
     def buffers(self) -> int:
@@ -177,8 +177,8 @@ def segment_of(node: Node) -> Segment:
 
 @dataclass(frozen=True)
 class Match:
-    """The stored path that is closest to a prompt: `shared` tokens match. A row can resume after
-    `length` of them: fewer if a state is missing."""
+    """The stored path that is closest to a prompt: tokens `[0, shared)` match. A row can resume
+    with `[0, length)`: fewer if a state is missing."""
 
     nodes: tuple[tuple[Node, int], ...]
     """Nodes along the path, each with the number of its tokens that match."""
@@ -186,7 +186,7 @@ class Match:
     length: int = 0
     total: int = 0
     """Tokens of the prompt."""
-    stateful: Node | None = None
+    snapshot_node: Node | None = None
     """The row resumes with the snapshot of this node. `None`: it needs none."""
     diverged_at: int | None = None
     """First position that differs from the path, if any."""
@@ -225,8 +225,8 @@ def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
         if agreed < len(child.tokens):
             others = [child]
         node = child
-    length, stateful = _resumable(steps, ids, grid)
-    found = Match(tuple(steps), at, length, len(ids), stateful, version=root.totals.version)
+    length, snapshot_node = _resumable(steps, ids, grid)
+    found = Match(tuple(steps), at, length, len(ids), snapshot_node, version=root.totals.version)
     others = [each for each in others if not each.lost]
     if not others or at == limit:
         return found
@@ -236,14 +236,14 @@ def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
 
 def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, grid: int) -> tuple[int, Node | None]:
     """Where a row can resume, never inside a media span, and the node whose snapshot it needs."""
-    length, stateful = 0, None
+    length, snapshot_node = 0, None
     for node, agreed in steps:
         at = outside_spans(ids, node.start + agreed, grid)
         if node.complete:
             length = at
         elif node.snapshot is not None and at == node.stop:
-            length, stateful = at, node
-    return length, stateful
+            length, snapshot_node = at, node
+    return length, snapshot_node
 
 
 def common(a: Ids, b: Ids) -> int:
@@ -255,15 +255,15 @@ def common(a: Ids, b: Ids) -> int:
 def split(node: Node, at: int) -> Node:
     """Split a node, which is no root, after `at` of its tokens. Returns the new upper part; `node`
     remains the lower part, with snapshot and children."""
-    whole, parent = segment_of(node), cast("Node", node.parent)
+    segment, parent = segment_of(node), cast("Node", node.parent)
     upper = Node(
         node.tokens[:at].copy(), node.start, parent, node.totals, used=node.used, hits=node.hits,
         generated=node.generated,
     )  # fmt: skip
-    head, tail = whole.slice(0, at), whole.slice(at, len(node.tokens))
-    upper.hold(head, None)
+    head, tail = segment.slice(0, at), segment.slice(at, len(node.tokens))
+    upper.set_payload(head, None)
     parent.children[int(node.tokens[0])] = upper
-    node.hold(tail, node.snapshot)
+    node.set_payload(tail, node.snapshot)
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
@@ -290,55 +290,56 @@ class NewPath:
         return self.kv.token_bytes + ID_BYTES
 
 
-def refers(new: NewPath, path: Sequence[Node]) -> bool:
+def can_refer(new: NewPath, path: Sequence[Node]) -> bool:
     """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
     Its stored nodes must have the common prefix, be copies of the row's own tokens alone, or refer
     to the buffers."""
-    own = new.row
-    if own is None or own.first > (path[-1].stop if path else 0):
+    row = new.row
+    if row is None or row.first > (path[-1].stop if path else 0):
         return False
 
     def fits(node: Node) -> bool:
-        if node.start < own.first:
-            return node.row is own.base
-        return node.row in (None, own) and segment_of(node).layers == new.kv.layers
+        if node.start < row.first:
+            return node.row is row.base
+        return node.row in (None, row) and segment_of(node).layers == new.kv.layers
 
     return all(node.stop <= len(new.ids) and fits(node) for node in path)
 
 
 def split_path(found: Match, new: NewPath) -> list[Node]:
-    """The stored nodes of the path. The last node is split where the path leaves it."""
+    """The stored nodes of the path. The last node is split where the path leaves it, but not where
+    the path ends in it and needs no state there."""
     path = [node for node, _ in found.nodes]
     agreed = found.nodes[-1][1] if path else 0
-    whole = new.kv.complete and found.shared == len(new.ids)
-    if path and agreed < len(path[-1].tokens) and not whole:
+    is_stored = new.kv.complete and found.shared == len(new.ids)
+    if path and agreed < len(path[-1].tokens) and not is_stored:
         path[-1] = split(path[-1], agreed)
     return path
 
 
 def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
-    """The stored nodes of a head, with the snapshots that it keeps. `length`: tokens of the whole
-    path."""
+    """The stored nodes of tokens `[0, stop)` of a path, with the snapshots that it keeps. `length`:
+    tokens of the whole path."""
     nodes = [node for node in path if node.start < stop]
     if nodes and stop < nodes[-1].stop and stop < length:
         nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
     for node in nodes:
         if node.snapshot is not None and node.stop not in kept:
-            node.hold(node.segment, None)
+            node.set_payload(node.segment, None)
     return nodes
 
 
-def grow(
+def add_nodes(
     parent: Node,
     new: NewPath,
     stop: int,
     states: Mapping[int, Snapshot],
     *,
-    own: RowBuffers | None,
+    row: RowBuffers | None,
     continued: bool,
 ) -> Node:
-    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. Returns the last
-    node."""
+    """Add tokens `[parent.stop, stop)` of a path below `parent`, in the buffers of `row` or else
+    copied, and states. Returns the last node."""
     first = parent.stop
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
     inner = {at for at in {new.reply_at, *states, *edges} if first < at < stop}
@@ -347,21 +348,21 @@ def grow(
         # a conversation that continues may continue again
         child.hits, child.generated = int(continued), start >= new.reply_at
         kv = new.kv
-        child.hold(kv.within(own, start, end) if own else kv.slice(start, end), None)
+        child.set_payload(kv.within(row, start, end) if row else kv.slice(start, end), None)
         parent.children[int(child.tokens[0])] = child
         parent = child
     for at, state in states.items():
         node = next(node for node in parent.path() if node.start < at <= node.stop)
         if at < node.stop:
             node = split(node, at - node.start)
-        node.hold(node.segment, state)
+        node.set_payload(node.segment, state)
     return parent
 
 
 def remove(node: Node) -> None:
     """With all below it. Also drops the payload, because a `Match` may still refer to the nodes."""
     for each in (node, *nodes(node)):
-        each.hold(None, None)
+        each.set_payload(None, None)
     cast("Node", node.parent).children.pop(int(node.tokens[0]))
     node.children = {}
 

@@ -10,6 +10,7 @@ from typing import Self
 from ..request import PrefillJob, Row
 from .costs import Costs, Curve, Load
 from .ledger import Limits
+from .step import Chunk, StepPlan
 
 LONGEST_GAP = 0.75
 """Longest wait of decoding rows in seconds, used if smaller chunks lose much of the rate."""
@@ -51,7 +52,6 @@ TAIL = 32
 """Least tokens of the last pass of such a prompt, because kernels for fewer round differently,
 too."""
 
-
 ROWS = 8
 """Rows of a decode pass: a GPU reads the weights for this many in little more time than for one."""
 TOKENS = 256
@@ -83,42 +83,6 @@ class FixedShapes:
     def size(self, done: int, total: int) -> int:
         """Tokens of the pass after the first `done` tokens of a prompt."""
         return min(self.whole(done) + self.tokens, total) - done
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Prefill tokens `start .. stop` of `job`."""
-
-    job: PrefillJob
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def due(self) -> bool:
-        """Whether its prompt is still at `start`: it has neither ended nor started again."""
-        return self.job.cache is not None and self.job.done == self.start
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    rows: tuple[Row, ...] = ()
-    """Rows that decode one token each. Empty: none decodes, or all wait for a brief prompt."""
-    chunk: Chunk | None = None
-    mixed: bool = False
-    """Whether the chunk is in the pass of the rows, not in its own pass."""
-    pass_seconds: float = 0.0
-    """Expected seconds of the rows' pass, including a mixed chunk."""
-    chunk_seconds: float = 0.0
-    """Expected seconds of the chunk's own pass."""
-    prepared: PrefillJob | None = None
-    """The prompt that is scored, or whose media run through the vision tower, behind the rows'
-    pass, before its next chunk."""
-    preparing_seconds: float = 0.0
-    """Time limit for that in this step. At least one piece, or image, runs."""
 
 
 class Chunking:
@@ -204,27 +168,28 @@ class Chunking:
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
         load = self.load(rows, chunk)
-        width = self.fixed.rows if self.fixed else -(-len(rows) // passes)
+        width = self.fixed.rows if self.fixed and rows else -(-len(rows) // passes)
         return passes * self.costs.pass_of(width, load.keys // passes, load.chunk, load.depth)
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
         return Load(sum(row.cached_length for row in rows), size, depth)
 
-    def wider(self, plan: StepPlan) -> Callable[[int], float]:
-        """Extra seconds of a step's pass with so many drafts, spread over its rows."""
+    def with_drafts(self, plan: StepPlan) -> Callable[[int], float]:
+        """Seconds of a step's pass by its number of drafts, spread over its rows."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
         rows, curve, pace = len(plan.rows), self.costs.curve, self.costs.pace["rows"]
         keys = self.load(plan.rows).keys
 
         @cache
-        def longer(drafts: int) -> float:
+        def seconds(drafts: int) -> float:
             if not drafts:
-                return 0.0
+                return plan.pass_seconds
             more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
-            return more + curve.first  # no pass before had as many cached tokens
+            # no pass before had as many cached tokens
+            return plan.pass_seconds + (more + curve.first)
 
-        return longer
+        return seconds
 
     def _sizes(self, job: PrefillJob) -> list[int]:
         if self.fixed:

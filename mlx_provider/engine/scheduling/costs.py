@@ -109,6 +109,11 @@ class Curve:
             return replace(self, rows=longer(rows))
         return replace(self, widths=longer(self.widths), depths=longer(self.depths), rows=rows)
 
+    def contradicts(self, measured: Curve) -> bool:
+        """Whether corrections of that curve, of which this one is the result, are needed still."""
+        both = (self.seconds(1), measured.seconds(1)), (self.of_rows(1), measured.of_rows(1))
+        return any(not 1 / WRONG < now / then < WRONG for now, then in both)
+
     @classmethod
     def through(cls, short: Mapping[int, float], deep: Mapping[int, float], depth: int) -> Curve:
         """The curve through the seconds of ascending widths over short caches, and of some of them

@@ -1,4 +1,4 @@
-"""Who has how many bytes, and who gives some back: the memory of rows. Imports no mlx.
+"""How many bytes rows need, and how many there are. Imports no mlx.
 
 A row has capacity for the prompt and an output reserve, then for steps that a long reply seldom
 needs. A growing buffer is copied, and MLX's pool reuses the freed one only for nearly the same size
@@ -8,18 +8,15 @@ needs. A growing buffer is copied, and MLX's pool reuses the freed one only for 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease
-    from .scheduler import Scheduler, StepRecord
 
 STEP_TOKENS = 256
 """Every capacity is a multiple of this (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
@@ -28,15 +25,8 @@ LEAST_GROWTH_TOKENS = 1024
 GROWTH_SHARE = 8
 """A long row grows by this fraction (1/n) of its first capacity."""
 
-PATIENCE_SECONDS = 30.0
-"""After this time, a prompt that does not fit stops later prompts from overtaking it."""
-CLAIMS_PER_STEP = 4
-"""Most prompts per step that are tried with what they can use of the prefix cache in place."""
-WORTH_WAITING = 256
-"""A prompt waits for an admitted one that will store at least so many more tokens of its prefix."""
-
-Claims = Mapping[Row, "Lease | None"]
-NO_CLAIMS: Claims = MappingProxyType({})
+Offers = Mapping[Row, "Lease | None"]
+NO_OFFERS: Offers = MappingProxyType({})
 
 
 def whole_steps(tokens: int) -> int:
@@ -132,14 +122,14 @@ class Ledger(ABC):
 
     # -- rows
 
-    def reservation(self, rows: Iterable[Row], claims: Claims = NO_CLAIMS) -> int:
+    def reservation(self, rows: Iterable[Row], offers: Offers = NO_OFFERS) -> int:
         """Bytes to reserve for rows: their caches, an output reserve, and their passes. What they
-        use of the prefix cache is counted there, once for all rows. `claims`: what rows of a queued
+        use of the prefix cache is counted there, once for all rows. `offers`: what rows of a queued
         prompt will use."""
         rows = list(rows)
         if not rows:
             return 0
-        nbytes = sum(self._own_bytes(row, claims.get(row, row.lease)) for row in rows)
+        nbytes = sum(self._own_bytes(row, offers.get(row, row.lease)) for row in rows)
         return nbytes + self.pass_bytes(max(map(self._tokens_to_run, rows)), len(rows))
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
@@ -173,8 +163,7 @@ class Ledger(ABC):
 
     def exceeds(self, row: Row) -> bool:
         """The same as `outgrown`, or because of a longer row in the same cache."""
-        longer = row.merged and row.merged > self._first_capacity(row.request)[0]
-        return self.outgrown(row) or bool(longer)
+        return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
 
     def _own_bytes(self, row: Row, lease: Lease | None) -> int:
         stored = 0 if lease is None else lease.stored
@@ -183,7 +172,7 @@ class Ledger(ABC):
     def _bytes(self, lease: Lease | None, tokens: int) -> int:
         """Cache bytes of a row of this capacity, also of what it uses of the prefix cache."""
         whole = self.row_bytes(tokens)
-        return whole if lease is None else whole + lease.beyond(tokens)
+        return whole if lease is None else whole + lease.extra_bytes(tokens)
 
     def _tokens_to_run(self, row: Row) -> int:
         """Tokens of a row that are prefilled, or may have to be prefilled again."""
@@ -203,190 +192,3 @@ class Ledger(ABC):
         """The first capacity of its rows in tokens, and their largest length."""
         prompt, most = len(request.prompt.tokens) - request.skipped, request.max_tokens
         return prompt + min(most, self.limits.output_reserve), prompt + most
-
-
-class StepBuilder:
-    """A step while it is decided: the rows and prompts that stay, and what happens to others."""
-
-    def __init__(self, scheduler: Scheduler, record: StepRecord) -> None:
-        self.scheduler = scheduler
-        self.ledger = scheduler.ledger
-        self.record = record
-        late = record.expired
-        self.rows = [row for row in scheduler.running if row.request not in late]
-        left = [job for job in scheduler.waiting if job.request not in late]
-        self.jobs = scheduler.in_order(record.now, left)
-        self._released = sum(row.stored for request in late for row in request.rows)
-        """Bytes of the prefix cache that rows no longer use."""
-        self._claims: dict[PrefillJob, Sequence[Lease | None]] = {}
-        """Leases of queued prompts, not acquired. They are not in the record, where they would keep
-        memory."""
-
-    @property
-    def live(self) -> list[Row]:
-        return [*prefilling(self.jobs), *self.rows]
-
-    def fit_rows(self) -> None:
-        """If rows have outgrown the memory, they give back spare capacity, or else the youngest
-        waits, or ends if it could never continue."""
-        before, limit = self.scheduler.fitting_limit, self.ledger.available()
-        if limit == before and not any(map(self.ledger.exceeds, self.rows)):
-            return
-        need = self._need(self.live)
-        grown = need > self.scheduler.reclaimed_bytes
-        if need > self._limit(need):
-            self._trim(self.live)
-            need = self._need(self.live)
-        while need > self._limit(need) and self.rows:
-            active = len(self.live)
-            row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
-            waits = self.ledger.may_wait(row, active)
-            self._remove(row, self.record.preempted if waits else self.record.cut)
-            need = self._need(self.live)
-        self.record.need, self.record.limit = need, self._limit(need)
-        self.record.reclaim = need if grown else 0
-
-    def displace(self) -> PrefillJob | None:
-        """Preempt rows so that the first prompt of an account without rows can be admitted. Returns
-        the prompt. `None`: every account has rows, the prompt fits anyway, or preempting would
-        not free enough."""
-        if not self.scheduler.shares.several or not self.live:
-            return None
-        present = {row.request.account for row in self.live}
-        absent = (job for job in self.jobs if job.request.account not in present)
-        job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
-        if job is None or self._room(job) is not None:
-            return None
-        rows: list[Row] = []
-        for row in above_share(self.rows):
-            rows.append(row)
-            if self._room(job, rows) is not None:
-                for victim in rows:
-                    self._remove(victim, self.record.preempted)
-                return job
-        return None
-
-    def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
-        """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
-        for which rows give way."""
-        tried = 0
-        for job in (*filter(None, (first,)), *self.jobs):
-            if job.restoring:
-                continue
-            if job.admitted:
-                return None
-            if self.awaits(job):
-                continue
-            claims = tried < CLAIMS_PER_STEP
-            tried += 1
-            # `Scheduler.fits_ahead` has found room for a background prefill
-            if job.request.ahead or self._admit(job, claims=claims):
-                return job
-            if self.record.now - job.arrived > PATIENCE_SECONDS:
-                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
-                return None
-        return None
-
-    def awaits(self, job: PrefillJob) -> bool:
-        """Whether a prompt should wait, because a started one will store its prefix soon."""
-        return any(provides(leader, job) for leader in self.jobs if leader.admitted)
-
-    def _admit(self, job: PrefillJob, *, claims: bool) -> bool:
-        """Whether a prompt fits beside the live rows."""
-        room = self._room(job, claims=claims)
-        if room is None:
-            return False
-        self.record.reclaim, self.record.leases = room.need, room.claims
-        if room.trims:
-            self._trim(self.live)
-        return True
-
-    def _remove(self, row: Row, into: list[Row]) -> None:
-        into.append(row)
-        self.rows.remove(row)
-        self._released += row.stored
-
-    def _need(self, rows: Sequence[Row], claims: Claims = NO_CLAIMS) -> int:
-        spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
-        return self.ledger.reservation(rows, claims) - spare
-
-    def _claims_of(self, job: PrefillJob) -> Sequence[Lease | None]:
-        if job not in self._claims:
-            self._claims[job] = self.scheduler.offers(job)
-            self.record.tried = [*self._claims]
-        return self._claims[job]
-
-    def _limit(self, need: int, pinned: int = 0) -> int:
-        """Bytes for live rows once memory is reclaimed for `need`, if rows also use `pinned` bytes
-        of the prefix cache that can now be evicted."""
-        limit = self.ledger.available() + self._released - pinned
-        return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
-
-    def _trim(self, rows: Sequence[Row]) -> None:
-        """Free the capacity of rows that is only for later turns."""
-        spare = [row for row in rows if self.ledger.spare(row)]
-        self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
-
-    def _room(
-        self, job: PrefillJob, without: Sequence[Row] = (), *, claims: bool = True
-    ) -> Room | None:
-        """The room for a prompt beside the live rows, except those in `without`. `None`: it does
-        not fit. `claims`: the prompt uses stored buffers in place, which stay and are not part of
-        its need. Images are temporary, and may be the prompt's own, so they do not block a prompt
-        that would run alone."""
-        rows = [row for row in self.live if row not in without]
-        if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
-            return None
-        leases = self._claims_of(job) if claims else ()
-        claimed = dict(zip(job.rows, leases, strict=False))
-        pinned = sum(lease.pins for lease in leases if lease is not None)
-        need, images = self._need([*rows, *job.rows], claimed), self.ledger.image_bytes()
-        if not claims and rows and job.uses_prefix_cache:
-            # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
-            need += self.ledger.row_bytes(2 * STEP_TOKENS)
-        limit = self._limit(need + images, pinned)
-        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
-        if need + (images if rows else 0) <= limit:
-            return Room(need + images, claims, trims=False)
-        if spare and need - spare + images <= limit:
-            return Room(need - spare + images, claims, trims=True)
-        self.record.reclaim = self.record.reclaim or need + images
-        # behind a prefix, a row may need more than without it, perhaps more than is available
-        return self._room(job, claims=False) if claims and not rows else None
-
-
-def above_share(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows that give way to an account without rows, one after the other: the youngest of the
-    account with the most rows. Each account keeps one."""
-    remaining = sorted(rows, key=lambda row: (row.request.arrived, row.index))
-    counts = Counter(row.request.account for row in remaining)
-    while counts:
-        account, count = counts.most_common(1)[0]
-        if count < 2:
-            return
-        at = max(at for at, row in enumerate(remaining) if row.request.account == account)
-        counts[account] -= 1
-        yield remaining.pop(at)
-
-
-@dataclass(frozen=True)
-class Room:
-    need: int
-    """Bytes of all rows."""
-    claims: bool
-    trims: bool
-    """Whether other rows give back their spare capacity for it."""
-
-
-def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
-    return [row for job in jobs if job.admitted and not job.request.ahead for row in job.rows]
-
-
-def provides(leader: PrefillJob, job: PrefillJob) -> bool:
-    """Whether `leader` will soon provide much of `job`'s prompt."""
-    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
-        return False
-    if leader.ids is None or job.ids is None:
-        return False
-    shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
-    return shared - job.estimated_cached > WORTH_WAITING

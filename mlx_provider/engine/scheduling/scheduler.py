@@ -1,26 +1,25 @@
-"""The queue, the rows that decode, and the plan of a step. Imports no mlx.
+"""The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
 `schedule` decides a step with integers and changes nothing. `apply` makes the changes of its record
 to the queue. All rows decode in every step, unless a brief prompt goes first. One prompt at a time
 is prefilled: the one with the least work left, and waiting makes a prompt more urgent. Its chunk
-shares the pass of the rows if that is faster. It has one of a few fixed sizes: the smallest with
-nearly the best rate, among those whose step takes at most 1.5 times the stall target, or else 0.75
-seconds. Steps without a chunk follow until the average time of a token is within the stall target.
-So streams keep a steady pace, and the prompt gets the rest of the device in efficient passes.
+shares the pass of the rows if that is faster; `Chunking.size` chooses its size. Steps without a
+chunk follow until the average time of a token is within the stall target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
-from .chunking import IDLE_SECONDS, Chunk, Chunking, FixedShapes, StepPlan
+from .chunking import IDLE_SECONDS, Chunking, FixedShapes
 from .costs import Costs
-from .ledger import Ledger, Limits, StepBuilder, prefilling
+from .ledger import Ledger, Limits
+from .step import Chunk, StepBuilder, StepPlan, StepRecord, prefilling
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease
@@ -70,43 +69,6 @@ class FairShares:
         return sorted(jobs, key=tags.__getitem__)
 
 
-@dataclass
-class StepRecord:
-    """One step. The engine does the fields before `plan` first, in this order."""
-
-    now: float
-    """When the step began, in monotonic seconds."""
-    expired: Sequence[Request] = ()
-    """Requests that end because their time limit has passed."""
-    cut: list[Row] = field(default_factory=list)
-    """Rows that end because memory is full."""
-    trims: dict[Row, int] = field(default_factory=dict)
-    """Rows that give back capacity, and the tokens that they keep room for."""
-    preempted: list[Row] = field(default_factory=list)
-    """Rows that free their memory and wait."""
-    leases: bool = False
-    """Whether the admitted prompt leases the stored buffers that it will use in place, before
-    memory is reclaimed. Prefixes that it will copy are not protected."""
-    reclaim: int = 0
-    """Bytes of live rows for which prefixes and idle models make room. 0: nothing to do."""
-    admitted: PrefillJob | None = None
-    tried: Sequence[PrefillJob] = ()
-    """Prompts that were tried for admission. The engine looks them up again."""
-    begins: Sequence[PrefillJob] = ()
-    """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
-    plan: StepPlan = field(default_factory=StepPlan)
-    need: int | None = None
-    """Bytes of all rows. `None`: not counted, because no row has outgrown its reservation."""
-    limit: int = 0
-    """Bytes that were available for them."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing runs, begins or ends."""
-        decided = (self.expired, self.cut, self.preempted, self.admitted, self.begins)
-        return not any((*decided, self.plan.rows, self.plan.chunk, self.plan.prepared))
-
-
 class Scheduler:
     """Queue, admission and order. `now` is in monotonic seconds."""
 
@@ -141,6 +103,125 @@ class Scheduler:
         self.fitting_limit: int | None = None
         """The limit at which all rows were last found to fit. It holds until a row exceeds its
         reservation."""
+
+    def schedule(
+        self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
+    ) -> StepRecord:
+        """Decide the next step. Changes nothing. `mixes`: chunks may share the pass of the
+        decoding rows; `stalled`: seconds that these rows have waited for their token; `passes`:
+        forward passes per token of each row."""
+        late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
+        record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
+        step = StepBuilder(self, record)
+        if self._decoded:
+            step.fit_rows()
+        record.admitted = step.choose_prompt(step.displace())
+        record.tried = [*step.offers]
+        started = [job for job in step.jobs if job.admitted or job is record.admitted]
+        record.begins = [job for job in started if job.cache is None and not job.restoring]
+        if record.begins:  # where a prompt stands is known once it has begun
+            return record
+        rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
+        alone = self.chunking.seconds(rows, passes=passes)
+        record.plan = StepPlan(rows, pass_seconds=alone, passes=passes)
+        job = next((job for job in started if not job.restoring), None)
+        if job is not None:
+            record.plan = self._add_prompt(record.plan, job, mixes, stalled)
+        return record
+
+    def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
+        """Add a prompt's chunk or earlier work."""
+        chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
+        brief = self._precedes(job)
+        if rows and self._itl_debt and (job.unembedded or not brief):
+            return plan
+        if job.unembedded or job.scoring is not None:
+            share = chunking.fair(alone) - alone
+            limit = share if job.unembedded else chunking.limits.stall_target
+            return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
+        even = job.own_pass
+        mixed = bool(rows) and mixes and job.text_follows and not (brief or even)
+        size = chunking.even_size(job) if even else chunking.size(job, rows, alone, mixed=mixed)
+        chunk = Chunk(job, job.done, job.done + size)
+        if mixed:
+            return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
+        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
+        first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
+        return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
+
+    def _precedes(self, job: PrefillJob) -> bool:
+        """Whether a prompt runs before the rows decode, within the time that these may wait: then
+        brief prompts that arrive together decode together."""
+        return self.chunking.brief(job)
+
+    def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
+        """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
+        if len(jobs) < 2:
+            return jobs
+        return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
+
+    def _urgency(self, now: float, job: PrefillJob) -> float:
+        """A prompt in prefill does not age, so a new prompt never waits for all of it."""
+        waited = job.aged if job.admitted else now - job.arrived
+        return self.chunking.rest(job) - AGING * waited
+
+    def apply(self, record: StepRecord) -> list[PrefillJob]:
+        """Requeue preempted rows, reclaim memory and admit a prompt, after the engine has ended
+        requests. Returns the prefills of the requeued rows."""
+        if record.need is not None:
+            self.reclaimed_bytes = record.need
+            self.fitting_limit = record.limit if record.need <= record.limit else None
+        waiting = [self.preempt_row(row) for row in record.preempted if row in self.running]
+        if record.reclaim:
+            self.ledger.reclaim(record.reclaim)
+        if (job := record.admitted) is not None and job in self.waiting:
+            job.aged = record.now - job.arrived
+            job.admitted, job.request.phase = True, Phase.PREFILL
+        return waiting
+
+    def remaining_plan(self, plan: StepPlan, *, readable: bool = True) -> StepPlan:
+        """The plan without rows and prompts that ended since it was made, and without a chunk whose
+        prompt does not stand where the plan expected it. `readable`: whether the tokens of the
+        last pass could be read."""
+        rows, whole = tuple(row for row in plan.rows if row in self.running), plan
+        if plan.prepared is not None and plan.prepared.cache is None:
+            plan = replace(plan, prepared=None, preparing_seconds=0.0)
+        if plan.chunk is not None and not (plan.chunk.due and (readable or not plan.mixed)):
+            plan = replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
+        if len(rows) == len(whole.rows) and plan.mixed == whole.mixed:
+            return plan
+        chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
+        return replace(plan, rows=rows, pass_seconds=self.chunking.seconds(rows, chunk, passes))
+
+    # -- what requests are charged
+
+    def charge_step(self, plan: StepPlan) -> None:
+        """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
+        so that the average time of a token stays within that."""
+        self._decoded = bool(plan.rows)
+        took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
+        alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
+        fair = self.chunking.fair(alone) if plan.rows else 0.0
+        self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
+
+    def charge_token(self, request: Request) -> None:
+        self.shares.charge(request, OUTPUT_TOKEN)
+
+    def charge_chunk(self, chunk: Chunk) -> None:
+        if not chunk.job.request.ahead:
+            self.shares.charge(chunk.job.request, chunk.size)
+        self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
+
+    def charge_preparation(self, plan: StepPlan, seconds: float) -> None:
+        """The vision tower or the scorer has run for these seconds. Other prompts in prefill have
+        waited as long, and decoding rows for the time beyond the plan."""
+        self._age_others(plan.prepared, seconds)
+        self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
+
+    def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
+        for job in self.waiting:
+            if job.admitted and job is not own:
+                job.aged += seconds
 
     # -- coming and going
 
@@ -177,22 +258,6 @@ class Scheduler:
         job = PrefillJob(request, list(request.rows), tokens, arrived=now)
         self.waiting.append(job)
         return job
-
-    def charge_chunk(self, chunk: Chunk) -> None:
-        if not chunk.job.request.ahead:
-            self.shares.charge(chunk.job.request, chunk.size)
-        self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
-
-    def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
-        for job in self.waiting:
-            if job.admitted and job is not own:
-                job.aged += seconds
-
-    def charge_tower(self, plan: StepPlan, seconds: float) -> None:
-        """The vision tower has run for these seconds. Other prompts in prefill have waited as long,
-        and decoding rows for the time beyond the plan."""
-        self._age_others(plan.prepared, seconds)
-        self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
 
     def end_prefill(self, job: PrefillJob) -> None:
         self.waiting.remove(job)
@@ -234,107 +299,6 @@ class Scheduler:
         self.waiting.append(job)
         return job
 
-    # -- the step
-
-    def schedule(
-        self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
-    ) -> StepRecord:
-        """Decide the next step. Changes nothing. `mixes`: chunks may share the pass of the
-        decoding rows; `stalled`: seconds that these rows have waited for their token; `passes`:
-        forward passes per token of each row."""
-        late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
-        record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
-        step = StepBuilder(self, record)
-        if self._decoded:
-            step.fit_rows()
-        record.admitted = step.choose_prompt(step.displace())
-        started = [job for job in step.jobs if job.admitted or job is record.admitted]
-        record.begins = [job for job in started if job.cache is None and not job.restoring]
-        if record.begins:  # where a prompt stands is known once it has begun
-            return record
-        rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
-        alone = self.chunking.seconds(rows, passes=passes) if rows else 0.0
-        record.plan = StepPlan(rows, pass_seconds=alone)
-        job = next((job for job in started if not job.restoring), None)
-        if job is not None:
-            record.plan = self._add_prompt(record.plan, job, mixes, stalled)
-        return record
-
-    def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
-        """Add a prompt's chunk or earlier work."""
-        chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
-        brief = self._precedes(job)
-        if rows and self._itl_debt and (job.unembedded or not brief):
-            return plan
-        if job.unembedded or job.scoring is not None:
-            share = chunking.fair(alone) - alone
-            limit = share if job.unembedded else chunking.limits.stall_target
-            return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
-        even = job.own_pass
-        mixed = bool(rows) and mixes and job.text_follows and not (brief or even)
-        size = chunking.even_size(job) if even else chunking.size(job, rows, alone, mixed=mixed)
-        chunk = Chunk(job, job.done, job.done + size)
-        if mixed:
-            return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
-        plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
-        first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
-        return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
-
-    def apply(self, record: StepRecord) -> list[PrefillJob]:
-        """Requeue preempted rows, reclaim memory and admit a prompt, after the engine has ended
-        requests. Returns the prefills of the requeued rows."""
-        if record.need is not None:
-            self.reclaimed_bytes = record.need
-            self.fitting_limit = record.limit if record.need <= record.limit else None
-        waiting = [self.preempt_row(row) for row in record.preempted if row in self.running]
-        job = record.admitted if record.admitted in self.waiting else None
-        if record.reclaim:
-            self.ledger.reclaim(record.reclaim)
-        if job is not None:
-            job.aged = record.now - job.arrived
-            job.admitted, job.request.phase = True, Phase.PREFILL
-        return waiting
-
-    def remaining_plan(self, plan: StepPlan, *, readable: bool = True) -> StepPlan:
-        """The plan without rows and prompts that ended since it was made, and without a chunk whose
-        prompt does not stand where the plan expected it. `readable`: whether the tokens of the
-        last pass could be read."""
-        rows = tuple(row for row in plan.rows if row in self.running)
-        if len(rows) < len(plan.rows):
-            plan = replace(plan, rows=rows)
-        if plan.prepared is not None and plan.prepared.cache is None:
-            plan = replace(plan, prepared=None, preparing_seconds=0.0)
-        if plan.chunk is None or (plan.chunk.due and (readable or not plan.mixed)):
-            return plan
-        return replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
-
-    def charge_step(self, plan: StepPlan) -> None:
-        """A step was launched. Steps without a chunk compensate for its time beyond the fair time,
-        so that the average time of a token stays within that."""
-        self._decoded = bool(plan.rows)
-        for row in plan.rows:
-            self.shares.charge(row.request, OUTPUT_TOKEN)
-        took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
-        alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
-        fair = self.chunking.fair(alone) if plan.rows else 0.0
-        self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
-
-    def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
-        """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
-        if len(jobs) < 2:
-            return jobs
-        return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
-
-    def _urgency(self, now: float, job: PrefillJob) -> float:
-        """A prompt in prefill does not age, so a new prompt never waits for all of it."""
-        waited = job.aged if job.admitted else now - job.arrived
-        return self.chunking.rest(job) - AGING * waited
-
-    def _precedes(self, job: PrefillJob) -> bool:
-        """Whether a prompt runs before the rows decode, within the time that these may wait: then
-        brief prompts that arrive together decode together."""
-        return self.chunking.brief(job)
-
     # -- counts
 
     @property
@@ -353,13 +317,13 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.running) or any(not job.request.ahead for job in self.waiting)
 
-    def fits_ahead(self, request: Request, stored: int) -> bool:
-        """Whether the row of a background prefill fits beside `stored` bytes of prefixes."""
-        return self.ledger.reservation(request.rows) + stored <= self.ledger.available()
-
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.running
+
+    def fits_ahead(self, request: Request, stored: int) -> bool:
+        """Whether the row of a background prefill fits beside `stored` bytes of prefixes."""
+        return self.ledger.reservation(request.rows) + stored <= self.ledger.available()
 
     def requests(self) -> Collection[Request]:
         waiting = [job.request for job in self.waiting]

@@ -287,10 +287,10 @@ class Policy:
         price += 0.0 if any(best.counts) else costs.aside / seconds(0)  # and before the next pass
         affordable = asks != first and self.saved >= min(price, SAVED)
         for at, source in tries.items():
-            if odds := rows[at][source]:
+            if rate := rows[at][source]:
                 rest = LONGEST_REST if best.counts[at] else REFUSED
                 awaited = affordable and not best.counts[at]
-                odds.due = self.steps + (AWAITED if awaited else rest - self.steps % rest)
+                rate.due = self.steps + (AWAITED if awaited else rest - self.steps % rest)
         self.saved -= price if affordable else 0.0
         return asks if affordable else first
 

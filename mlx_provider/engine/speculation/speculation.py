@@ -23,7 +23,7 @@ from ...records import (
 from ..circuit_breaker import CircuitBreaker
 from ..execution.decode_batch import Drafts, Forward, PassResult
 from ..request import PrefillJob, Row
-from ..scheduling.chunking import StepPlan
+from ..scheduling.step import StepPlan
 from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcceptance, Seconds
 from .tokens_ahead import Isolated, after_run, known_run, let_through, no_more_forecasts, places
 
@@ -58,7 +58,7 @@ class Origin:
 
 @dataclass
 class DraftedRow:
-    odds: Sequence[RowAcceptance]
+    rates: Sequence[RowAcceptance]
     seen: list[DraftRow | None]
     """What each drafter sees of it."""
     predicted: AcceptanceRate = field(default_factory=AcceptanceRate)
@@ -91,11 +91,10 @@ class Speculation:
         self.policy = policy or Policy()
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
-        self._possible = True
         self._asked: set[int] = set()
         self._kind: Kind = frozenset()
         """The drafters of the last pass with drafts."""
-        self._guessing = 0.0, 0
+        self._last_drafting = 0.0, 0
         """Seconds of the last drafting, and its rounds. 0 rounds: it included preparation."""
         self._breakers = [CircuitBreaker() for _ in self.sources]
 
@@ -114,12 +113,12 @@ class Speculation:
 
     def begin(self, row: Row, job: PrefillJob) -> None:
         hidden = list(job.hidden)
-        if not hidden or row.cached_length != len(job.tokens) + 1 or not _may(row):
+        if not hidden or row.cached_length != len(job.tokens) + 1 or not can_draft(row):
             return
         before = sum(each.shape[0] for own in self.rows.values() for each in own.shown)
         if before and before + sum(each.shape[0] for each in hidden) > UNASKED:
             hidden = [hidden[-1][-1:]]
-        self._row(row).shown = hidden
+        self._track(row).shown = hidden
 
     def show(self, forward: Forward) -> None:
         """Keep the states (1 + drafts, hidden) from which the rows' next tokens are drawn."""
@@ -134,25 +133,24 @@ class Speculation:
             else:
                 own.show(forward.hidden[at : at + 1])
 
-    def allowed(self, plan: StepPlan, *, possible: bool) -> bool:
-        self._possible = possible
-        able = bool(self.sources and plan.rows and possible)
-        return able and (plan.chunk is None or self.policy.beside_prompts)
+    def may_draft(self, plan: StepPlan) -> bool:
+        beside = plan.chunk is None or self.policy.beside_prompts
+        return bool(self.sources and plan.rows) and beside
 
     def plan_drafts(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
         """What to ask the drafters for, and whether tokens are read first for drafts of predicted
         text."""
-        asked = self._asks(rows, seconds)
+        asked = self._choose(rows, seconds)
         # the first token of a run is drawn already
-        return asked, any(self._worthwhile(row, len(rows), seconds, drawn=1) for row in rows)
+        return asked, any(self._predicted_drafts(row, len(rows), seconds, drawn=1) for row in rows)
 
-    def _asks(self, rows: Sequence[Row], seconds: Seconds) -> dict[Row, Asks]:
+    def _choose(self, rows: Sequence[Row], seconds: Seconds) -> dict[Row, Asks]:
         opened = [breaker for breaker in self._breakers if not breaker.closed]
         for breaker in opened:
             breaker.record_success(used=False)
         if len(opened) == len(self._breakers):
             return {}
-        able = {row: own for row in rows if any(own := self._able(row))}
+        able = {row: own for row in rows if any(own := self._rates_of(row))}
         counts = self.policy.choose([*able.values()], len(rows) - len(able), seconds)
         self.policy.end_step()
         found: dict[Row, Asks] = {}
@@ -168,7 +166,7 @@ class Speculation:
         """Drafts as far as the rows' grammars allow them, once all tokens are read. `isolated`:
         wraps a row's own work, so that an error in it ends only its request."""
         left = [row for row in rows if row.finish is None]
-        known = {row: self._worthwhile(row, len(rows), seconds) for row in left}
+        known = {row: self._predicted_drafts(row, len(rows), seconds) for row in left}
         guesses = self.propose(asked)
         guessed = {row: own for row, (own, _) in guesses.items()}
         guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
@@ -178,14 +176,14 @@ class Speculation:
             refused = len(through) < len(own)
             if through:
                 drafts[row] = through
-                self._row(row).origin = Origin(len(known.get(row, ())), source, refused)
+                self._track(row).origin = Origin(len(known.get(row, ())), source, refused)
             elif refused and source is not None and row in self.rows:
-                self.policy.learn(source, self.rows[row].odds[source], 1, 0)
+                self.policy.learn(source, self.rows[row].rates[source], 1, 0)
         return drafts
 
     def propose(self, wanted: Mapping[Row, Asks]) -> dict[Row, tuple[Sequence[int], int]]:
         """Guesses, with their drafters. Rows without a guess are left out. Never raises."""
-        self._guessing, self._asked = (0.0, 0), set()
+        self._last_drafting, self._asked = (0.0, 0), set()
         if not wanted:
             return {}
         began = self.clock()
@@ -197,16 +195,16 @@ class Speculation:
             # asked for together
             source = max(asks[0].source for asks in left.values())
             asked = {row: asks[0] for row, asks in left.items() if asks[0].source == source}
-            found = self._guesses(source, asked)
+            found = self._ask(source, asked)
             all_ready = all_ready and found.keys() == asked.keys()
             guesses |= {row: (own, source) for row, own in found.items() if own}
             rest = {row: asks[1:] if row in asked else asks for row, asks in left.items()}
             left = {row: asks for row, asks in rest.items() if asks and row not in guesses}
         rounds = max((len(tokens) for tokens, _ in guesses.values()), default=0)
-        self._guessing = self.clock() - began, rounds if all_ready else 0
+        self._last_drafting = self.clock() - began, rounds if all_ready else 0
         return guesses
 
-    def _guesses(self, source: int, asked: Mapping[Row, Ask]) -> dict[Row, Sequence[int]]:
+    def _ask(self, source: int, asked: Mapping[Row, Ask]) -> dict[Row, Sequence[int]]:
         """Of rows for which the drafter is ready. A guess may be empty."""
         self._asked.add(source)
 
@@ -234,7 +232,7 @@ class Speculation:
         self._breakers[source].record_success(used=True)
         for row, own in drafts.items():
             if not own:
-                self.policy.learn(source, self.rows[row].odds[source], 0, 0)
+                self.policy.learn(source, self.rows[row].rates[source], 0, 0)
         return drafts
 
     def _check(self, guesses: Sequence[int], count: int) -> Sequence[int]:
@@ -257,28 +255,28 @@ class Speculation:
             own.shown, own.drawn_from = [], None
         return seen
 
-    def _row(self, row: Row) -> DraftedRow:
+    def _track(self, row: Row) -> DraftedRow:
         if row not in self.rows:
             count = len(self.sources)
             self.rows[row] = DraftedRow([RowAcceptance() for _ in range(count)], [None] * count)
         return self.rows[row]
 
-    def _able(self, row: Row) -> list[RowAcceptance | None]:
-        if not _may(row):
+    def _rates_of(self, row: Row) -> list[RowAcceptance | None]:
+        if not can_draft(row):
             return []
-        own = self._row(row)
+        own = self._track(row)
         shown = bool(own.shown) or own.drawn_from is not None
         return [
-            odds
+            rate
             if breaker.closed
             and (source.media or not row.request.prompt.spans)
             and (source.shows is None or shown)
             else None
-            for odds, source, breaker in zip(own.odds, self.sources, self._breakers, strict=True)
+            for rate, source, breaker in zip(own.rates, self.sources, self._breakers, strict=True)
         ]
 
     def follow(self, row: Row, token: int) -> None:
-        if row.forecast is None or not (self._possible and self.sources):
+        if row.forecast is None or not self.sources:
             return
         with Isolation(partial(no_more_forecasts, row)):
             predicted = row.forecast.likely()
@@ -286,13 +284,13 @@ class Speculation:
             if predicted and (own := self.rows.get(row)) is not None:
                 self.policy.predicted.learn_both(own.predicted, int(predicted[0] == token))
 
-    def _worthwhile(
+    def _predicted_drafts(
         self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0
     ) -> Sequence[int]:
         """Predicted text of a row that pays in a pass of `rows`. `drawn`: number of its leading
         tokens that are no drafts any more."""
         predictable = row.constraint is not None or row.forecast is not None
-        able = predictable and row in self.rows and _may(row)
+        able = predictable and row in self.rows and can_draft(row)
         if not (able and any(breaker.closed for breaker in self._breakers)):
             return ()
         run, certain = known_run(row)
@@ -305,7 +303,8 @@ class Speculation:
 
     def record_idle(self, drafts: Drafts, seconds: float) -> None:
         """The device idled for this long before a pass with drafts."""
-        known, (guessing, rounds) = any(self.rows[r].origin.known for r in drafts), self._guessing
+        known = any(self.rows[row].origin.known for row in drafts)
+        guessing, rounds = self._last_drafting
         self._kind = KNOWN_TEXT.union(self._asked) if known else frozenset(self._asked)
         idle = max(0.0, seconds - guessing)
         self.policy.costs[self._kind].add_times(idle, guessing, rounds)
@@ -324,12 +323,10 @@ class Speculation:
         own = self.rows.get(row)
         if own is None or not drafts:
             return
-        origin = own.origin
+        origin, right = own.origin, accepted - own.origin.known
         guessed = drafts - origin.known + origin.refused
-        if origin.source is not None and guessed > 0 and accepted >= origin.known:
-            self.policy.learn(
-                origin.source, own.odds[origin.source], guessed, accepted - origin.known
-            )
+        if origin.source is not None and guessed > 0 and right >= 0:
+            self.policy.learn(origin.source, own.rates[origin.source], guessed, right)
         if own.drawn_from is not None:
             own.show(own.drawn_from[: accepted + 1])
             own.drawn_from = None
@@ -344,5 +341,5 @@ def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Sourc
     return Source(drafting, shows, drafter.media)
 
 
-def _may(row: Row) -> bool:
+def can_draft(row: Row) -> bool:
     return row.request.drafts and row.finish is None and bool(row.tokens)

@@ -72,14 +72,8 @@ def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReq
     request, names, tools = response_request(body, sender)
     echo = echo_of(body)
     reply = partial(Stream if streamed else Whole, tools=tools, echo=echo)
-
-    def refusal(error: MLXProviderError) -> bytes:
-        # Codex shortens a conversation only if a stream says that it is too long.
-        if not isinstance(error, ContextTooLong):
-            return b""
-        return failed_stream(request.id, request.model, error, echo)
-
-    return ParsedRequest([request], reply, names, refusal=refusal if streamed else None)
+    # Codex shortens a conversation only if a stream says that it is too long
+    return ParsedRequest([request], reply, names, in_stream=(ContextTooLong,))
 
 
 def response_request(
@@ -319,7 +313,11 @@ class Stream(_Response, api.Stream):
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
         # A failed response has no place for our own code and the parameter.
         reported = {**error_body(error)["error"], "type": "error"}
-        yield from map(self._frame, (reported, _failure_of(self.fields, error)))
+        first = reported if self._sent else self._event("created")
+        code = {"code": _code(error), "message": reported["message"]}
+        response = {**self.fields, "status": "failed", "error": code}
+        failed = {"type": "response.failed", "response": response}
+        yield from map(self._frame, (first, failed))
         yield DONE
 
 
@@ -351,19 +349,6 @@ def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
         "usage": None,
         **echo,
     }
-
-
-def failed_stream(name: str, model: str, error: MLXProviderError, echo: Mapping[str, Any]) -> bytes:
-    fields = _head(name, model, echo)
-    events = ({"type": "response.created", "response": fields}, _failure_of(fields, error))
-    frames = (event_frame({**e, "sequence_number": at}) for at, e in enumerate(events))
-    return b"".join(frames) + DONE
-
-
-def _failure_of(fields: Fields, error: MLXProviderError) -> Fields:
-    reported = {"code": _code(error), "message": error_body(error)["error"]["message"]}
-    response = {**fields, "status": "failed", "error": reported}
-    return {"type": "response.failed", "response": response}
 
 
 def _code(error: MLXProviderError) -> str:

@@ -1,0 +1,286 @@
+"""What one step does, and which rows and prompts take part. Imports no mlx."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..prefix_cache.tree import common
+from ..request import PrefillJob, Request, Row
+from .ledger import NO_OFFERS, STEP_TOKENS, Offers
+
+if TYPE_CHECKING:
+    from ..prefix_cache.buffers import Lease
+    from .scheduler import Scheduler
+
+PATIENCE_SECONDS = 30.0
+"""After this time, a prompt that does not fit stops later prompts from overtaking it."""
+OFFERS_PER_STEP = 4
+"""Most prompts per step that are tried with what they can use of the prefix cache in place."""
+WORTH_WAITING = 256
+"""A prompt waits for an admitted one that will store at least so many more tokens of its prefix."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prefill tokens `start .. stop` of `job`."""
+
+    job: PrefillJob
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def due(self) -> bool:
+        """Whether its prompt is still at `start`: it has neither ended nor started again."""
+        return self.job.cache is not None and self.job.done == self.start
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    rows: tuple[Row, ...] = ()
+    """Rows that decode one token each. Empty: none decodes, or all wait for a brief prompt."""
+    chunk: Chunk | None = None
+    mixed: bool = False
+    """Whether the chunk is in the pass of the rows, not in its own pass."""
+    pass_seconds: float = 0.0
+    """Expected seconds of the rows' pass, including a mixed chunk."""
+    passes: int = 1
+    """Forward passes per token of each row: several if the rows do not share one."""
+    chunk_seconds: float = 0.0
+    """Expected seconds of the chunk's own pass."""
+    prepared: PrefillJob | None = None
+    """The prompt that is scored, or whose media run through the vision tower, behind the rows'
+    pass, before its next chunk."""
+    preparing_seconds: float = 0.0
+    """Time limit for that in this step. At least one piece, or image, runs."""
+
+
+@dataclass
+class StepRecord:
+    """One step. The engine does the fields before `plan` first, in this order."""
+
+    now: float
+    """When the step began, in monotonic seconds."""
+    expired: Sequence[Request] = ()
+    """Requests that end because their time limit has passed."""
+    cut: list[Row] = field(default_factory=list)
+    """Rows that end because memory is full."""
+    trims: dict[Row, int] = field(default_factory=dict)
+    """Rows that give back capacity, and the tokens that they keep room for."""
+    preempted: list[Row] = field(default_factory=list)
+    """Rows that free their memory and wait."""
+    leases: bool = False
+    """Whether the admitted prompt leases the stored buffers that it will use in place, before
+    memory is reclaimed. Prefixes that it will copy are not protected."""
+    reclaim: int = 0
+    """Bytes of live rows for which prefixes and idle models make room. 0: nothing to do."""
+    admitted: PrefillJob | None = None
+    tried: Sequence[PrefillJob] = ()
+    """Prompts that were tried for admission. The engine looks them up again."""
+    begins: Sequence[PrefillJob] = ()
+    """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
+    plan: StepPlan = field(default_factory=StepPlan)
+    need: int | None = None
+    """Bytes of all rows. `None`: not counted, because no row has outgrown its reservation."""
+    limit: int = 0
+    """Bytes that were available for them."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing runs, begins or ends."""
+        decided = (self.expired, self.cut, self.preempted, self.admitted, self.begins)
+        return not any((*decided, self.plan.rows, self.plan.chunk, self.plan.prepared))
+
+
+class StepBuilder:
+    """A step while it is decided: the rows and prompts that stay, and what happens to others."""
+
+    def __init__(self, scheduler: Scheduler, record: StepRecord) -> None:
+        self.scheduler = scheduler
+        self.ledger = scheduler.ledger
+        self.record = record
+        late = record.expired
+        self.rows = [row for row in scheduler.running if row.request not in late]
+        left = [job for job in scheduler.waiting if job.request not in late]
+        self.jobs = scheduler.in_order(record.now, left)
+        self._released = sum(row.stored for request in late for row in request.rows)
+        """Bytes of the prefix cache that rows no longer use."""
+        self.offers: dict[PrefillJob, Sequence[Lease | None]] = {}
+        """What the rows of queued prompts would use of the prefix cache in place. It is not in the
+        record, where it would keep memory."""
+
+    @property
+    def live(self) -> list[Row]:
+        return [*prefilling(self.jobs), *self.rows]
+
+    def fit_rows(self) -> None:
+        """If rows have outgrown the memory, they give back spare capacity, or else the youngest
+        waits, or ends if it could never continue."""
+        before, limit = self.scheduler.fitting_limit, self.ledger.available()
+        if limit == before and not any(map(self.ledger.exceeds, self.rows)):
+            return
+        need = self._need(self.live)
+        grown = need > self.scheduler.reclaimed_bytes
+        if need > self._limit(need):
+            self._trim(self.live)
+            need = self._need(self.live)
+        while need > self._limit(need) and self.rows:
+            row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
+            waits = self.ledger.may_wait(row, len(self.live))
+            self._remove(row, self.record.preempted if waits else self.record.cut)
+            need = self._need(self.live)
+        self.record.need, self.record.limit = need, self._limit(need)
+        self.record.reclaim = need if grown else 0
+
+    def displace(self) -> PrefillJob | None:
+        """Preempt rows so that the first prompt of an account without rows can be admitted. Returns
+        the prompt. `None`: every account has rows, the prompt fits anyway, or preempting would
+        not free enough."""
+        if not self.scheduler.shares.several or not self.live:
+            return None
+        present = {row.request.account for row in self.live}
+        absent = (job for job in self.jobs if job.request.account not in present)
+        job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
+        if job is None:
+            return None
+        victims: list[Row] = []
+        others = above_share(self.rows)
+        while not (room := self._room(job, victims)).fits:
+            self.record.reclaim = self.record.reclaim or room.need
+            if (row := next(others, None)) is None:
+                return None
+            victims.append(row)
+        for row in victims:
+            self._remove(row, self.record.preempted)
+        return job if victims else None
+
+    def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
+        """The most urgent prompt that fits, unless a prompt in prefill goes first. `first`: the one
+        for which rows give way."""
+        tried = 0
+        for job in (*filter(None, (first,)), *self.jobs):
+            if job.restoring:
+                continue
+            if job.admitted:
+                return None
+            if self.awaits(job):
+                continue
+            in_place = tried < OFFERS_PER_STEP
+            tried += 1
+            # `Scheduler.fits_ahead` has found room for a background prefill
+            if job.request.ahead or self._admit(job, in_place=in_place):
+                return job
+            if self.record.now - job.arrived > PATIENCE_SECONDS:
+                # no new prompt overtakes it, but admitted prompts must continue, or it never fits
+                return None
+        return None
+
+    def awaits(self, job: PrefillJob) -> bool:
+        """Whether a prompt should wait, because a started one will store its prefix soon."""
+        return any(provides(leader, job) for leader in self.jobs if leader.admitted)
+
+    def _admit(self, job: PrefillJob, *, in_place: bool) -> bool:
+        """Whether a prompt fits beside the live rows."""
+        room = self._room(job, in_place=in_place)
+        if not room.fits:
+            self.record.reclaim = self.record.reclaim or room.need
+            return False
+        self.record.reclaim, self.record.leases = room.need, room.in_place
+        if room.trims:
+            self._trim(self.live)
+        return True
+
+    def _remove(self, row: Row, into: list[Row]) -> None:
+        into.append(row)
+        self.rows.remove(row)
+        self._released += row.stored
+
+    def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
+        spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
+        return self.ledger.reservation(rows, offers) - spare
+
+    def _offers_to(self, job: PrefillJob) -> Sequence[Lease | None]:
+        if job not in self.offers:
+            self.offers[job] = self.scheduler.offers(job)
+        return self.offers[job]
+
+    def _limit(self, need: int, pinned: int = 0) -> int:
+        """Bytes for live rows once memory is reclaimed for `need`, if rows also use `pinned` bytes
+        of the prefix cache that can now be evicted."""
+        limit = self.ledger.available() + self._released - pinned
+        return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
+
+    def _trim(self, rows: Sequence[Row]) -> None:
+        """Free the capacity of rows that is only for later turns."""
+        spare = [row for row in rows if self.ledger.spare(row)]
+        self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
+
+    def _room(self, job: PrefillJob, without: Sequence[Row] = (), *, in_place: bool = True) -> Room:
+        """The room for a prompt beside the live rows, except those in `without`. `in_place`: the
+        prompt uses stored buffers in place, which stay and are not part of its need. Images are
+        temporary, and may be the prompt's own, so they do not block a prompt that would run
+        alone."""
+        rows = [row for row in self.live if row not in without]
+        if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
+            return Room(0, fits=False)
+        leases = self._offers_to(job) if in_place else ()
+        offers = dict(zip(job.rows, leases, strict=False))
+        pinned = sum(lease.pinned_bytes for lease in leases if lease is not None)
+        need, images = self._need([*rows, *job.rows], offers), self.ledger.image_bytes()
+        if not in_place and rows and job.uses_prefix_cache:
+            # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
+            need += self.ledger.row_bytes(2 * STEP_TOKENS)
+        limit = self._limit(need + images, pinned)
+        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
+        if need + (images if rows else 0) <= limit:
+            return Room(need + images, in_place=in_place)
+        if spare and need - spare + images <= limit:
+            return Room(need - spare + images, in_place=in_place, trims=True)
+        # behind a prefix, a row may need more than without it, perhaps more than is available
+        if in_place and not rows and (copied := self._room(job, without, in_place=False)).fits:
+            return copied
+        return Room(need + images, fits=False)
+
+
+def above_share(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows that give way to an account without rows, one after the other: the youngest of the
+    account with the most rows. Each account keeps one."""
+    remaining = sorted(rows, key=lambda row: (row.request.arrived, row.index))
+    counts = Counter(row.request.account for row in remaining)
+    while counts:
+        account, count = counts.most_common(1)[0]
+        if count < 2:
+            return
+        at = max(at for at, row in enumerate(remaining) if row.request.account == account)
+        counts[account] -= 1
+        yield remaining.pop(at)
+
+
+@dataclass(frozen=True)
+class Room:
+    need: int
+    """Bytes of all rows. 0: there are too many rows."""
+    fits: bool = True
+    in_place: bool = False
+    trims: bool = False
+    """Whether other rows give back their spare capacity for it."""
+
+
+def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
+    return [row for job in jobs if job.admitted and not job.request.ahead for row in job.rows]
+
+
+def provides(leader: PrefillJob, job: PrefillJob) -> bool:
+    """Whether `leader` will soon provide much of `job`'s prompt."""
+    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
+        return False
+    if leader.ids is None or job.ids is None:
+        return False
+    shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
+    return shared - job.estimated_cached > WORTH_WAITING
