@@ -166,8 +166,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
     load = engine.scheduler.chunking.load((), chunk)
     engine.timer.launch(plan.chunk_seconds, engine.clock(), load)
     prefill_chunk = PrefillChunk(job.prompt, chunk.start, chunk.stop, cache, request.features)
-    logits, scored = None, None
-    wanted = [] if last else arrays(cache)
+    logits, scored, wanted = None, None, list[mx.array]()
     if inputs is not None:
         inputs.run(engine.model, prefill_chunk)
         wanted += [] if inputs.found is None else [inputs.found]
@@ -178,7 +177,9 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
         logits = run_alone(engine.model, MixedChunk.of(chunk))
     else:
         logits = engine.drafting.prefill(engine.model, job, prefill_chunk)
-    if last and logits is not None:
+    if not last:
+        wanted += arrays(cache)
+    elif logits is not None:
         wanted += [logits, *job.hidden]
     if plan.rows and engine.scheduler.running and not (last or media):
         # the pass of the next token follows without a gap
