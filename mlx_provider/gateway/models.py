@@ -14,7 +14,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..client.connection import local_client
 from ..config import engine_settings, installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context, text_fields
@@ -132,6 +131,7 @@ def alias(model: str) -> str:
 
 def device_memory(environ: Mapping[str, str] = os.environ) -> int:
     """Limit of the engine: if it runs, the one that it found before it loaded models."""
+    from ..client.connection import local_client
     from ..serving.residents import memory_limit
     from ..upstream.runtime import require_mlx
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlx_provider.client import connection
 from mlx_provider.gateway import models as recommended
 from mlx_provider.gateway.models import (
     MEMORY_SHARE,
@@ -93,6 +94,6 @@ def test_the_memory_is_that_of_the_running_engine(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("MLX_PROVIDER_MEMORY_LIMIT", raising=False)
     stats = SimpleNamespace(memory=MemoryStats(limit=7))
     running = SimpleNamespace(stats=lambda: stats, close=lambda: None)
-    monkeypatch.setattr(recommended, "local_client", lambda environ: running)
+    monkeypatch.setattr(connection, "local_client", lambda environ: running)
     assert recommended.device_memory({}) == 7
     assert recommended.device_memory({"MLX_PROVIDER_MEMORY_LIMIT": "5"}) == 5
