@@ -84,9 +84,9 @@ def _head(stats: Stats) -> Text:
 def _memory(memory: MemoryStats) -> Text:
     owners = {owner.replace("_", " "): n for owner, n in memory.owners().items() if n}
     return Text(
-        f"memory  {size(sum(owners.values()))} of {size(memory.limit)}, "
-        f"{size(memory.active)} on the device\n        "
-        + ", ".join(f"{owner} {size(nbytes)}" for owner, nbytes in owners.items())
+        f"memory  {format_bytes(sum(owners.values()))} of {format_bytes(memory.limit)}, "
+        f"{format_bytes(memory.active)} on the device\n        "
+        + ", ".join(f"{owner} {format_bytes(nbytes)}" for owner, nbytes in owners.items())
     )
 
 
@@ -131,13 +131,13 @@ def _engine(engine: EngineStats) -> Text:
 
 def _cache(cache: PrefixCacheStats) -> Text:
     line = (
-        f"{cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
+        f"{cache.entries} entries, {format_bytes(cache.bytes)} of {format_bytes(cache.budget)} · "
         f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached"
     )
     return Text.assemble(("prefix cache", "bold"), "  ", line)
 
 
-def size(nbytes: int) -> str:
+def format_bytes(nbytes: int) -> str:
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.1f} {unit}"
