@@ -1,7 +1,7 @@
 """Child processes with limits, for work that a third party's grammar or chat template can make
 endless: a thread cannot be stopped. A child runs this file with a program that defines
-`answerer(*arguments)`, a function from a message to its answer (`None` for a setup), and optionally
-`stack_bytes()` of the thread that answers. Neither imports this package."""
+`make_answerer(*arguments)`, which returns a function from a message to its answer (`None` for a
+setup), and optionally `stack_bytes()` of the thread that answers. Neither imports this package."""
 
 import json
 import resource
@@ -167,7 +167,7 @@ def _serve(program: str, memory: str, *arguments: str) -> None:
     with suppress(ValueError, OSError):  # macOS defines the limit, but does not accept it
         resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer = defined["answerer"](*arguments)
+    answer = defined["make_answerer"](*arguments)
     if "stack_bytes" in defined:
         threading.stack_size(defined["stack_bytes"]())
     threading.Thread(target=_answer_all, args=(answer,)).start()

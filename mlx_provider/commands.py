@@ -18,7 +18,7 @@ from .config import PREFIX, EngineSettings, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
 from .gateway.foreground import END_SIGNALS, Ended, ending_by_signal
-from .gateway.models import MEMORY_SHARE, device_memory, needs
+from .gateway.models import MEMORY_SHARE, device_memory, footprint_of
 from .gateway.proxy import Proxy, require_proxy
 from .protocol.events import Delta, Done, Failed
 from .protocol.health import ModelStatus
@@ -75,7 +75,7 @@ def context_in_memory(model: str, most: int) -> int:
     from .serving.estimate import context_that_fits
 
     memory = int(MEMORY_SHARE * device_memory())
-    return context_that_fits(needs(checkpoint(model)), memory, most)
+    return context_that_fits(footprint_of(checkpoint(model)), memory, most)
 
 
 def load_model(folder: Path, dtype: str | None = None, **options: Any) -> LoadedModel:

@@ -144,8 +144,8 @@ class _NumberFormat(NamedTuple):
     """How a number is read, and its limits. Infinity and NaN are refused."""
 
     read: Callable[[str], float]
-    least: float
-    most: int
+    minimum: float
+    maximum: int
     words: str
     """The valid values, for errors."""
 
@@ -179,14 +179,14 @@ SETTING_NAMES = tuple(_KINDS)
 def _parse(name: str, kind: str | _NumberFormat, text: str) -> object:
     if isinstance(kind, _NumberFormat):
         with suppress(ValueError, OverflowError):
-            if kind.least <= (number := kind.read(text)) <= kind.most:
+            if kind.minimum <= (number := kind.read(text)) <= kind.maximum:
                 return number
-        valid = f"{kind.words} and at most {kind.most:,}"
+        valid = f"{kind.words} and at most {kind.maximum:,}"
         raise BadRequest(f"{PREFIX}{name.upper()}={text!r}: give {valid}")
     if kind == "names":
-        return tuple(each.strip() for each in text.split(",") if each.strip())
+        return tuple(name.strip() for name in text.split(",") if name.strip())
     if kind == "paths":
-        return tuple(Path(each).expanduser() for each in text.split(os.pathsep) if each)
+        return tuple(Path(path).expanduser() for path in text.split(os.pathsep) if path)
     return Path(text).expanduser()
 
 

@@ -100,7 +100,7 @@ class MediaError(BadRequest):
         self.brief = brief
 
     @classmethod
-    def joined(cls, errors: Sequence[MediaError]) -> MediaError:
+    def with_others(cls, errors: Sequence[MediaError]) -> MediaError:
         """The first error, with the others."""
         errors[0].others = errors[1:]
         return errors[0]
@@ -203,8 +203,8 @@ class PluginError(MLXProviderError):
 
 def error_classes() -> dict[str, type[MLXProviderError]]:
     """By `code`. Without classes of plugins, which could replace one."""
-    classes = [each for each in globals().values() if isinstance(each, type)]
-    return {each.code: each for each in classes if issubclass(each, MLXProviderError)}
+    classes = [value for value in globals().values() if isinstance(value, type)]
+    return {cls.code: cls for cls in classes if issubclass(cls, MLXProviderError)}
 
 
 def from_code(

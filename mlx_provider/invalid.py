@@ -25,7 +25,7 @@ def bad_request(
     sampling parameters are top-level fields."""
     found = error.errors(include_url=False)
     # of a value with two types, the error about a bound is more useful than one about a type
-    first = next((each for each in found if each["type"] in _BOUNDED), found[0])
+    first = next((problem for problem in found if problem["type"] in _BOUNDED), found[0])
     owner: type[BaseModel] = kind
     loc = [part for part in first["loc"] if _is_field(part)]
     if loc[:1] == ["sampling"] and len(loc) > 1:

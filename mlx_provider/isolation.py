@@ -1,11 +1,7 @@
-"""Catches any error of plugins and passes: `Isolation` of a request's own work, `attempt` of a pass
-of the device, `plugin_call`, and `background` work. `Fault` describes it, `FaultOrigin` names the
-plugin, `CircuitBreaker` disables what keeps failing, and `LogLines` logs one line per entry, with
-any text from clients or third parties."""
+"""Catches any error of plugins and of passes of the model, and says whose code failed."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import sys
 import threading
@@ -19,55 +15,16 @@ from types import FrameType
 from typing import TypeVar, cast
 
 from .errors import MLXProviderError, PluginError, RequestFailed
+from .logs import Trace
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 CORE = __name__.partition(".")[0]
 """Our package, and the group of plugins' entry points."""
-MACHINE = (OSError, MemoryError)
-DEVICE = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
+MACHINE_ERRORS = (OSError, MemoryError)
+DEVICE_ERRORS = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
 """Parts of MLX's messages about the device."""
-TOLERATED = 1
-"""Failures after which the feature is still used."""
-FIRST_WAIT = 256
-"""Steps without failure after which the feature is tried again, or its failures are forgotten."""
-LONGEST_WAIT = 2**16
-"""About twenty minutes at fifty steps per second."""
 LOG_HINT = "its traceback is in the engine's log (`mlx-provider engine logs`)"
-
-
-class Trace(str):
-    """In a log entry: its lines follow the entry, indented."""
-
-
-class LogLines(logging.Formatter):
-    """Escapes unprintable characters, so that no text can start a line or control a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = copy.copy(record)
-        entry.exc_info = entry.exc_text = entry.stack_info = None
-        given = record.args if isinstance(record.args, tuple) else ()
-        traces = [each for each in given if isinstance(each, Trace)]
-        if traces:
-            entry.args = tuple("" if isinstance(each, Trace) else each for each in given)
-        if record.exc_info:
-            traces.append(Trace(self.formatException(record.exc_info)))
-        lines = (line for trace in traces for line in trace.splitlines() if line.strip())
-        first = printable(super().format(entry).rstrip("\n"))
-        return "\n    ".join([first, *map(printable, lines)])
-
-
-def printable(text: str) -> str:
-    """Escapes control characters, line ends and half surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def log_to_stderr(level: str) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 @dataclass(frozen=True)
@@ -76,7 +33,7 @@ class FaultOrigin:
 
     plugin: str
     """Its name, and its distribution in brackets."""
-    ours: bool
+    built_in: bool
     called: str
     """Its function that was called: a hook, or a function of a record or a loaded model."""
     where: str
@@ -86,7 +43,7 @@ class FaultOrigin:
     @classmethod
     def of(cls, error: BaseException) -> FaultOrigin | None:
         """Prefers a third party's plugin to a built-in one."""
-        frames = [each for each in _frames(error) if not _is_in(each[0], "pluggy")]
+        frames = [frame for frame in _frames(error) if not _is_in(frame[0], "pluggy")]
         if all(_is_in(module, CORE) for module, *_ in frames):
             return None
         roots = [(_root(point.module), point) for point in entry_points(group=CORE)]
@@ -94,7 +51,7 @@ class FaultOrigin:
         found = [point for point in owners if point is not None]
         if not found:
             return None
-        point = ([point for point in found if not _is_ours(point)] or found)[-1]
+        point = ([point for point in found if not _is_built_in(point)] or found)[-1]
         places = [place for place, owner in enumerate(owners) if owner is point]
         first, last = frames[places[0]][1], places[-1]
         module, frame, line = frames[last]
@@ -104,7 +61,7 @@ class FaultOrigin:
         dist = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
         return cls(
             f"{point.name} ({dist})",
-            _is_ours(point),
+            _is_built_in(point),
             _name(first),
             f"{file}, line {line}, in {_name(frame)}",
             innermost=not any(_is_in(module, CORE) for module, *_ in frames[last + 1 :]),
@@ -114,7 +71,7 @@ class FaultOrigin:
 def is_machine_error(error: BaseException) -> bool:
     """Whether files, network, memory or device are the cause, so that a retry can succeed."""
     text = _message(error).lower()
-    return isinstance(error, MACHINE) or any(each in text for each in DEVICE)
+    return isinstance(error, MACHINE_ERRORS) or any(words in text for words in DEVICE_ERRORS)
 
 
 def _message(error: BaseException) -> str:
@@ -130,7 +87,7 @@ def _frames(error: BaseException) -> list[tuple[str, FrameType, int]]:
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
     own = {*sys.stdlib_module_names, ""}
-    return [each for each in found if each[0].partition(".")[0] not in own and each[0] != __name__]
+    return [f for f in found if f[0].partition(".")[0] not in own and f[0] != __name__]
 
 
 def _name(frame: FrameType) -> str:
@@ -144,7 +101,7 @@ def _root(module: str) -> str:
     return next((n for n in names if getattr(sys.modules.get(n), "__file__", None)), module)
 
 
-def _is_ours(point: EntryPoint) -> bool:
+def _is_built_in(point: EntryPoint) -> bool:
     return point.dist is not None and point.dist.name.replace("-", "_") == CORE
 
 
@@ -174,19 +131,19 @@ class Fault:
                 place = ""
             text = f"{type(error).__name__}: {_message(error)}" + (f" ({place})" if place else "")
             summary = " ".join(text.split())
-        for each in _chain(error):
-            each.__traceback__ = None
+        for cause in _chain(error):
+            cause.__traceback__ = None
         return cls(error, summary, trace, origin)
 
     @property
-    def ours(self) -> bool:
+    def deliberate(self) -> bool:
         """Whether the error is one of `mlx_provider.errors`, raised on purpose."""
         return isinstance(self.error, MLXProviderError)
 
     @property
     def lasting(self) -> bool:
         """Whether it is neither raised on purpose nor caused by the machine."""
-        return not (self.ours or is_machine_error(self.error))
+        return not (self.deliberate or is_machine_error(self.error))
 
     def of_request(self, part: str) -> MLXProviderError:
         """The error for a client if this fault ended a part of its request."""
@@ -198,7 +155,7 @@ class Fault:
         """The error of a plugin that the same request would cause again. `None`: the machine is the
         cause, or a built-in plugin called the core."""
         found = self.origin
-        if found is None or not self.lasting or (found.ours and not found.innermost):
+        if found is None or not self.lasting or (found.built_in and not found.innermost):
             return None
         failed = f"plugin {found.plugin}: {found.called} failed"
         return PluginError(f"{failed}: {self.summary}; {LOG_HINT}")
@@ -263,45 +220,3 @@ def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProvider
 def background(part: str) -> Isolation:
     """For work that nobody waits for. Its fault is only logged."""
     return Isolation(lambda fault: log.error("%s failed\n%s", part, fault.trace))
-
-
-class CircuitBreaker:
-    """Disables a feature that keeps failing, and tries it again after growing waits."""
-
-    def __init__(self, disabled: str = "", enabled: str = "") -> None:
-        """Texts for the log, if any: `disabled` has a place for the number of failures."""
-        self._disabled, self._enabled = disabled, enabled
-        self.closed = True
-        self.failures = 0
-        self._successes = 0
-        self._needed = FIRST_WAIT
-
-    def record_failure(self) -> bool:
-        """Count a failure of the feature or of its fallback. Returns whether this disables it."""
-        self._successes = 0
-        if not self.closed:
-            return False
-        self.failures += 1
-        self.closed = self.failures <= TOLERATED
-        if self._disabled and not self.closed:
-            log.error(self._disabled, self.failures)
-        return not self.closed
-
-    def record_success(self, *, used: bool) -> bool:
-        """Count a step without failure. Returns whether the feature is enabled again. `used`: the
-        step used the feature. The first failure of a trial ends it and doubles the next wait,
-        unless as many steps succeeded before."""
-        if self.closed and not used:
-            return False
-        self._successes += 1
-        if self._successes < self._needed:
-            return False
-        self._successes = 0
-        if self.closed:
-            self.failures, self._needed = 0, FIRST_WAIT
-            return False
-        self.closed, self.failures = True, TOLERATED
-        self._needed = min(2 * self._needed, LONGEST_WAIT)
-        if self._enabled:
-            log.info(self._enabled)
-        return True

@@ -106,7 +106,7 @@ def obstacle(folder: Path, home: Path | None = None) -> str:
     """What keeps this user from making or writing a folder, with the remedy. Empty: nothing.
     `home`: its variable is the remedy for folders below it."""
     folder = folder.absolute()
-    nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    nearest = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return ""
     why = "cannot be written to" if nearest.is_dir() else "is not a folder"

@@ -28,7 +28,7 @@ NO_MODEL = "none downloaded yet; `demo` is part of this package"
 
 def show(registry: PluginRegistry) -> None:
     """Imports nothing heavy if no engine runs."""
-    from ..gateway.models import table, this_machine, two_for
+    from ..gateway.models import recommend_two, recommended_models, this_machine
     from ..serving.hub import cached_models
 
     console = Console(highlight=False, soft_wrap=True)
@@ -42,10 +42,10 @@ def show(registry: PluginRegistry) -> None:
         "agents": _list_names(here, "none; `mlx-provider launch` says how to install one"),
     }.items():
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
-    machine, (day, models) = this_machine(), table()
+    machine, (day, models) = this_machine(), recommended_models()
     label = f"{machine.chip}, {machine.memory / 1e9:.0f} GB"
     console.print(Text(f"\nmodels for {label} (as of {day})", style="bold"))
-    for model in two_for(machine, models):
+    for model in recommend_two(machine, models):
         console.print(Text(f"  mlx-provider up {model.name}"))
         console.print(Text(f"    {model.weights / 1e9:.1f} GB: {model.why}", style="dim"))
     console.print(Text("\nnext", style="bold"))
@@ -68,12 +68,12 @@ def _engine() -> str:
         health = connect().health()
     except MLXProviderError as error:
         return f"does not answer: {error.message}"
-    models = [f"{each.model} (context {each.context_length:,})" for each in health.models]
+    models = [f"{model.model} (context {model.context_length:,})" for model in health.models]
     return f"process {health.pid} runs, with {_list_names(models, 'no model yet')}"
 
 
 def _gateway() -> str:
-    from ..gateway.standing import GatewayFiles
+    from ..gateway.persistent import GatewayFiles
 
     try:
         running = GatewayFiles().running()

@@ -20,7 +20,7 @@ from ..registry.discovery import near
 if TYPE_CHECKING:
     from ..client.http import When
     from ..gateway.config import Served
-    from ..gateway.standing import GatewayFiles, Record
+    from ..gateway.persistent import GatewayFiles, Record
 
 
 Model = Annotated[
@@ -46,12 +46,12 @@ def init(
 ) -> None:
     """Write config.yaml and .env for a LiteLLM proxy. Downloads only the model's config."""
     from ..gateway.config import START, write_pair
-    from ..gateway.models import choose, device_memory, size
+    from ..gateway.models import choose, device_memory, format_size
 
     memory = device_memory()
     found = choose(model, PluginRegistry.of(context), memory, tokens)
     paths = write_pair(folder, found.served, force=force)
-    typer.echo(f"{found.summary}, family {found.family}; {size(memory)} for models")
+    typer.echo(f"{found.summary}, family {found.family}; {format_size(memory)} for models")
     typer.echo(f"written: {', '.join(map(str, paths))}")
     where = "" if folder == Path() else f"cd {folder}; "
     typer.echo(f"start it: {where}{START}")
@@ -74,7 +74,7 @@ def up(
     Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell.
     """
     from ..gateway.foreground import Ended
-    from ..gateway.standing import GatewayFiles, start
+    from ..gateway.persistent import GatewayFiles, start
     from ..serving.hub import full_name
 
     files = GatewayFiles()
@@ -106,7 +106,7 @@ def up(
 def down() -> None:
     """Stop what `mlx-provider up` has started."""
     from ..gateway.engine import end_when
-    from ..gateway.standing import GatewayFiles, stop
+    from ..gateway.persistent import GatewayFiles, stop
 
     files = GatewayFiles()
     files.prepare()
@@ -123,7 +123,7 @@ def _running(
     files: GatewayFiles, model: str | None, tokens: int | None, port: int | None
 ) -> Record | None:
     """Waits until it answers. Raises `BadRequest` if another gateway is wanted."""
-    from ..gateway.standing import await_ready
+    from ..gateway.persistent import await_ready
 
     running = files.running()
     if running is None:
@@ -148,7 +148,7 @@ def _record(
     port: int | None,
 ) -> Record:
     """Unset values are those of the last time."""
-    from ..gateway.standing import PORT, Record
+    from ..gateway.persistent import PORT, Record
 
     last = files.record()
     port = port or (last.port if last else PORT)

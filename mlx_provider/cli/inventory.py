@@ -26,7 +26,7 @@ LABEL_WIDTH = 18
 
 def pull(context: typer.Context, model: Repository) -> None:
     """Download or update a model in the Hub cache. Continues an interrupted download."""
-    from ..gateway.models import size
+    from ..gateway.models import format_size
     from ..serving.hub import checkpoint, download, is_repository
 
     model = model.removeprefix("mlx/")
@@ -35,13 +35,13 @@ def pull(context: typer.Context, model: Repository) -> None:
     registry = PluginRegistry.of(context)
     registry.family_for(checkpoint(model).config)  # raises before gigabytes are downloaded
     folder = download(model)
-    typer.echo(f"{model}: {size(checkpoint(model).weight_bytes)} of weights in {folder}")
+    typer.echo(f"{model}: {format_size(checkpoint(model).weight_bytes)} of weights in {folder}")
     typer.echo(f"serve it: mlx-provider up {model}")
 
 
 def show_models(context: typer.Context) -> None:
     """List the models in the Hub cache, with their sizes."""
-    from ..gateway.models import size
+    from ..gateway.models import format_size
     from ..serving.hub import cache_root, checkpoint, models_on_disk
 
     registry = PluginRegistry.of(context)
@@ -50,26 +50,27 @@ def show_models(context: typer.Context) -> None:
         typer.echo(f"none yet; `demo` is part of this package; the Hub cache is {cache_root()}")
         return
     table = Table.grid(padding=(0, 2))
-    for each in found:
+    for model in found:
         # a fault; or the family that serves the model; or why none does
-        state = each.fault
+        state = model.fault
         try:
-            family = None if state else registry.family_for(checkpoint(each.name).config)[0]
+            family = None if state else registry.family_for(checkpoint(model.name).config)[0]
             state = f"family {family.name}" if family else state
         except MLXProviderError as error:
             state = error.message
-        table.add_row(Text(each.name, overflow="fold"), Text(size(each.size)), Text(state))
+        table.add_row(Text(model.name, overflow="fold"), Text(format_size(model.size)), Text(state))
     Console(highlight=False).print(table)
-    typer.echo(f"{size(sum(each.size for each in found))}; the Hub cache is {cache_root()}")
+    total = format_size(sum(model.size for model in found))
+    typer.echo(f"{total}; the Hub cache is {cache_root()}")
 
 
 def rm(model: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")]) -> None:
     """Remove a model from the Hub cache."""
-    from ..gateway.models import size
+    from ..gateway.models import format_size
     from ..serving.hub import remove
 
     model = model.removeprefix("mlx/")
-    typer.echo(f"{model} is removed, {size(remove(model))}")
+    typer.echo(f"{model} is removed, {format_size(remove(model))}")
 
 
 def doctor(
@@ -98,11 +99,11 @@ def doctor(
         table = Table.grid(padding=(0, 2))
         for column in ({"no_wrap": True}, {"no_wrap": True}, {"overflow": "fold"}):
             table.add_column(**column)
-        for each in found:
-            mark = Text(each.state, style=STYLES[each.state])
-            table.add_row(mark, Text(each.name, style="dim"), Text(each.what))
-            if each.remedy:
-                table.add_row("", "", Text(f"-> {each.remedy}", style="bold"))
+        for finding in found:
+            mark = Text(finding.state, style=STYLES[finding.state])
+            table.add_row(mark, Text(finding.name, style="dim"), Text(finding.what))
+            if finding.remedy:
+                table.add_row("", "", Text(f"-> {finding.remedy}", style="bold"))
         console.print(table)
         count = Counter(finding.state for finding in found)
         hint = "" if model else "; name a model to examine it, too: `mlx-provider doctor demo`"

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import EngineUnavailable
-from ..isolation import printable
+from ..logs import printable
 from .engine import ApiBase, ApiKeyFile, AsJson, running_engine
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _watch(client: HttpClient, console: Console) -> None:
 def view(stats: Stats) -> RenderableType:
     parts: list[RenderableType] = [_head(stats), _memory(stats.memory), _requests(stats.requests)]
     parts += [*map(_engine, stats.engines), _cache(stats.prefix_cache)]
-    return Group(*(each for part in parts for each in (part, Text())))
+    return Group(*(line for part in parts for line in (part, Text())))
 
 
 def _head(stats: Stats) -> Text:
@@ -84,9 +84,9 @@ def _head(stats: Stats) -> Text:
 def _memory(memory: MemoryStats) -> Text:
     owners = {owner.replace("_", " "): n for owner, n in memory.owners().items() if n}
     return Text(
-        f"memory  {size(sum(owners.values()))} of {size(memory.limit)}, "
-        f"{size(memory.active)} on the device\n        "
-        + ", ".join(f"{owner} {size(nbytes)}" for owner, nbytes in owners.items())
+        f"memory  {format_bytes(sum(owners.values()))} of {format_bytes(memory.limit)}, "
+        f"{format_bytes(memory.active)} on the device\n        "
+        + ", ".join(f"{owner} {format_bytes(nbytes)}" for owner, nbytes in owners.items())
     )
 
 
@@ -98,19 +98,19 @@ def _requests(requests: Sequence[RequestStats]) -> RenderableType:
         table.add_column(name, no_wrap=True)
     for name in ("out", "tok/s", "drafts", "waited", "age"):
         table.add_column(name, justify="right", no_wrap=True)
-    for each in requests:
-        model, cached = printable(each.model), each.cached_tokens
-        done = f"{cached + each.prefilled_tokens}/{each.prompt_tokens}"
+    for request in requests:
+        model, cached = printable(request.model), request.cached_tokens
+        done = f"{cached + request.prefilled_tokens}/{request.prompt_tokens}"
         table.add_row(
-            Text(printable(each.id)[-12:]),
+            Text(printable(request.id)[-12:]),
             Text(model if len(model) <= MODEL_WIDTH else f"…{model[1 - MODEL_WIDTH :]}"),
-            Text(each.state, style=STATE_STYLES[each.state]),
+            Text(request.state, style=STATE_STYLES[request.state]),
             f"{done} ({cached} cached)" if cached else done,
-            f"{each.completion_tokens}",
-            f"{each.tokens_per_second:.1f}" if each.tokens_per_second else "",
-            f"{each.accepted_tokens}/{each.drafted_tokens}" if each.drafted_tokens else "",
-            f"{each.queued:.1f} s",
-            f"{each.age:.1f} s",
+            f"{request.completion_tokens}",
+            f"{request.tokens_per_second:.1f}" if request.tokens_per_second else "",
+            f"{request.accepted_tokens}/{request.drafted_tokens}" if request.drafted_tokens else "",
+            f"{request.queued:.1f} s",
+            f"{request.age:.1f} s",
         )
     return table
 
@@ -131,13 +131,13 @@ def _engine(engine: EngineStats) -> Text:
 
 def _cache(cache: PrefixCacheStats) -> Text:
     line = (
-        f"{cache.entries} entries, {size(cache.bytes)} of {size(cache.budget)} · "
+        f"{cache.entries} entries, {format_bytes(cache.bytes)} of {format_bytes(cache.budget)} · "
         f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached"
     )
     return Text.assemble(("prefix cache", "bold"), "  ", line)
 
 
-def size(nbytes: int) -> str:
+def format_bytes(nbytes: int) -> str:
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 2**power:
             return f"{nbytes / 2**power:.1f} {unit}"

@@ -68,8 +68,8 @@ def submit_all(submit: Submit, requests: Sequence[ModelRequest]) -> Generation:
         undo.pop_all()
     queue, accepted = EventQueue(), [part.accepted for part in parts]
     total = {
-        "prompt_tokens": sum(each.prompt_tokens for each in accepted),
-        "warnings": list(dict.fromkeys(text for each in accepted for text in each.warnings)),
+        "prompt_tokens": sum(part.prompt_tokens for part in accepted),
+        "warnings": list(dict.fromkeys(text for part in accepted for text in part.warnings)),
     }
     merging = _merge([request.n for request in texts], parts, queue)
     threading.Thread(target=asyncio.run, args=(merging,), daemon=True).start()
@@ -104,7 +104,7 @@ async def _merge(counts: Sequence[int], parts: Sequence[Generation], queue: Even
                 yield event
 
         while events := await part.aget():
-            queue.put([each for event in events for each in translate(event)])
+            queue.put([translated for event in events for translated in translate(event)])
             if any(isinstance(event, Failed) for event in events):
                 _close(parts)
 

@@ -14,7 +14,7 @@ from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_health, parse_stats, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_left_behind
-from .transport import Stream, Transport, not_taken, patiently
+from .transport import Stream, Transport, mark_not_taken, retry
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class HttpClient(Transport):
                     attachment.close()
                 raise
 
-        return patiently(send_once)
+        return retry(send_once)
 
     def _attach(self) -> Stream:
         """The present attachment, or one to an engine that is started or replaced, if necessary:
@@ -132,13 +132,13 @@ class HttpClient(Transport):
             try:
                 attachment = self.attach()
             except OtherProtocol as error:
-                raise not_taken(error) from None
+                raise mark_not_taken(error) from None
             if attachment.health.pid == ending:
                 attachment.close()
-                raise not_taken(EngineUnavailable(f"engine process {ending} does not end"))
+                raise mark_not_taken(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
-        attachment = patiently(start)
+        attachment = retry(start)
         if attachment.health.version != __version__:
             raise _other_version(attachment, RESTART_THIS if is_left_behind() else OWN_ENGINE)
         return attachment

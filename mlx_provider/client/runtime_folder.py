@@ -70,7 +70,7 @@ def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     searched += filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     folders = {os.path.realpath(folder) for folder in searched}
     for plugin, point in find_plugins():
-        if plugin.ours or (wanted is not None and plugin.name not in wanted):
+        if plugin.built_in or (wanted is not None and plugin.name not in wanted):
             continue
         if point.dist is not None and os.path.realpath(str(point.dist.locate_file(""))) in folders:
             sources = _digest(repr(sorted(times(point).items())))

@@ -43,13 +43,13 @@ READ_AHEAD, READ_AGAIN_SECONDS = 2**18, 0.005
 time until the next look."""
 
 
-def not_taken(error: EngineUnavailable) -> EngineUnavailable:
+def mark_not_taken(error: EngineUnavailable) -> EngineUnavailable:
     """Mark that no engine has accepted the request."""
     error.taken = False
     return error
 
 
-def patiently(work: Callable[[], T]) -> T:
+def retry(work: Callable[[], T]) -> T:
     """Repeat `work` while no engine accepts the request, four times at most."""
     pauses = iter(PAUSES)
     while True:
@@ -208,7 +208,7 @@ class Transport:
         except TimeoutError:
             raise _no_answer(ANSWER_SECONDS) from None
         except EngineDied as error:
-            raise not_taken(error) from None  # the connection has no request
+            raise mark_not_taken(error) from None  # the connection has no request
 
     def close(self) -> None:
         """Cancels running requests. A later one opens a new connection."""
@@ -266,14 +266,14 @@ class Transport:
                 if response.status_code not in ok:
                     error = error_of(response.status_code, path, response.read())
                     # an ending engine refuses with exactly this class, not with a subclass
-                    raise not_taken(error) if type(error) is EngineUnavailable else error
+                    raise mark_not_taken(error) if type(error) is EngineUnavailable else error
                 yield response
         except httpx.RequestError as failure:
             if call.ending:
                 raise call.ending from None
             if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
                 message = f"no engine answers at {self.address}: {failure}"
-                raise not_taken(EngineUnavailable(message)) from None
+                raise mark_not_taken(EngineUnavailable(message)) from None
             if isinstance(failure, httpx.ReadTimeout) and seconds is not None:
                 raise _no_answer(seconds) from None
             died = EngineDied(f"the engine ended while it held this request: {failure}")

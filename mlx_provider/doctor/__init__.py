@@ -87,8 +87,8 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
 def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Finding]:
     """The findings of all checks. If one raises, what it has found stays, with its error."""
     found: list[Finding] = []
-    for name, look, remedy in checks:
-        fault = attempt(partial(_look, look, subject, found))
+    for name, check, remedy in checks:
+        fault = attempt(partial(_add_findings, check, subject, found))
         if fault is not None:
             error = fault.error
             summary = error.message if isinstance(error, MLXProviderError) else fault.summary
@@ -96,8 +96,8 @@ def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Findin
     return found
 
 
-def _look(look: Any, subject: Subject, found: list[Finding]) -> None:
-    found += look(subject)
+def _add_findings(check: Any, subject: Subject, found: list[Finding]) -> None:
+    found += check(subject)
 
 
 def healthy(findings: Iterable[Finding]) -> bool:

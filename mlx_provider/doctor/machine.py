@@ -15,7 +15,7 @@ from ..client.runtime_folder import check_folder, differences, holder, identity,
 from ..config import PREFIX, SETTING_NAMES
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
-from ..gateway.models import device_memory, size
+from ..gateway.models import device_memory, format_size
 from ..protocol.health import Health
 from ..protocol.requests import OperatorOptions
 from ..registry.discovery import SELECTION
@@ -45,8 +45,8 @@ Fields = Mapping[str, Any]
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
     limit, own = device_memory(subject.environ), subject.settings.memory_limit
-    why = f"{PREFIX}MEMORY_LIMIT" if own else f"{size(available_memory())} are available now"
-    summary = f"models and requests may take {size(limit)} ({why})"
+    why = f"{PREFIX}MEMORY_LIMIT" if own else f"{format_size(available_memory())} are available now"
+    summary = f"models and requests may take {format_size(limit)} ({why})"
     problem = f"{summary}: few useful models fit" if limit < LEAST_BYTES else ""
     remedy = f"close other programs, or raise {PREFIX}MEMORY_LIMIT"
     yield Finding.of("memory.limit", problem, summary, remedy, "warn")
@@ -84,7 +84,9 @@ def check_runtime_folder(subject: Subject) -> Iterator[Finding]:
         if check_folder(subject.runtime):
             summary = f"{folder} is this user's alone"
         if (free := _free(folder)) < LOG_BYTES:
-            problem = f"{folder}: only {size(free)} are free for sockets and the engine's log"
+            problem = (
+                f"{folder}: only {format_size(free)} are free for sockets and the engine's log"
+            )
     except EngineUnavailable as error:  # `check_folder` ends its messages with a remedy
         problem, _, remedy = error.message.rpartition(": ")
     yield Finding.of("runtime.folder", problem, summary, remedy)
@@ -101,7 +103,8 @@ def check_disk_tier(subject: Subject) -> Iterator[Finding]:
         yield Finding(name, "fail", f"no prefixes are kept in {folder}: {what}", remedy)
     else:
         free, used, most = _free(folder), bytes_on_disk(folder), disk_limit(folder, wanted)
-        summary = f"{folder}: prefixes take {size(used)} of {size(most)}, {size(free)} are free"
+        sizes = f"prefixes take {format_size(used)} of {format_size(most)}"
+        summary = f"{folder}: {sizes}, {format_size(free)} are free"
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
         full = summary if free < max(most - used, SPARE_BYTES) else ""
         yield Finding.of(name, full, summary, remedy, "warn")
@@ -116,8 +119,10 @@ def check_download(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.models", "warn", summary, remedy)
         return
     needed = LEAST_BYTES if subject.model is None else subject.checkpoint.weight_bytes
-    summary = f"{root}: {size(_free(root))} are free, {subject.model or 'a useful model'} takes "
-    summary += size(needed)
+    summary = (
+        f"{root}: {format_size(_free(root))} are free, {subject.model or 'a useful model'} takes "
+    )
+    summary += format_size(needed)
     full = summary if _free(root) < needed else ""
     state: State = "fail" if subject.model else "warn"
     yield Finding.of("disk.models", full, summary, remedy, state)
@@ -145,7 +150,7 @@ def check_plugins(subject: Subject) -> Iterator[Finding]:
 def _free(folder: Path) -> int:
     """Free bytes on the disk of a folder, which need not exist yet."""
     path = folder.expanduser().absolute()
-    nearest = next(each for each in (path, *path.parents) if each.exists())
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     return shutil.disk_usage(nearest).free
 
 
@@ -173,7 +178,7 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
         return
     models = ", ".join(model.model for model in health.models) or "no model"
     summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
-    yield Finding("engine.running", "ok", summary + size(health.active_memory))
+    yield Finding("engine.running", "ok", summary + format_size(health.active_memory))
     if changed := differences(health.identity, identity(subject.environ)):
         summary = (
             f"the engine was started with other settings or plugins: {'; '.join(changed.values())}"
@@ -202,14 +207,17 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
     for entry in entries:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
         found = (*_find_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
-        problems += [Finding("config.entries", "fail", f"{name}: {a}", b) for a, b in found]
+        problems += [
+            Finding("config.entries", "fail", f"{name}: {summary}", remedy)
+            for summary, remedy in found
+        ]
     summary = f"{path}: it names {len(entries)} model(s) of this package"
     yield from problems or [Finding("config.file", "ok", summary)]
 
 
 def _handler(content: Fields) -> Iterator[Finding]:
     listed = _list(_fields(content.get("litellm_settings")).get(MAP))
-    handlers = {str(each.get("provider")): str(each.get("custom_handler")) for each in listed}
+    handlers = {str(entry.get("provider")): str(entry.get("custom_handler")) for entry in listed}
     found = handlers.get("mlx")
     if found is None:
         summary = f"{CONFIG}: litellm_settings.{MAP} names no handler of the provider `mlx`"
@@ -291,4 +299,4 @@ def _fields(value: object) -> Fields:
 
 
 def _list(value: object) -> list[Fields]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -24,7 +24,7 @@ from ..families.tokenizer.template_probe import (
 )
 from ..gateway.config import proxy_config, write_config
 from ..gateway.engine import end_when
-from ..gateway.models import device_memory, size
+from ..gateway.models import device_memory, format_size
 from ..gateway.proxy import start_proxy
 from ..serving.estimate import context_that_fits, footprint
 from ..serving.hub import full_name
@@ -58,7 +58,7 @@ def check_location(subject: Subject) -> Iterator[Finding]:
     if subject.folder is not None:
         yield Finding("model.found", "ok", f"{subject.model} is in {subject.folder}")
     elif subject.model is not None:
-        weights = size(subject.checkpoint.weight_bytes)
+        weights = format_size(subject.checkpoint.weight_bytes)
         summary = f"{subject.model} is on the Hub: the first request downloads {weights}"
         yield Finding("model.found", "note", summary)
 
@@ -92,11 +92,12 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
     needed = footprint(config, subject.checkpoint.weight_bytes)
     fits = context_that_fits(needed, limit, own)
     summary = (
-        f"weights take {size(needed.weights)} of {size(limit)}, and the KV cache takes "
-        f"{needed.kv_per_token:,} bytes per token: a context of {fits:,} tokens fits"
+        f"weights take {format_size(needed.weights)} of {format_size(limit)}, and the KV cache "
+        f"takes {needed.kv_per_token:,} bytes per token: a context of {fits:,} tokens fits"
     )
     if needed.weights > limit:
-        summary = f"weights take {size(needed.weights)}, but only {size(limit)} is available"
+        weights = f"weights take {format_size(needed.weights)}"
+        summary = f"{weights}, but only {format_size(limit)} is available"
         yield Finding("model.memory", "fail", summary, REMEDY_MEMORY)
     elif fits < min(AGENT_CONTEXT, own or AGENT_CONTEXT):
         summary += ": too few for coding agents"
@@ -191,7 +192,7 @@ def check_proxy(subject: Subject) -> Iterator[Finding]:
         proxy = start_proxy(write_config(config, folder), environ)
         ending.callback(proxy.stop)
         proxy.wait_ready()
-        proxy.answer_once(PROXY_MODEL, TOKEN_SECONDS)
+        proxy.generate_token(PROXY_MODEL, TOKEN_SECONDS)
     yield Finding("proxy.token", "ok", "one token came through LiteLLM, the handler and the engine")
 
 

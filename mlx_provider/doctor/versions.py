@@ -9,12 +9,12 @@ from packaging.version import Version
 from ..upstream.runtime import require_mlx
 from .subject import Finding, Subject
 
-UPGRADE = "install mlx-provider anew from its clone, into an environment of its own"
+REINSTALL = "install mlx-provider anew from its clone, into an environment of its own"
 
 
 @dataclass(frozen=True)
 class Tested:
-    """Allowed versions of a package, and those of the test suite."""
+    """A package, its allowed versions, and the newest that the test suite ran with."""
 
     package: str
     allowed: str
@@ -42,9 +42,9 @@ def check_backend(subject: Subject) -> Iterator[Finding]:
     require_mlx()
     import mlx.core as mx
 
-    both = [name for name in ("mlx-cpu", "mlx-cuda-13") if subject.installed(name)]
-    if len(both) > 1:
-        summary = f"{' and '.join(both)} are both installed, and overwrite each other's library"
+    backends = [name for name in ("mlx-cpu", "mlx-cuda-13") if subject.installed(name)]
+    if len(backends) > 1:
+        summary = f"{' and '.join(backends)} are both installed, and overwrite each other's library"
         yield Finding("versions.backend", "fail", summary, ONE_BACKEND)
         return
     device = mx.device_info().get("device_name") or mx.default_device()
@@ -54,7 +54,7 @@ def check_backend(subject: Subject) -> Iterator[Finding]:
 def _compare(tested: Tested, found: str | None) -> Finding:
     name = f"versions.{tested.package}"
     if not found:
-        return Finding(name, "fail", f"{tested.package} is not installed", UPGRADE)
+        return Finding(name, "fail", f"{tested.package} is not installed", REINSTALL)
     if tested.package == "litellm" and Version(found).base_version == MALICIOUS:
         summary = f"litellm {found} is a malicious upload that may have read this machine's secrets"
         return Finding(name, "fail", summary, CLEAN)

@@ -253,7 +253,7 @@ def fails_next(row: Row, part: str) -> Isolation:
 
 
 def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
-    if not fault.ours:
+    if not fault.deliberate:
         log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
     return fault.of_request(part)
 

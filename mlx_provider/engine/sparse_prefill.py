@@ -15,9 +15,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..isolation import CircuitBreaker, Isolation
+from ..isolation import Isolation
 from ..records import LoadedModel, ScoresPrompts
 from ..upstream.cache_classes import sparse
+from .circuit_breaker import CircuitBreaker
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .request import PrefillJob
 

@@ -89,8 +89,8 @@ class PackedRows:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Append (tokens, heads, 1, D): to each row its tokens, as (1, heads, tokens, D)."""
         pairs = [
-            run.cache.update_and_fetch(*(each[run.rows].swapaxes(0, 2) for each in (keys, values)))
+            run.cache.update_and_fetch(*(x[run.rows].swapaxes(0, 2) for x in (keys, values)))
             for run in self._runs
         ]
-        all_keys, all_values = (list(each) for each in zip(*pairs, strict=True))
+        all_keys, all_values = (list(arrays) for arrays in zip(*pairs, strict=True))
         return Parts(all_keys, self._runs), Parts(all_values, self._runs)

@@ -31,7 +31,7 @@ def read_modules(folder: Path) -> list[Mapping[str, Any]]:
     `BadRequest`."""
     content = _content(folder / "modules.json", [])
     listed = content if isinstance(content, list) else []
-    return [each for each in listed if isinstance(each, Mapping)]
+    return [module for module in listed if isinstance(module, Mapping)]
 
 
 def _content(path: Path, otherwise: Any) -> Any:

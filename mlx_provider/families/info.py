@@ -45,10 +45,10 @@ def embedding_of(folder: Path, config: Mapping[str, Any]) -> Embedding:
 def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
     prompts = read_json(folder / "config_sentence_transformers.json")
     # class names without their packages, which differ between releases
-    modules = [str(each.get("type")).rpartition(".")[2] for each in read_modules(folder)]
+    modules = [str(module.get("type")).rpartition(".")[2] for module in read_modules(folder)]
     pooling, refusal = _pooling(read_json(folder / "1_Pooling" / "config.json"))
     both_sides = config.get("use_bidirectional_attention") or config.get("is_causal") is False
-    others = [each for each in modules if each not in FOLLOWS]
+    others = [module for module in modules if module not in FOLLOWS]
     named = _texts(prompts.get("prompts"))
     default = prompts.get("default_prompt_name")
     return Embedding(
@@ -73,10 +73,10 @@ def _width(config: Mapping[str, Any]) -> int:
 def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:
     named = config.get("pooling_mode")
     flags = [name for name, on in config.items() if name.startswith(FLAG) and on is True]
-    modes = [named] if isinstance(named, str) else [each.removeprefix(FLAG) for each in flags]
+    modes = [named] if isinstance(named, str) else [flag.removeprefix(FLAG) for flag in flags]
     if not modes:
         return None, ""
-    known: dict[str, Pooling] = {**MODES, **{each: each for each in get_args(Pooling)}}
+    known: dict[str, Pooling] = {**MODES, **{mode: mode for mode in get_args(Pooling)}}
     found = [known[mode] for mode in modes if mode in known]
     if len(modes) != 1 or not found:
         return None, f"its pooling is not supported: {', '.join(modes)}"
@@ -129,7 +129,7 @@ def stop_ids(
     generation: Mapping[str, Any],
     tokenizer: HFTokenizer,
 ) -> frozenset[int]:
-    named = [each.get("eos_token_id") for each in (config, text, generation)]
+    named = [fields.get("eos_token_id") for fields in (config, text, generation)]
     named.append(getattr(tokenizer.backend, "eos_token_id", None))
     return frozenset[int]().union(*map(_ids, named))
 

@@ -26,7 +26,8 @@ from .proxy import Proxy, require_proxy, start_proxy
 
 END_LIMIT = 30.0
 PATIENCE = 5.0
-AGAIN = 30.0
+REPEAT_SECONDS = 30.0
+"""After which an unchanged progress is reported again."""
 LEAST_TOKENS = 1000
 """Of a prompt that is shown. Agents ask for a title with fewer."""
 JOIN_LIMIT = 0.5
@@ -95,7 +96,7 @@ def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
 
 
 @contextmanager
-def _beside(run: Callable[[threading.Event], None]) -> Iterator[None]:
+def _in_thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
     over = threading.Event()
     thread = threading.Thread(target=run, args=(over,), name="engine-progress", daemon=True)
     thread.start()
@@ -115,14 +116,14 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Itera
         while not over.wait(patience):
             now = time.monotonic()
             try:
-                text = "; ".join(each.summary for each in stats().loading)
+                text = "; ".join(stage.summary for stage in stats().loading)
             except EngineUnavailable:
                 text = "the engine process starts"
-            if text and (text != last or now - at > AGAIN):
+            if text and (text != last or now - at > REPEAT_SECONDS):
                 last, at = text, now
                 tell("loading", f"{text} ({now - began:.0f} s)")
 
-    with _beside(run):
+    with _in_thread(run):
         yield
 
 
@@ -138,7 +139,7 @@ def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -
             screen.flush()
 
     def run(over: threading.Event) -> None:
-        shows = ""
+        shown_text = ""
         while not over.wait(patience):
             try:
                 requests = [r for r in stats().requests if r.prompt_tokens >= LEAST_TOKENS]
@@ -148,15 +149,15 @@ def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -
             if found is not None and found.state == "prefill":
                 done = found.cached_tokens + found.prefilled_tokens
                 text = f"prompt: {done:,} of {found.prompt_tokens:,} tokens"
-                if text != shows:
+                if text != shown_text:
                     show(text)
-                shows = text
-            elif found is not None or shows:
+                shown_text = text
+            elif found is not None or shown_text:
                 break
-        if shows and screen.isatty():
+        if shown_text and screen.isatty():
             show("")
 
-    with _beside(run):
+    with _in_thread(run):
         yield
 
 
@@ -225,6 +226,6 @@ def loading(served: Served, engine: HttpClient, tell: Tell) -> Iterator[None]:
 
 def _engine_line(engine: HttpClient, served: Served) -> str:
     health = engine.health()
-    status = next((each for each in health.models if each.model == served.model), None)
+    status = next((model for model in health.models if model.model == served.model), None)
     by = f", family {status.family} of plugin {status.plugin}" if status else ""
     return f"process {health.pid} on {health.device}{by}"

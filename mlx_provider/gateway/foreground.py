@@ -39,8 +39,8 @@ def ending_by_signal(notice: str = "") -> Iterator[None]:
     ignore further signals, except SIGQUIT."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        for each in END_SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for signum in END_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # Ctrl-\ ends a clean-up that hangs
         os.write(2, notice.encode())  # `sys.stderr` may be in the middle of a write
         raise Ended(number)

@@ -47,19 +47,19 @@ class Machine:
     gpu: bool = True
 
 
-def table() -> tuple[date, list[Recommended]]:
+def recommended_models() -> tuple[date, list[Recommended]]:
     path = Path(__file__).with_name("recommended.toml")
     read = tomllib.loads(path.read_text(encoding="utf-8"))
-    return read["date"], [Recommended(**each) for each in read["model"]]
+    return read["date"], [Recommended(**fields) for fields in read["model"]]
 
 
-def two_for(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
+def recommend_two(machine: Machine, models: Sequence[Recommended]) -> list[Recommended]:
     """The best model that fits, and a small one, if there is one. Without a GPU, both read few
     weights per token."""
-    fitting = [each for each in models if each.memory * 1e9 <= machine.memory]
-    first = [each for each in fitting if machine.gpu or each.read <= MOST_BYTES_PER_TOKEN][:1]
-    small = [each for each in fitting if each.weights <= MOST_BYTES_PER_TOKEN]
-    return [*first, *(each for each in small if each not in first)][:2]
+    fitting = [model for model in models if model.memory * 1e9 <= machine.memory]
+    first = [model for model in fitting if machine.gpu or model.read <= MOST_BYTES_PER_TOKEN][:1]
+    small = [model for model in fitting if model.weights <= MOST_BYTES_PER_TOKEN]
+    return [*first, *(model for model in small if model not in first)][:2]
 
 
 def this_machine(
@@ -110,11 +110,11 @@ class Candidate:
     @property
     def summary(self) -> str:
         where = "" if self.here else ", to be downloaded"
-        weights = f"{size(self.weights)}{where}"
+        weights = f"{format_size(self.weights)}{where}"
         return f"{self.served.model}: {weights}, context {self.served.context:,}"
 
 
-def size(number: int) -> str:
+def format_size(number: int) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 10**8 else f"{number / 1e6:.1f} MB"
 
 
@@ -147,7 +147,7 @@ def candidate(
     family, _ = registry.family_for(found.config)
     own = named_context(text_fields(found.config))
     limit = wanted or min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
-    context = context_that_fits(needs(found), int(MEMORY_SHARE * memory), limit)
+    context = context_that_fits(footprint_of(found), int(MEMORY_SHARE * memory), limit)
     output = max(1, min(MOST_OUTPUT_TOKENS, context // ANSWER_SHARE))
     served = Served(
         name=alias(model),
@@ -161,7 +161,7 @@ def candidate(
     return Candidate(served, found.weight_bytes, found.here, family.name)
 
 
-def needs(found: Outline) -> Footprint:
+def footprint_of(found: Outline) -> Footprint:
     """The weights alone if the config does not describe the rest."""
     from ..serving.estimate import Footprint, footprint
 
@@ -193,8 +193,8 @@ def require_fit(
             param="context",
         )
     sizes = (
-        f"{size(found.weights)} of weights leave room for a context of {context:,} "
-        f"tokens in the {size(memory)} that the engine may use"
+        f"{format_size(found.weights)} of weights leave room for a context of {context:,} "
+        f"tokens in the {format_size(memory)} that the engine may use"
     )
     if wanted is not None and context < wanted:
         raise BadRequest(f"{model}: {sizes}, not of {wanted:,}", param="context")
@@ -214,12 +214,12 @@ def candidates_here(registry: PluginRegistry, memory: int) -> list[Candidate]:
         with suppress(MLXProviderError):
             if local_folder(name, repository=True) is not None:
                 found.append(candidate(name, registry, memory))
-    return sorted((each for each in found if each.fits), key=lambda each: -each.weights)
+    return sorted((model for model in found if model.fits), key=lambda model: -model.weights)
 
 
 def recommend(registry: PluginRegistry, memory: int) -> list[str]:
     """Hub ids of models whose weights fit, largest first."""
-    named = {each.name: each.weights for each in table()[1]}
+    named = {model.name: model.weights for model in recommended_models()[1]}
     for family in registry.model_families.values():
         named |= family.recommended
     fitting = [name for name, weights in named.items() if weights <= MEMORY_SHARE**2 * memory]

@@ -58,7 +58,7 @@ class Proxy:
         summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
         raise EngineUnavailable(f"the LiteLLM proxy {what}: {summary}")
 
-    def answer_once(self, model: str, limit: float) -> None:
+    def generate_token(self, model: str, limit: float) -> None:
         """Generate one token, within `limit` seconds. Raises `EngineUnavailable`."""
         import httpx
 
@@ -110,8 +110,8 @@ def start_proxy(
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
     port, key = listener.getsockname()[1], key or master_key()
     log = config.with_name("proxy.log")
-    own = {name: value for name, value in environ.items() if not name.startswith(FOREIGN)}
-    own |= {
+    variables = {n: value for n, value in environ.items() if not n.startswith(FOREIGN)}
+    variables |= {
         "LITELLM_MASTER_KEY": key,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it downloads the table at every start
         "LITELLM_LOG": "ERROR",
@@ -127,7 +127,7 @@ def start_proxy(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C then reaches only this process, which ends the proxy
-            env=own,
+            env=variables,
             cwd=None if lock is None else config.parent,
             pass_fds=[listener.fileno(), *([] if lock is None else [lock.descriptor])],
         )
@@ -150,7 +150,7 @@ def require_proxy() -> None:
 
 
 def main() -> None:
-    """`litellm` with a listener that uvicorn gets, too."""
+    """Run `litellm`; uvicorn serves on the parent's listener."""
     descriptor, log, *options = sys.argv[1:]
     gc.disable()  # a third of the time that LiteLLM takes to be imported
     import uvicorn
@@ -161,10 +161,10 @@ def main() -> None:
     limit_log(Path(log))
     original = uvicorn.run
 
-    def run(*given: Any, **named: Any) -> None:
+    def run(*args: Any, **kwargs: Any) -> None:
         gc.freeze()
         gc.enable()
-        original(*given, **named, fd=int(descriptor))
+        original(*args, **kwargs, fd=int(descriptor))
 
     uvicorn.run = run
     run_server(options)

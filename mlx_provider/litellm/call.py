@@ -23,100 +23,39 @@ from ..wire.openai.routes import embed_request
 from .model_info import caller_fields, chosen_by, engine_options, operator_options, proxy_server
 
 FALLBACKS = ("context_window_fallbacks", "fallbacks")
-
-
-def route(litellm_params: Mapping[str, Any]) -> str:
-    for name in ("metadata", "litellm_metadata"):
-        found = (litellm_params.get(name) or {}).get("user_api_key_request_route")
-        if isinstance(found, str):
-            return found
-    return ""
-
-
-def reads_errors_in_streams(litellm_params: Mapping[str, Any]) -> bool:
-    """Whether the client of a stream reads a full context from its events. Codex does
-    (`response.failed`), and ends its session after a status 400. A router with a fallback needs the
-    error before the stream begins."""
-    if not route(litellm_params).endswith("/responses"):
-        return False
-    body = (litellm_params.get("proxy_server_request") or {}).get("body") or {}
-    group = (litellm_params.get("metadata") or {}).get("model_group")
-    router = getattr(proxy_server(), "llm_router", None)
-    return not any(
-        body.get(name) or _names(getattr(router, name, None), group or body.get("model"))
-        for name in FALLBACKS
-    )
-
-
-def _names(fallbacks: Any, group: Any) -> bool:
-    entries: Iterable[Any] = fallbacks if isinstance(fallbacks, list | tuple) else ()
-    return any(isinstance(entry, Mapping) and {group, "*"} & entry.keys() for entry in entries)
-
-
 CARRIED = {"stop": "mlx_stop", "prompt_cache_retention": "mlx_retention"}
 STOP_LIMIT = 4
 """LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
 PROMPTS = "mlx_prompt"
 IGNORED = "mlx_ignored"
 """Names of parts of a bridged request's tools without effect."""
-
-
-def carry_params(kwargs: dict[str, Any]) -> None:
-    for name, carried in CARRIED.items():
-        value = kwargs.get(name)
-        fits = not isinstance(value, list) or len(value) <= STOP_LIMIT
-        if value is not None and not (name == "stop" and fits):
-            kwargs[carried] = kwargs.pop(name)
-
-
-def carry_prompts(kwargs: dict[str, Any]) -> None:
-    prompts = prompt_list(kwargs.get("prompt"), "prompt")
-    if not all(isinstance(each, str) for each in prompts):
-        kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
-
-
 WARNINGS = "mlx_warnings"
 ENDING = "mlx_ending"
 LAST_EVENT = b"event: message_delta\n"
-
-
-def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
-    if warnings:
-        details = _details(logging)
-        details[WARNINGS] = list(dict.fromkeys([*details.get(WARNINGS, ()), *warnings]))
-
-
-def warning_headers(logging: Any) -> dict[str, str] | None:
-    found = _details(logging).get(WARNINGS)
-    return {f"llm_provider-{HEADER}": header_text(found)} if found else None
-
-
-def ending_keeper(logging: Any, *, clipped: bool) -> Callable[[Finish], None]:
-    """`clipped`: the context left less room than `max_tokens`."""
-
-    def keep(finish: Finish) -> None:
-        _details(logging)[ENDING] = ending(finish, clipped=clipped)
-
-    return keep
-
-
-def with_ending(logging: Any, message: Any) -> Any:
-    fields = _details(logging).get(ENDING)
-    if fields and isinstance(message, dict) and message.get("type") == "message":
-        return {**message, **fields}
-    if fields and isinstance(message, bytes) and message.startswith(LAST_EVENT):
-        event = json.loads(message.partition(b"data: ")[2])
-        return api.event_frame({**event, "delta": {**event["delta"], **fields}})
-    return message
-
-
-def _details(logging: Any) -> dict[str, Any]:
-    details = getattr(logging, "model_call_details", None)
-    return details if isinstance(details, dict) else {}
-
-
 ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"  # a client cannot guess it
 ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
+WITHOUT_EFFECT: Mapping[str, None] = dict.fromkeys((
+    "max_retries", "extra_headers", "allowed_openai_params", "include_server_side_tool_invocations",
+))  # fmt: skip
+
+
+class Call:
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        params = dict(given.get("optional_params") or {})
+        extra = params.pop("extra_body", None) or {}
+        if not isinstance(extra, Mapping):
+            raise wrong_part("extra_body", "must be an object")
+        params.update(extra)
+        self.model = decode_model(given["model"])
+        self.messages: list[Any] = given.get("messages") or []
+        self.params = {name: value for name, value in params.items() if value is not None}
+        self.litellm_params: Mapping[str, Any] = given.get("litellm_params") or {}
+        self.api_base: str | None = given.get("api_base") or None
+        self.api_key: str | None = given.get("api_key") or None
+        self.deadline = Deadline(given.get("timeout"))
+        self.logging = given["logging_obj"]
+        self.text = self.litellm_params.get("text_completion") is True  # the prompt is raw
+        self.names = parameter_names(self.params, "prompt" if self.text else "messages")
 
 
 class Deadline:
@@ -142,25 +81,6 @@ class Deadline:
         return RequestTimedOut(f"the request's time limit of {self._limit:g} s has passed")
 
 
-class Call:
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        params = dict(given.get("optional_params") or {})
-        extra = params.pop("extra_body", None) or {}
-        if not isinstance(extra, Mapping):
-            raise wrong_part("extra_body", "must be an object")
-        params.update(extra)
-        self.model = decode_model(given["model"])
-        self.messages: list[Any] = given.get("messages") or []
-        self.params = {name: value for name, value in params.items() if value is not None}
-        self.litellm_params: Mapping[str, Any] = given.get("litellm_params") or {}
-        self.api_base: str | None = given.get("api_base") or None
-        self.api_key: str | None = given.get("api_key") or None
-        self.deadline = Deadline(given.get("timeout"))
-        self.logging = given["logging_obj"]
-        self.text = self.litellm_params.get("text_completion") is True  # the prompt is raw
-        self.names = parameter_names(self.params, "prompt" if self.text else "messages")
-
-
 def encode_model(model: str) -> str:
     return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
 
@@ -168,11 +88,6 @@ def encode_model(model: str) -> str:
 def decode_model(model: str) -> str:
     found = ENCODED.fullmatch(model)
     return unquote(found[1]) if found else model
-
-
-WITHOUT_EFFECT: Mapping[str, None] = dict.fromkeys((
-    "max_retries", "extra_headers", "allowed_openai_params", "include_server_side_tool_invocations",
-))  # fmt: skip
 
 
 def generate_requests(call: Call) -> list[GenerateRequest]:
@@ -222,3 +137,80 @@ def _sender(call: Call) -> dict[str, Any]:
         "options": engine_options(options),
         "timeout": call.deadline.remaining(),
     }
+
+
+def route(litellm_params: Mapping[str, Any]) -> str:
+    for name in ("metadata", "litellm_metadata"):
+        found = (litellm_params.get(name) or {}).get("user_api_key_request_route")
+        if isinstance(found, str):
+            return found
+    return ""
+
+
+def reads_errors_in_streams(litellm_params: Mapping[str, Any]) -> bool:
+    """Whether the client of a stream reads a full context from its events. Codex does
+    (`response.failed`), and ends its session after a status 400. A router with a fallback needs the
+    error before the stream begins."""
+    if not route(litellm_params).endswith("/responses"):
+        return False
+    body = (litellm_params.get("proxy_server_request") or {}).get("body") or {}
+    group = (litellm_params.get("metadata") or {}).get("model_group")
+    router = getattr(proxy_server(), "llm_router", None)
+    return not any(
+        body.get(name) or _names(getattr(router, name, None), group or body.get("model"))
+        for name in FALLBACKS
+    )
+
+
+def _names(fallbacks: Any, group: Any) -> bool:
+    entries: Iterable[Any] = fallbacks if isinstance(fallbacks, list | tuple) else ()
+    return any(isinstance(entry, Mapping) and {group, "*"} & entry.keys() for entry in entries)
+
+
+def carry_params(kwargs: dict[str, Any]) -> None:
+    for name, carried in CARRIED.items():
+        value = kwargs.get(name)
+        fits = not isinstance(value, list) or len(value) <= STOP_LIMIT
+        if value is not None and not (name == "stop" and fits):
+            kwargs[carried] = kwargs.pop(name)
+
+
+def carry_prompts(kwargs: dict[str, Any]) -> None:
+    prompts = prompt_list(kwargs.get("prompt"), "prompt")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        kwargs[PROMPTS], kwargs["prompt"] = prompts, ""
+
+
+def keep_warnings(logging: Any, warnings: Sequence[str]) -> None:
+    if warnings:
+        details = _details(logging)
+        details[WARNINGS] = list(dict.fromkeys([*details.get(WARNINGS, ()), *warnings]))
+
+
+def warning_headers(logging: Any) -> dict[str, str] | None:
+    found = _details(logging).get(WARNINGS)
+    return {f"llm_provider-{HEADER}": header_text(found)} if found else None
+
+
+def ending_keeper(logging: Any, *, clipped: bool) -> Callable[[Finish], None]:
+    """`clipped`: the context left less room than `max_tokens`."""
+
+    def keep(finish: Finish) -> None:
+        _details(logging)[ENDING] = ending(finish, clipped=clipped)
+
+    return keep
+
+
+def with_ending(logging: Any, message: Any) -> Any:
+    fields = _details(logging).get(ENDING)
+    if fields and isinstance(message, dict) and message.get("type") == "message":
+        return {**message, **fields}
+    if fields and isinstance(message, bytes) and message.startswith(LAST_EVENT):
+        event = json.loads(message.partition(b"data: ")[2])
+        return api.event_frame({**event, "delta": {**event["delta"], **fields}})
+    return message
+
+
+def _details(logging: Any) -> dict[str, Any]:
+    details = getattr(logging, "model_call_details", None)
+    return details if isinstance(details, dict) else {}

@@ -98,7 +98,7 @@ SERVED = {
 def check_served(call_type: Any) -> None:
     if call_type is not None and call_type not in SERVED:
         plain = call_type.value.removeprefix("a")
-        raise _refusal(plain if plain in {each.value for each in CallTypes} else call_type.value)
+        raise _refusal(plain if plain in {call.value for call in CallTypes} else call_type.value)
 
 
 def refusal_of(name: str) -> Any:

@@ -23,65 +23,17 @@ from . import call, fit, streams
 from .errors import PROVIDER, LiteLLMErrors, check_served, is_context_full
 from .model_info import proxy_server
 
-
-async def check_history(kwargs: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` if LiteLLM will find no conversation of `previous_response_id`. It would
-    continue without it (1.106.2, `ResponsesSessionHandler`)."""
-    name, found = kwargs.get("previous_response_id"), None
-    if not name:
-        return
-    if getattr(proxy_server(), "prisma_client", None) is not None:
-        from litellm.responses.litellm_completion_transformation.session_handler import (
-            ResponsesSessionHandler as Handler,
-        )
-
-        find = Handler.get_chat_completion_message_history_for_previous_response_id
-        found = (await find(name)).get("messages")
-    if not found:
-        raise BadRequest(
-            "previous_response_id: no messages are stored for this response; send the whole "
-            "conversation as input, or let LiteLLM store responses (a database, and "
-            "store_prompts_in_spend_logs: true under general_settings)",
-            param="previous_response_id",
-        )
-
-
-class _Plain(HTTPException):
-    """Fixed status: the next class in the MRO passes only the message."""
-
-    def __init__(self, *args: object) -> None:
-        Exception.__init__(self, *args)
-        self.status_code = ContextTooLong.status
-        self.detail = str(args[0])
-
-
-class ContextFull(ProxyException, _Plain):
-    """The error in the form that clients of the proxy recognise, in place of `code: "400"`
-    (1.106.2, `ProxyException.to_dict`). LiteLLM accepts an exception of a callback if it is an
-    `HTTPException`, and raises it unchanged if it is a `ProxyException`."""
-
-    def __init__(self, error: ContextWindowExceededError) -> None:
-        super().__init__(  # type: ignore[call-arg]  # LiteLLM's, which has no types
-            message=error.message,
-            type="invalid_request_error",
-            param="messages",
-            code=ContextTooLong.status,
-        )
-        self.body = error.body
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "code": ContextTooLong.code}
-
-
 HIJACKED_WORDS = (
     "replicate", "clarifai", "ft:babbage-002", "ft:davinci-002", "ft:gpt-3.5-turbo",
 )  # fmt: skip
 """By these parts of model ids, LiteLLM dispatches to a cloud before it looks for custom providers
 (1.106.2, main.py `completion`)."""
-
 HIJACKED_LISTS = (
     "clarifai_models", "ovhcloud_models", "petals_models", "replicate_models", "snowflake_models",
 )  # fmt: skip
+EXTRA_SILENCE = 0.25
+"""Seconds more than for chat, whose first chunk, perhaps a heartbeat, brings the response's id."""
+ANNOUNCEMENT = ("response.created", "response.in_progress")
 
 
 class DeploymentHook(CustomLogger):
@@ -144,6 +96,19 @@ class DeploymentHook(CustomLogger):
         return complete_stream(response, user_api_key_dict.request_route or "", logging)
 
 
+def _check_body(kwargs: dict[str, Any], call_type: Any) -> None:
+    """Raise `BadRequest` if a client of the proxy sends its own key without an address that the
+    operator permits, or marks a chat request as a text completion. LiteLLM would use the key in
+    place of the operator's (1.106.2, `_handle_clientside_credential`); each message would become a
+    raw prompt."""
+    body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
+    replaced = "original_model_id" in (kwargs.get("model_info") or {})
+    if body and replaced and not {"api_base", "base_url"} & set(body):
+        raise wrong_part("api_key", "cannot be sent: the operator sets the engine's")
+    if "text_completion" in body and call_type != CallTypes.atext_completion:
+        raise BadRequest("unknown parameter: text_completion", param="text_completion")
+
+
 async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     check_served(call_type)
     warnings: Sequence[str] = ()
@@ -161,17 +126,26 @@ async def _fit(kwargs: dict[str, Any], call_type: Any) -> None:
     call.keep_warnings(kwargs.get("litellm_logging_obj"), warnings)
 
 
-def _check_body(kwargs: dict[str, Any], call_type: Any) -> None:
-    """Raise `BadRequest` if a client of the proxy sends its own key without an address that the
-    operator permits, or marks a chat request as a text completion. LiteLLM would use the key in
-    place of the operator's (1.106.2, `_handle_clientside_credential`); each message would become a
-    raw prompt."""
-    body = (kwargs.get("proxy_server_request") or {}).get("body") or {}
-    replaced = "original_model_id" in (kwargs.get("model_info") or {})
-    if body and replaced and not {"api_base", "base_url"} & set(body):
-        raise wrong_part("api_key", "cannot be sent: the operator sets the engine's")
-    if "text_completion" in body and call_type != CallTypes.atext_completion:
-        raise BadRequest("unknown parameter: text_completion", param="text_completion")
+async def check_history(kwargs: Mapping[str, Any]) -> None:
+    """Raises `BadRequest` if LiteLLM will find no conversation of `previous_response_id`. It would
+    continue without it (1.106.2, `ResponsesSessionHandler`)."""
+    name, found = kwargs.get("previous_response_id"), None
+    if not name:
+        return
+    if getattr(proxy_server(), "prisma_client", None) is not None:
+        from litellm.responses.litellm_completion_transformation.session_handler import (
+            ResponsesSessionHandler as Handler,
+        )
+
+        find = Handler.get_chat_completion_message_history_for_previous_response_id
+        found = (await find(name)).get("messages")
+    if not found:
+        raise BadRequest(
+            "previous_response_id: no messages are stored for this response; send the whole "
+            "conversation as input, or let LiteLLM store responses (a database, and "
+            "store_prompts_in_spend_logs: true under general_settings)",
+            param="previous_response_id",
+        )
 
 
 def hijacked(model: str) -> bool:
@@ -180,15 +154,37 @@ def hijacked(model: str) -> bool:
     )
 
 
-LATER = 0.25
-"""More seconds on other routes, because the first chunk of chat brings the id of the response."""
-ANNOUNCEMENT = ("response.created", "response.in_progress")
+class _Plain(HTTPException):
+    """Fixed status: the next class in the MRO passes only the message."""
+
+    def __init__(self, *args: object) -> None:
+        Exception.__init__(self, *args)
+        self.status_code = ContextTooLong.status
+        self.detail = str(args[0])
+
+
+class ContextFull(ProxyException, _Plain):
+    """The error in the form that clients of the proxy recognise, in place of `code: "400"`
+    (1.106.2, `ProxyException.to_dict`). LiteLLM accepts an exception of a callback if it is an
+    `HTTPException`, and raises it unchanged if it is a `ProxyException`."""
+
+    def __init__(self, error: ContextWindowExceededError) -> None:
+        super().__init__(  # type: ignore[call-arg]  # LiteLLM's, which has no types
+            message=error.message,
+            type="invalid_request_error",
+            param="messages",
+            code=ContextTooLong.status,
+        )
+        self.body = error.body
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "code": ContextTooLong.code}
 
 
 def complete_stream(chunks: AsyncIterator[Any], route: str, logging: Any) -> AsyncIterator[Any]:
     """Adds heartbeats, because the bridges drop those of chat, which are empty deltas (1.106.2 and
     1.109.1), and the ending of a message."""
-    seconds = streams.SILENCE + LATER
+    seconds = streams.SILENCE + EXTRA_SILENCE
     if route.endswith("/messages"):  # as LiteLLM writes them (1.106.2), but less often
         ping = (STREAM_SSE_KEEPALIVE_PING_BYTES,)
         return add_heartbeats(chunks, seconds, lambda: ping, partial(call.with_ending, logging))

@@ -71,7 +71,7 @@ def caller_fields(litellm_params: Mapping[str, Any], salt: str) -> dict[str, Any
         return next((value for value in values if isinstance(value, str)), None)
 
     details = [slot.get(f"user_api_key_{of}metadata") for slot in both for of in ("", "team_")]
-    found = (each.get("service_tier") for each in details if isinstance(each, Mapping))
+    found = (detail.get("service_tier") for detail in details if isinstance(detail, Mapping))
     tier = next((tier for tier in found if isinstance(tier, str)), "")
     team = find("team_id")
     named = (("key", find("hash")), ("user", find("user_id")), ("team", team))
@@ -122,7 +122,7 @@ def map_entry(model: str) -> Mapping[str, Any]:
     return litellm.model_cost.get(f"{PROVIDER}/{model}") or {}
 
 
-def enter(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> None:
+def add_to_map(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> None:
     """Add a model to LiteLLM's map, or new facts about it. The widest of several contexts
     counts."""
     before = map_entry(model)
@@ -138,7 +138,7 @@ def enter(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> None:
         litellm.register_model({f"{PROVIDER}/{model}": {"litellm_provider": PROVIDER, **fields}})
 
 
-def show(litellm_params: Mapping[str, Any], context_length: int | None) -> None:
+def set_context_limit(litellm_params: Mapping[str, Any], context_length: int | None) -> None:
     """Write an engine's context into the proxy's own config entry of a call: entries of one model
     can have different engines. A wildcard has no limits."""
     router = getattr(proxy_server(), "llm_router", None)
@@ -150,7 +150,7 @@ def show(litellm_params: Mapping[str, Any], context_length: int | None) -> None:
                 found["model_info"][name] = EngineLimit(context_length)
 
 
-def describe(entry: Any) -> None:
+def complete_entry(entry: Any) -> None:
     """Add the fields that one of our config entries lacks, and its model, before a client's text
     replaces a `*`."""
     info = entry.model_info
@@ -166,7 +166,7 @@ def describe(entry: Any) -> None:
         return
     if not map_entry(model):
         local = not entry.litellm_params.api_base  # else its folder is on another machine
-        enter(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
+        add_to_map(model, facts_of(model, PluginRegistry.discover) if local else ModelFacts())
     length = map_entry(model).get(OWN_CONTEXT)
     with suppress(BadRequest):  # each request reports invalid options
         length = operator_options({"model_info": info.model_dump()}).context_length or length

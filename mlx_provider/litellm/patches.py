@@ -44,12 +44,32 @@ AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
 ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
 DELIVERED = ("dimensions", "encoding_format", "user")
 CREATED = "mlx_created"
-
 Original = Callable[..., Any]
 REMEDY = (
     "send the proxy's key as `Authorization: Bearer KEY` or `x-api-key: KEY`. `mlx-provider up` "
     "prints it; for `mlx-provider init` it is LITELLM_MASTER_KEY in .env"
 )
+Message = MutableMapping[str, Any]
+
+
+def register(handler: CustomLLM) -> None:
+    """Idempotent. A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the
+    hook both."""
+    entries = litellm.custom_provider_map
+    if not any(entry["provider"] == PROVIDER for entry in entries):
+        entries.append({"provider": PROVIDER, "custom_handler": handler})
+    litellm.utils.custom_llm_setup()
+    if not any(
+        type(callback).__name__ == DeploymentHook.__name__ for callback in litellm.callbacks
+    ):
+        litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
+    for model, facts in model_info.DEMOS.items():
+        model_info.add_to_map(model, facts)
+    # For other providers the proxy converts token ids of embeddings to text by OpenAI's tokenizer
+    # (1.106.2 and 1.109.1, `embeddings`).
+    if f"{PROVIDER}/" not in LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS:
+        LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS.append(f"{PROVIDER}/")
+    install()
 
 
 def install() -> None:
@@ -86,26 +106,26 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, wrapper)
 
 
-def _admit(original: Original, *args: Any, **given: Any) -> Any:
+def _admit(original: Original, *args: Any, **kwargs: Any) -> Any:
     """Deliver parameters that LiteLLM refuses or drops for custom providers. Its hook for
     deployments runs only on asynchronous calls."""
-    if given.get("custom_llm_provider") == PROVIDER:
-        given["allowed_openai_params"] = [*(given.get("allowed_openai_params") or ()), *ADMITTED]
-    return original(*args, **given)
+    if kwargs.get("custom_llm_provider") == PROVIDER:
+        kwargs["allowed_openai_params"] = [*(kwargs.get("allowed_openai_params") or ()), *ADMITTED]
+    return original(*args, **kwargs)
 
 
-def _deliver(original: Original, *args: Any, **given: Any) -> Any:
+def _deliver(original: Original, *args: Any, **kwargs: Any) -> Any:
     """As `_admit`. OpenAI's client always sends an `encoding_format`."""
-    if given.get("custom_llm_provider") != PROVIDER:
-        return original(*args, **given)
-    ours = {name: given.pop(name, None) for name in DELIVERED}
-    return {**original(*args, **given), **ours}
+    if kwargs.get("custom_llm_provider") != PROVIDER:
+        return original(*args, **kwargs)
+    ours = {name: kwargs.pop(name, None) for name in DELIVERED}
+    return {**original(*args, **kwargs), **ours}
 
 
 def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
     original(entry, *args, **kwargs)
     if entry.litellm_params.model.startswith(PROVIDER + "/"):
-        model_info.describe(entry)
+        model_info.complete_entry(entry)
 
 
 def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
@@ -127,14 +147,14 @@ def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
 
 
 def _show_logprobs(
-    original: Original, response: Any, choices: Any, *args: Any, **given: Any
+    original: Original, response: Any, choices: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    items = original(response, choices, *args, **given)
+    items = original(response, choices, *args, **kwargs)
     said = [choice for choice in choices if choice.message.content is not None]
     for item, choice in zip(items, said, strict=False):
         found = _logprobs(choice)
         # By name, as `WRAPPED`.
-        if found and item.type == "message" and getattr(choice.logprobs, "ours", False):
+        if found and item.type == "message" and getattr(choice.logprobs, "made_here", False):
             item.content[0].logprobs = found
     return items
 
@@ -152,7 +172,7 @@ def _collect_logprobs(original: Original, stream: Any) -> Any:
     response = original(stream)
     chunks = stream.collected_chat_completion_chunks
     choices = [choice for chunk in chunks for choice in chunk["choices"][:1]]
-    found = [t for each in choices for t in (each.get("logprobs") or {}).get("content") or []]
+    found = [t for choice in choices for t in (choice.get("logprobs") or {}).get("content") or []]
     if stream.custom_llm_provider == PROVIDER and response is not None and found:
         response.choices[0].logprobs = OurLogprobs(content=found)
     return response
@@ -161,6 +181,41 @@ def _collect_logprobs(original: Original, stream: Any) -> Any:
 def _logprobs(choice: Any) -> list[Any]:
     content = getattr(getattr(choice, "logprobs", None), "content", None) or []
     return [token.model_dump() for token in content]
+
+
+async def end_replies(
+    original: Original,
+    scope: Message,
+    receive: Callable[[], Awaitable[Message]],
+    send: Callable[[Message], Awaitable[None]],
+) -> None:
+    """A client of the proxy that leaves ends its requests in the engine. LiteLLM's iterators close
+    what they read from only if they wait for it, and keep it in a cycle (1.108.7,
+    `_aresponses_streaming_iterator`). They cannot await a close: anyio cancels each await again."""
+    left = complete = False
+
+    async def receive_next() -> Message:
+        nonlocal left
+        message = await receive()
+        left |= message["type"] == "http.disconnect" and not complete
+        return message
+
+    async def send_next(message: Message) -> None:
+        nonlocal complete
+        complete = message["type"] == "http.response.body" and not message.get("more_body")
+        await send(message)
+
+    if scope["type"] != "http":
+        await original(scope, receive, send)
+        return
+    replies: list[ref[Generation]] = []
+    REPLIES.set(replies)
+    try:
+        await original(scope, receive_next, send_next)
+    finally:
+        if left or not complete:
+            for reply in filter(None, [reference() for reference in replies]):
+                reply.close()
 
 
 async def count_request_tokens(
@@ -245,79 +300,21 @@ def _of_chat(request: Any) -> tuple[Any, Any]:
     return head + fitted["messages"], tools
 
 
-Message = MutableMapping[str, Any]
-
-
-async def end_replies(
-    original: Original,
-    scope: Message,
-    receive: Callable[[], Awaitable[Message]],
-    send: Callable[[Message], Awaitable[None]],
-) -> None:
-    """A client of the proxy that leaves ends its requests in the engine. LiteLLM's iterators close
-    what they read from only if they wait for it, and keep it in a cycle (1.108.7,
-    `_aresponses_streaming_iterator`). They cannot await a close: anyio cancels each await again."""
-    left = complete = False
-
-    async def receive_next() -> Message:
-        nonlocal left
-        message = await receive()
-        left |= message["type"] == "http.disconnect" and not complete
-        return message
-
-    async def send_next(message: Message) -> None:
-        nonlocal complete
-        complete = message["type"] == "http.response.body" and not message.get("more_body")
-        await send(message)
-
-    if scope["type"] != "http":
-        await original(scope, receive, send)
-        return
-    replies: list[ref[Generation]] = []
-    REPLIES.set(replies)
-    try:
-        await original(scope, receive_next, send_next)
-    finally:
-        if left or not complete:
-            for reply in filter(None, [reference() for reference in replies]):
-                reply.close()
-
-
-def refuse_key(proxy: Any, original: Original, *args: Any, **given: Any) -> Any:
+def refuse_key(proxy: Any, original: Original, *args: Any, **kwargs: Any) -> Any:
     """The answer to a request with a wrong key, or without one, from a proxy without a database.
     LiteLLM answers 400 or 500, with a traceback in the log (1.106.2, `auth_exception_handler.py`).
     Grants nothing that `original` would not grant."""
     from fastapi import HTTPException
     from litellm.proxy._types import ProxyErrorTypes, ProxyException
 
-    error = given.get("e")
+    error = kwargs.get("e")
     named = isinstance(error, ProxyException | HTTPException | litellm.BudgetExceededError)
     kind = getattr(error, "type", None)
     unknown = kind == ProxyErrorTypes.no_db_connection
-    missing = not given.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
+    missing = not kwargs.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
     if proxy.prisma_client is not None or (named and not unknown and not missing):
-        return original(*args, **given)
+        return original(*args, **kwargs)
     if not unknown and not missing:  # a parameter that a client may not set
         raise ProxyException(str(error), ProxyErrorTypes.auth_error, None, 400)
     message = f"{'Wrong' if unknown else 'No'} key: {REMEDY}"
     raise ProxyException(message, ProxyErrorTypes.auth_error, None, 401)
-
-
-def register(handler: CustomLLM) -> None:
-    """Idempotent. A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the
-    hook both."""
-    entries = litellm.custom_provider_map
-    if not any(entry["provider"] == PROVIDER for entry in entries):
-        entries.append({"provider": PROVIDER, "custom_handler": handler})
-    litellm.utils.custom_llm_setup()
-    if not any(
-        type(callback).__name__ == DeploymentHook.__name__ for callback in litellm.callbacks
-    ):
-        litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
-    for model, facts in model_info.DEMOS.items():
-        model_info.enter(model, facts)
-    # For other providers the proxy converts token ids of embeddings to text by OpenAI's tokenizer
-    # (1.106.2 and 1.109.1, `embeddings`).
-    if f"{PROVIDER}/" not in LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS:
-        LITELLM_EMBEDDING_PROVIDERS_SUPPORTING_INPUT_ARRAY_OF_TOKENS.append(f"{PROVIDER}/")
-    install()

@@ -22,7 +22,7 @@ from .call import (
     reads_errors_in_streams,
 )
 from .errors import LiteLLMErrors, refusal_of
-from .model_info import enter, show
+from .model_info import add_to_map, set_context_limit
 from .streams import SILENCE, Reply, ReplyStream, refuse
 
 T = TypeVar("T")
@@ -62,63 +62,63 @@ class Provider(CustomLLM):
         super().__init__()
         self._connect = connect
 
-    def completion(self, *args: Any, **given: Any) -> ModelResponse:
-        return self._submit(given).collect(given["model_response"])
+    def completion(self, *args: Any, **kwargs: Any) -> ModelResponse:
+        return self._submit(kwargs).collect(kwargs["model_response"])
 
-    def acompletion(self, *args: Any, **given: Any) -> Coroutine[Any, Any, ModelResponse]:
-        return LazyCoroutine(partial(self._submit(given).acollect, given["model_response"]))
+    def acompletion(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, ModelResponse]:
+        return LazyCoroutine(partial(self._submit(kwargs).acollect, kwargs["model_response"]))
 
-    def streaming(self, *args: Any, **given: Any) -> ReplyStream:
-        return ReplyStream(self._submit(given))
+    def streaming(self, *args: Any, **kwargs: Any) -> ReplyStream:
+        return ReplyStream(self._submit(kwargs))
 
-    def astreaming(self, *args: Any, **given: Any) -> AsyncIterator[Any]:
+    def astreaming(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         try:
-            beat = SILENCE if given["litellm_params"].get("proxy_server_request") else None
-            return ReplyStream(self._submit(given), beat)
+            beat = SILENCE if kwargs["litellm_params"].get("proxy_server_request") else None
+            return ReplyStream(self._submit(kwargs), beat)
         except ContextWindowExceededError as error:
-            if not reads_errors_in_streams(given["litellm_params"]):
+            if not reads_errors_in_streams(kwargs["litellm_params"]):
                 raise
             return refuse(error)
 
-    def embedding(self, *args: Any, **given: Any) -> EmbeddingResponse:
-        return self._embed(given).collect(given["model_response"])
+    def embedding(self, *args: Any, **kwargs: Any) -> EmbeddingResponse:
+        return self._embed(kwargs).collect(kwargs["model_response"])
 
-    def aembedding(self, *args: Any, **given: Any) -> Coroutine[Any, Any, EmbeddingResponse]:
-        return LazyCoroutine(partial(self._embed(given).acollect, given["model_response"]))
+    def aembedding(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, EmbeddingResponse]:
+        return LazyCoroutine(partial(self._embed(kwargs).acollect, kwargs["model_response"]))
 
     image_generation = aimage_generation = refusal_of("image_generation")
     image_edit = aimage_edit = refusal_of("image_edit")
 
-    def _submit(self, given: dict[str, Any]) -> Reply:
-        with LiteLLMErrors(given["model"]):
-            call = _read(given, "messages")
+    def _submit(self, kwargs: dict[str, Any]) -> Reply:
+        with LiteLLMErrors(kwargs["model"]):
+            call = _read(kwargs, "messages")
             names = call.names
             with names.naming():
                 requests = generate_requests(call)
                 generation = submit_all(self._connect(call.api_base, call.api_key).submit, requests)
             keep_warnings(call.logging, [*map(names.text, generation.accepted.warnings)])
-            enter(call.model, generation.accepted)
-            show(call.litellm_params, generation.accepted.context_length)
+            add_to_map(call.model, generation.accepted)
+            set_context_limit(call.litellm_params, generation.accepted.context_length)
             clipped = generation.accepted.max_tokens < (requests[0].max_tokens or 0)
             keep = ending_keeper(call.logging, clipped=clipped)
             return Reply(generation, call.deadline, call.model, names, keep, text=call.text)
 
-    def _embed(self, given: dict[str, Any]) -> Reply:
-        with LiteLLMErrors(given["model"]):
-            call = _read(given, "input")
-            request, form = embeddings(call, given["input"])
+    def _embed(self, kwargs: dict[str, Any]) -> Reply:
+        with LiteLLMErrors(kwargs["model"]):
+            call = _read(kwargs, "input")
+            request, form = embeddings(call, kwargs["input"])
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
-            enter(call.model, generation.accepted, mode="embedding")
-            show(call.litellm_params, generation.accepted.context_length)
+            add_to_map(call.model, generation.accepted, mode="embedding")
+            set_context_limit(call.litellm_params, generation.accepted.context_length)
             return Reply(generation, call.deadline, call.model, encoding=form)
 
 
-def _read(given: dict[str, Any], content: str) -> Call:
+def _read(kwargs: dict[str, Any], content: str) -> Call:
     """Reports the start: without it, least-busy routing sends all requests to the first node."""
-    call = Call(given)
+    call = Call(kwargs)
     call.logging.pre_call(
-        input=given[content],
+        input=kwargs[content],
         api_key="",
         additional_args={"complete_input_dict": {}, "api_base": call.api_base},
     )

@@ -33,7 +33,7 @@ class TextLogprobs(types.ChoiceLogprobs):
 class OurLogprobs(types.ChoiceLogprobs):
     """Marks log-probabilities made here, so that `patches` copies only these."""
 
-    ours: ClassVar[bool] = True
+    made_here: ClassVar[bool] = True
 
 
 class TextFinish(types.ModelResponseStream):
@@ -49,14 +49,7 @@ class ChunkStream:
     contains nothing else. The finish of choice 0 ends the stream, so it comes last. The finish of
     another choice is the second entry beside an empty choice 0."""
 
-    def __init__(
-        self,
-        reply_id: str,
-        model: str,
-        created: int,
-        *,
-        text: bool = False,
-    ) -> None:
+    def __init__(self, reply_id: str, model: str, created: int, *, text: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{reply_id}", "created": created, "model": model}
         self._text = text
         self._choices = ChunkChoices(text=text)
@@ -117,7 +110,7 @@ def fill(
     `convert_chat_to_text_completion`), but does not change a text completion."""
     usage = types.Usage(**body["usage"])
     if body["object"] == "list":
-        response.data = [types.Embedding(**each) for each in body["data"]]
+        response.data = [types.Embedding(**vector) for vector in body["data"]]
         response.model, response.usage = model, usage
         _add_headers(response, warnings, {})
         return response
@@ -214,7 +207,7 @@ class Reply:
     async def aevents(self, silence: float | None = None) -> list[Event]:
         """As `events`; an empty list after `silence` seconds without an event."""
         left = self.deadline.remaining()
-        within = min((each for each in (left, silence) if each is not None), default=None)
+        within = min((seconds for seconds in (left, silence) if seconds is not None), default=None)
         try:
             return self._read(await self.generation.aget(within))
         except RequestTimedOut:

@@ -1,4 +1,4 @@
-"""The queue of a request's events."""
+"""The queue of a request's events. Its waiting deltas are joined if their reader is slow."""
 
 import asyncio
 import threading
@@ -14,81 +14,17 @@ Put = Callable[[], None]
 """Puts the events of one engine step into their requests' queues."""
 Deliver = Callable[[Put], None]
 """Runs a `Put` where it wakes readers most cheaply. Never blocks."""
-JOINED = 2**18
+MAX_JOINED_BYTES = 2**18
 """Bytes of an event to which nothing more is joined."""
 EVENT_BYTES = 750
 """Beside its text (measured: pydantic 2.12, CPython 3.11)."""
 CALL_BYTES = 550
 LOGPROB_BYTES = 800
-
-
-def size(event: Event) -> int:
-    if isinstance(event, Embedded):
-        return EVENT_BYTES + len(event.vector)
-    if not isinstance(event, Delta):
-        return EVENT_BYTES
-    calls = sum(CALL_BYTES + len(call.arguments) for call in event.tool_calls)
-    named = sum(1 + len(entry.top) for entry in event.logprobs)
-    return EVENT_BYTES + len(event.content) + len(event.reasoning) + calls + LOGPROB_BYTES * named
-
-
-def compact(events: Sequence[Event]) -> list[Event]:
-    """Joins deltas; the order within a choice does not change."""
-    runs: list[list[Any]] = []
-    growing: dict[int, list[Delta]] = {}
-    """By choice: the run that its next delta may join, and (`room`) bytes that fit into it."""
-    room: dict[int, int] = {}
-    for event in events:
-        if not isinstance(event, Delta):
-            runs.append([event])
-            if isinstance(event, Finish):
-                growing.pop(event.index, None)
-            else:
-                growing.clear()
-            continue
-        run = growing.get(event.index)
-        if run is None or room[event.index] <= 0 or _last_kind(run[-1]) > _first_kind(event):
-            run = growing[event.index] = []
-            runs.append(run)
-            room[event.index] = JOINED
-        run.append(event)
-        room[event.index] -= size(event) - EVENT_BYTES
-    return [run[0] if len(run) == 1 else join_deltas(run) for run in runs]
-
-
-def join_deltas(deltas: Sequence[Delta]) -> Delta:
-    """Of one choice, in one. A piece of a call with a name begins a new call."""
-    calls: list[list[ToolCallDelta]] = []
-    for piece in (piece for delta in deltas for piece in delta.tool_calls):
-        begins = piece.id is not None or piece.name is not None
-        if begins or not calls or calls[-1][0].index != piece.index:
-            calls.append([])
-        calls[-1].append(piece)
-    return Delta(
-        index=deltas[0].index if deltas else 0,
-        content="".join(delta.content for delta in deltas),
-        reasoning="".join(delta.reasoning for delta in deltas),
-        tool_calls=[
-            call[0].model_copy(update={"arguments": "".join(piece.arguments for piece in call)})
-            for call in calls
-        ],
-        logprobs=[token for delta in deltas for token in delta.logprobs],
-    )
-
-
-def _first_kind(delta: Delta) -> int:
-    return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
-
-
-def _last_kind(delta: Delta) -> int:
-    return 2 if delta.tool_calls else 1 if delta.content else 0
-
-
 COMPACT_ABOVE = 2**17
 """Bytes of waiting events above which those of one choice are joined."""
 UNREAD_LIMIT = 2**25
 """Bytes of joined events above which a reader is too slow."""
-TAKEN = 2**20
+GET_BYTES = 2**20
 """Bytes after which one `get` returns no more events."""
 
 
@@ -123,7 +59,7 @@ class EventQueue:
             self._drop()
 
     def get(self, timeout: float | None = None) -> list[Event]:
-        """Wait for events; returns up to about `TAKEN` bytes, and an empty list after the last one
+        """Wait for events. Returns up to about `GET_BYTES`, and an empty list after the last event
         was read. Raises `RequestTimedOut` after `timeout` seconds without one."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -159,23 +95,23 @@ class EventQueue:
 
     def _take(self) -> list[Event]:
         events, count, taken = compact(self._events), 0, 0
-        while count < len(events) and taken < TAKEN:
-            taken += size(events[count])
+        while count < len(events) and taken < GET_BYTES:
+            taken += event_bytes(events[count])
             count += 1
-        self._hold(events[count:])
+        self._replace_events(events[count:])
         return events[:count]
 
     def _append(self, event: Event) -> None:
         self._events.append(event)
-        self.unread += size(event)
+        self.unread += event_bytes(event)
         if self.unread > self._compact_above:
-            self._hold(compact(self._events))
+            self._replace_events(compact(self._events))
             if self.unread > UNREAD_LIMIT:
                 self._drop()
 
-    def _hold(self, events: list[Event]) -> None:
+    def _replace_events(self, events: list[Event]) -> None:
         self._events = events
-        self.unread = sum(map(size, events))
+        self.unread = sum(map(event_bytes, events))
         self._compact_above = 2 * self.unread + COMPACT_ABOVE
 
     def _drop(self) -> None:
@@ -183,7 +119,7 @@ class EventQueue:
             f"its reader left {self.unread // 2**20} MiB of the reply unread: read faster, or "
             "ask for fewer log-probabilities, or fewer vectors at once"
         )
-        self._hold([Failed.of(slow)])
+        self._replace_events([Failed.of(slow)])
         self.ended = True
 
 
@@ -226,3 +162,65 @@ class _Sleeper:
 
 def nothing_within(timeout: float | None) -> RequestTimedOut:
     return RequestTimedOut(f"no event within {timeout:g} s")
+
+
+def compact(events: Sequence[Event]) -> list[Event]:
+    """Joins deltas; the order within a choice does not change."""
+    runs: list[list[Any]] = []
+    growing: dict[int, list[Delta]] = {}
+    """By choice: the run that its next delta may join, and (`room`) bytes that fit into it."""
+    room: dict[int, int] = {}
+    for event in events:
+        if not isinstance(event, Delta):
+            runs.append([event])
+            if isinstance(event, Finish):
+                growing.pop(event.index, None)
+            else:
+                growing.clear()
+            continue
+        run = growing.get(event.index)
+        if run is None or room[event.index] <= 0 or _last_kind(run[-1]) > _first_kind(event):
+            run = growing[event.index] = []
+            runs.append(run)
+            room[event.index] = MAX_JOINED_BYTES
+        run.append(event)
+        room[event.index] -= event_bytes(event) - EVENT_BYTES
+    return [run[0] if len(run) == 1 else join_deltas(run) for run in runs]
+
+
+def join_deltas(deltas: Sequence[Delta]) -> Delta:
+    """Of one choice, in one. A piece of a call with a name begins a new call."""
+    calls: list[list[ToolCallDelta]] = []
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        begins = piece.id is not None or piece.name is not None
+        if begins or not calls or calls[-1][0].index != piece.index:
+            calls.append([])
+        calls[-1].append(piece)
+    return Delta(
+        index=deltas[0].index if deltas else 0,
+        content="".join(delta.content for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=[
+            call[0].model_copy(update={"arguments": "".join(piece.arguments for piece in call)})
+            for call in calls
+        ],
+        logprobs=[token for delta in deltas for token in delta.logprobs],
+    )
+
+
+def _first_kind(delta: Delta) -> int:
+    return 0 if delta.reasoning else 1 if delta.content else 2 if delta.tool_calls else 0
+
+
+def _last_kind(delta: Delta) -> int:
+    return 2 if delta.tool_calls else 1 if delta.content else 0
+
+
+def event_bytes(event: Event) -> int:
+    if isinstance(event, Embedded):
+        return EVENT_BYTES + len(event.vector)
+    if not isinstance(event, Delta):
+        return EVENT_BYTES
+    calls = sum(CALL_BYTES + len(call.arguments) for call in event.tool_calls)
+    named = sum(1 + len(entry.top) for entry in event.logprobs)
+    return EVENT_BYTES + len(event.content) + len(event.reasoning) + calls + LOGPROB_BYTES * named

@@ -20,7 +20,9 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Asked(Wire):
+class FromClient(Wire):
+    """Refuses too many fields before each is checked."""
+
     _few_fields = model_validator(mode="before")(check_field_count)
 
 

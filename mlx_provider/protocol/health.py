@@ -108,8 +108,8 @@ class MemoryStats(_Stats):
 
     def owners(self) -> dict[str, int]:
         found = dict.fromkeys(OF_MODELS, 0)
-        for each in self.models:
-            for owner, nbytes in each.owners().items():
+        for model in self.models:
+            for owner, nbytes in model.owners().items():
                 found[owner] += nbytes
         return found | {"prefix_cache": self.prefix_cache, "media": self.media, "pool": self.pool}
 
@@ -127,7 +127,7 @@ class Stats(_Stats):
     memory: MemoryStats = MemoryStats()
 
     def waiting(self) -> int:
-        return sum(each.state in ("preparing", "queued") for each in self.requests)
+        return sum(request.state in ("preparing", "queued") for request in self.requests)
 
 
 JOINED = " + "

@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from .. import bounds
-from .events import MOST_SECONDS, MOST_TOKENS, Asked
+from .events import MOST_SECONDS, MOST_TOKENS, FromClient
 
 
-class Sampling(Asked):
+class Sampling(FromClient):
     """`None`: the model's default, or the neutral value."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -39,12 +39,12 @@ NAMED_KEYS = frozenset({"context_length"})
 """Options for requests with a named key. Others make more work or need another engine."""
 
 
-class WarmPrompt(Asked):
+class WarmPrompt(FromClient):
     messages: bounds.Messages
     tools: bounds.Tools = Field(default_factory=list)
 
 
-class ModelOptions(Asked):
+class ModelOptions(FromClient):
     model_config = ConfigDict(allow_inf_nan=False)
 
     adapter: str | None = None
@@ -92,7 +92,7 @@ RENDERER_ARGUMENTS = frozenset(
 """Arguments of the template's renderer (transformers 5, `apply_chat_template`)."""
 
 
-class ModelRequest(Asked):
+class ModelRequest(FromClient):
     path: ClassVar[str]
 
     id: bounds.Name = Field(default_factory=lambda: uuid.uuid4().hex)

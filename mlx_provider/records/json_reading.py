@@ -70,7 +70,7 @@ def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
         if not isinstance(each, Mapping) or id(each) in known:
             continue
         known.add(id(each))
-        kinds = _declared(each)
+        kinds = _declared_types(each)
         found |= kinds
         if not kinds and isinstance(each.get("$ref"), str):
             refers = True
@@ -122,7 +122,7 @@ def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
     return found or None
 
 
-def _declared(schema: Mapping[str, Any]) -> set[str]:
+def _declared_types(schema: Mapping[str, Any]) -> set[str]:
     declared = schema.get("type")
     names = declared if isinstance(declared, list) else [declared]
     return {_json_type(name) for name in names if isinstance(name, str)}

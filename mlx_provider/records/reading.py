@@ -13,34 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
 
-
-def read_turn_ends(
-    reader: TextReader, ends: Sequence[str], openers: Sequence[str], markers: Sequence[str] = ()
-) -> Reading[str]:
-    """Read `ends` of turns directly after a call; elsewhere they are text. If the reply is cut
-    inside one of all these texts, that piece is dropped. Returns the white space before the next
-    text."""
-    while True:
-        space = yield from reader.space()
-        found = yield from reader.at(*ends, *openers, *markers)
-        if ends_within(reader, (*ends, *openers, *markers)):
-            reader.skip(len(reader.ahead()))
-            return ""
-        if found not in ends or found in openers:
-            return space
-        reader.skip(len(found))
-
-
 T = TypeVar("T")
-
 Reading = Generator[None, None, T]
 """A generator that yields while it waits for text, and returns its result."""
-
 Emit = Callable[[str], None]
-
-
 Rest = Callable[["TextReader", Emit], Reading[None]]
 """Shows the rest of the text of a call that is none."""
+_SPACE = re.compile(r"\s*")
 
 
 class NotACall(ValueError):
@@ -66,25 +45,6 @@ class TextEvent:
     kind: Literal["content", "reasoning", "call", "arguments", "close", "reason", "answer"]
     text: str = ""
     id: str = ""
-
-
-@lru_cache(maxsize=512)
-def _search(literals: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(x) for x in sorted(literals, key=len, reverse=True)))
-
-
-def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:
-    """Where the end of `text` may begin a literal; `len(text)`: nowhere. Caches no literals, which
-    may be a client's."""
-    found = len(text)
-    for literal in literals:
-        at = max(start, len(text) - len(literal) + 1)
-        while (at := text.find(literal[:1], at, found)) >= 0:
-            if literal.startswith(text[at:]):
-                found = at
-                break
-            at += 1
-    return found
 
 
 class TextReader:
@@ -336,10 +296,43 @@ class TextReader:
         return "".join(parts)
 
 
+def read_turn_ends(
+    reader: TextReader, ends: Sequence[str], openers: Sequence[str], markers: Sequence[str] = ()
+) -> Reading[str]:
+    """Read `ends` of turns directly after a call; elsewhere they are text. If the reply is cut
+    inside one of all these texts, that piece is dropped. Returns the white space before the next
+    text."""
+    while True:
+        space = yield from reader.space()
+        found = yield from reader.at(*ends, *openers, *markers)
+        if ends_within(reader, (*ends, *openers, *markers)):
+            reader.skip(len(reader.ahead()))
+            return ""
+        if found not in ends or found in openers:
+            return space
+        reader.skip(len(found))
+
+
 def ends_within(reader: TextReader, literals: Iterable[str]) -> bool:
     """Whether the reply has ended inside one of `literals`."""
     rest = reader.ahead()
     return reader.closed and bool(rest) and any(x != rest and x.startswith(rest) for x in literals)
 
 
-_SPACE = re.compile(r"\s*")
+def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:
+    """Where the end of `text` may begin a literal; `len(text)`: nowhere. Caches no literals, which
+    may be a client's."""
+    found = len(text)
+    for literal in literals:
+        at = max(start, len(text) - len(literal) + 1)
+        while (at := text.find(literal[:1], at, found)) >= 0:
+            if literal.startswith(text[at:]):
+                found = at
+                break
+            at += 1
+    return found
+
+
+@lru_cache(maxsize=512)
+def _search(literals: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(x) for x in sorted(literals, key=len, reverse=True)))

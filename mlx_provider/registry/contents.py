@@ -56,7 +56,7 @@ KINDS: dict[type, Kind] = {
 
 
 def _texts(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
 
 
 TEXTS: dict[object, tuple[Callable[[Any], bool], str]] = {
@@ -189,10 +189,10 @@ class Catalog(Generic[R]):
         plugin."""
         for record in records:
             owned = self._owned.get(canonical(record.name))
-            if owned is not None and (not owned[1].ours or plugin.ours):
+            if owned is not None and (not owned[1].built_in or plugin.built_in):
                 self._refuse(record.name, owned[1], plugin)
             for other, owner in self._owned.values():
-                if plugin.ours == owner.ours:
+                if plugin.built_in == owner.built_in:
                     for name in _spellings(record) & _spellings(other):
                         self._refuse(name, owner, plugin)
 
@@ -238,7 +238,7 @@ class Catalog(Generic[R]):
         )
 
     def by_preference(self) -> Iterator[tuple[R, Plugin]]:
-        yield from sorted(self._owned.values(), key=lambda owned: owned[1].ours)
+        yield from sorted(self._owned.values(), key=lambda owned: owned[1].built_in)
 
 
 def _spellings(record: Any) -> set[str]:

@@ -38,7 +38,7 @@ class Plugin:
         return f"{self.distribution}:{self.name}"
 
     @property
-    def ours(self) -> bool:
+    def built_in(self) -> bool:
         return self.distribution == FIRST_PARTY
 
     def __str__(self) -> str:
@@ -54,7 +54,9 @@ def find_plugins() -> list[tuple[Plugin, EntryPoint]]:
     points = list(entry_points(group=PROJECT))
     known = {id(point.dist): _read_distribution(point.dist) for point in points}
     found = [(Plugin(point.name, *known[id(point.dist)]), point) for point in points]
-    return sorted(found, key=lambda pair: (not pair[0].ours, pair[0].distribution, pair[0].name))
+    return sorted(
+        found, key=lambda pair: (not pair[0].built_in, pair[0].distribution, pair[0].name)
+    )
 
 
 def selection(environ: Mapping[str, str]) -> frozenset[str] | None:
@@ -149,6 +151,6 @@ def canonical(name: str) -> str:
 
 def near(name: str, known: Iterable[str]) -> list[str]:
     spelt: dict[str, str] = {}
-    for each in known:
-        spelt.setdefault(canonical(each), each)
+    for other in known:
+        spelt.setdefault(canonical(other), other)
     return [spelt[match] for match in get_close_matches(canonical(name), spelt, n=3)]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import hookspecs
 from ..errors import PluginError, UnsupportedModel
-from ..isolation import Fault, Trace, attempt
+from ..isolation import Fault, attempt
+from ..logs import Trace
 from ..records import (
     Client,
     Drafter,
@@ -91,9 +92,9 @@ class PluginRegistry:
 
     def computing(self, family: Plugin) -> str:
         """Digests of third parties' sources that the KV of a plugin's models depends on."""
-        kernels = [each for each in self.plugins if each.records.get(self._of(Kernels).kind)]
-        plugins = {each.key: each for each in (family, *kernels)}.values()
-        return " ".join(filter(None, (self.sources(each) for each in plugins)))
+        kernels = [plugin for plugin in self.plugins if plugin.records.get(self._of(Kernels).kind)]
+        plugins = {plugin.key: plugin for plugin in (family, *kernels)}.values()
+        return " ".join(filter(None, (self.sources(plugin) for plugin in plugins)))
 
     def client(self, name: str) -> Client:
         return self._of(Client).find(name, "client")
@@ -133,7 +134,7 @@ class PluginRegistry:
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
         """At equal rank, a third party's has precedence."""
         found = (each for each, _ in self._of(ToolParser).by_preference() if each.fallback == part)
-        return max(found, key=lambda each: each.rank, default=None)
+        return max(found, key=lambda record: record.rank, default=None)
 
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
         return self._detect(self._of(ReasoningParser), template)
@@ -157,7 +158,7 @@ class PluginRegistry:
 
     def _load(self, plugin: Plugin, entry_point: EntryPoint) -> None:
         self._plugins[plugin.key] = plugin
-        if not plugin.ours:
+        if not plugin.built_in:
             self._digests[plugin.key] = digest(entry_point)
         found = attempt(lambda: self._admit(plugin, load(entry_point)))
         if isinstance(found, Fault):
@@ -169,7 +170,7 @@ class PluginRegistry:
         found = [(self._catalogs[kind], records) for kind, records in contents.records.items()]
         for catalog, records in found:
             catalog.check(records, plugin)
-        named = {catalog.kind: tuple(each.name for each in records) for catalog, records in found}
+        named = {catalog.kind: tuple(r.name for r in records) for catalog, records in found}
         self._plugins[plugin.key] = replace(
             plugin, hooks=contents.hooks, records=named, patches=contents.patches
         )

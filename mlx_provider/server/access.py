@@ -192,7 +192,7 @@ class Gate:
         headers = Headers(scope=scope)
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
-        first, second = (self._keys.get(_digest(each.encode("latin-1"))) for each in given)
+        first, second = (self._keys.get(_digest(text.encode("latin-1"))) for text in given)
         key = first or second
         self._check(headers)
         if key is None:

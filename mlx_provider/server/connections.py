@@ -118,8 +118,8 @@ class WatchedState(ServerState):
             self._drop(next(iter(self._refused)))
 
     def admits(self, owner: str) -> bool:
-        used = [each for each in self._all_watched() if each.owner is not None and each.in_use]
-        return sum(each.owner == owner for each in used) < self._most() - len(used)
+        used = [p for p in self._all_watched() if p.owner is not None and p.in_use]
+        return sum(p.owner == owner for p in used) < self._most() - len(used)
 
     def move(self, protocol: WatchedProtocol) -> None:
         """Called when a connection may have begun or ended a request. Within one part, it keeps its

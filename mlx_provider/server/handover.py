@@ -62,7 +62,7 @@ class Activity:
         slowest = sorted(self._open, key=lambda queue: queue.unread)
         while unread.total() > UNREAD_TOTAL:
             [(most, _)] = unread.most_common(1)
-            queue = next(each for each in reversed(slowest) if self._open[each] == most)
+            queue = next(reply for reply in reversed(slowest) if self._open[reply] == most)
             slowest.remove(queue)
             unread[most] -= queue.unread
             queue.give_up()

@@ -230,8 +230,7 @@ def foreign(read: Read) -> Parse:
         value, fields = _json(body), marks(None)
         if not isinstance(value, dict):
             raise BadRequest(f"body: must be an object, got {quote(value)}")
-        model = {"model": fields["model"]} if "model" in fields else {}
-        return read(value | model, {"options": ModelOptions(), **fields})
+        return read(value, {"model": value.get("model"), "options": ModelOptions(), **fields})
 
     return parse
 

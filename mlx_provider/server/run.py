@@ -18,7 +18,7 @@ from ..client.connection import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, identity, prepare
 from ..config import EngineSettings, engine_settings, home_state, runtime
 from ..errors import BadRequest, EngineDied, EngineUnavailable, MLXProviderError
-from ..isolation import log_to_stderr, printable
+from ..logs import log_to_stderr, printable
 from ..protocol.event_queue import Deliver
 from ..protocol.events import ErrorBody
 from ..upstream.runtime import (

@@ -14,7 +14,8 @@ from ..engine.execution.grouped_kv import MixedChunk
 from ..engine.sparse_prefill import SparsePrefill, run_alone
 from ..engine.speculation.speculation import Source, Speculation, source_of
 from ..errors import MLXProviderError, wrong_option
-from ..isolation import Fault, Trace, attempt, is_machine_error
+from ..isolation import Fault, attempt, is_machine_error
+from ..logs import Trace
 from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden

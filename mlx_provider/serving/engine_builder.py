@@ -28,12 +28,7 @@ from ..upstream import mlx_lm
 from .calibration import Measured, calibrate, compile_kernels
 from .drafting import LoadedDrafters, load_drafters, sparse_prefill_of
 from .loader import load_error
-from .measurements import (
-    Measurements,
-    batching,
-    circumstances,
-    fixed_passes,
-)
+from .measurements import Measurements, batching, circumstances, fixed_passes
 from .probe import Probe, Reserve, probe, unlimited
 from .residents import RowBudgets, RowLedger
 from .stats import LoadProgress
@@ -74,7 +69,7 @@ class EngineBuilder:
 
     @property
     def _measurements(self) -> Measurements:
-        return Measurements.chosen(self._settings.measurements)
+        return Measurements.at(self._settings.measurements)
 
     def start(self, weights: Weights, options: ModelOptions) -> None:
         """Probe the model and start its engine, unless it runs. Raises errors of
@@ -85,7 +80,7 @@ class EngineBuilder:
         if not isinstance(built, Fault):
             weights.started = built
             return
-        if options.dtype in NOT_EVERYWHERE and not built.ours:
+        if options.dtype in NOT_EVERYWHERE and not built.deliberate:
             remedy = f"{weights.name} does not run in {options.dtype} here; leave it at auto"
             raise wrong_option("dtype", f"{remedy} ({built.summary})")
         raise load_error(
@@ -93,7 +88,7 @@ class EngineBuilder:
             weights.name,
             weights.family,
             trusted=options.trust_remote_code,
-            stranger=weights.stranger,
+            third_party=weights.third_party,
         )
 
     def _build(self, weights: Weights, options: ModelOptions) -> EngineInstance:
@@ -139,7 +134,7 @@ class EngineBuilder:
         model, chosen = weights.model, self._settings.kv_layout
         layouts = list(model.kv_layouts) if chosen == "auto" else [chosen]
         make_cache = cache_maker(model, options.kv_bits)
-        plugins = [f"{each} {self._registry.sources(each)}" for each in self._registry.plugins]
+        plugins = [f"{p} {self._registry.sources(p)}" for p in self._registry.plugins]
         name = " ".join(filter(None, (kv_kind(options), weights.code)))
         key = circumstances(weights, name, layouts, plugins)
         return _KVCache(make_cache, name, layouts, key)
@@ -173,11 +168,7 @@ class EngineBuilder:
         )
 
     def _scheduler(
-        self,
-        weights: Weights,
-        measured: Measured,
-        limits: Limits,
-        fixed: Reproducible | None,
+        self, weights: Weights, measured: Measured, limits: Limits, fixed: Reproducible | None
     ) -> Scheduler:
         memory, curve = measured.probe.memory, measured.curve
         longest = max(limits.stall_target, LONGEST_GAP)

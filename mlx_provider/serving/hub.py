@@ -128,7 +128,7 @@ def _list_files(repo: str, revision: str | None) -> dict[str, int]:
         )
     listed = _answer(repo, f"api/models/{repo}/revision", f"{revision or 'main'}?blobs=true")
     siblings = _object(repo, listed).get("siblings", ())
-    files = {each.get("rfilename", ""): each.get("size") or 0 for each in siblings}
+    files = {file.get("rfilename", ""): file.get("size") or 0 for file in siblings}
     if any(name.endswith(GGUF) for name in files) and not any(map(_is_weights, files)):
         raise BadRequest(f"{repo}: {not_gguf(repo)}", param="model")
     return files
@@ -325,9 +325,9 @@ def _fault_of_repository(name: str) -> str:
     except (BadRequest, ModelNotFound) as error:
         return error.message
     files = [path.name for path in _repository_folder(name).glob("snapshots/*/*")]
-    if any(each.endswith(GGUF) for each in files):
+    if any(name.endswith(GGUF) for name in files):
         return not_gguf(name)
-    if any(each.endswith(".safetensors") for each in files) or not files:
+    if any(name.endswith(".safetensors") for name in files) or not files:
         return f"incomplete: `mlx-provider pull {name}` fetches the rest"
     return "holds no weights for MLX"
 

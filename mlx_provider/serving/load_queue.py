@@ -156,7 +156,7 @@ class LoadQueue:
 
     def unloadable(self, key: Hashable, rows: int, others: int, *, stuck: bool) -> int:
         with self._changed:
-            return sum(each.nbytes for each in self._to_unload(key, rows, others, stuck) or ())
+            return sum(r.nbytes for r in self._to_unload(key, rows, others, stuck) or ())
 
     def _to_unload(
         self, key: Hashable, rows: int, others: int, stuck: bool
@@ -330,11 +330,7 @@ class LoadQueue:
         return leaving
 
     def _settle(
-        self,
-        resident: Resident,
-        name: str,
-        model: Weights | None,
-        error: MLXProviderError,
+        self, resident: Resident, name: str, model: Weights | None, error: MLXProviderError
     ) -> Sequence[Resident]:
         ledger, waiters = self._ledger, [w for w in self.waiting if w.key == resident.key]
         if model is None:

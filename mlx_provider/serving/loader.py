@@ -46,56 +46,9 @@ from .stats import LoadProgress
 from .weight_files import check_folder, weights_dtype, weights_estimate, wire
 from .weights import Weights, WeightsKey
 
-ORDINARY = SamplingDefaults(temperature=0.7, top_p=0.95)
+DEFAULT_SAMPLING = SamplingDefaults(temperature=0.7, top_p=0.95)
 """At temperature 1, small models answer nonsense."""
-
-
-def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
-    if info.sampling != SamplingDefaults():
-        return info
-    published = family.sampling.get(info.model_type)
-    found = published or ORDINARY
-    by = f"family {family.name} uses the published" if published else "it uses the default"
-    values = ", ".join(
-        f"{name} {value:g}" for name, value in vars(found).items() if value is not None
-    )
-    note = f"the model's files set no sampling: {by} {values}, unless a request sets its own"
-    return replace(info, sampling=found, notes=(*info.notes, note))
-
-
 log = logging.getLogger(__name__)
-
-
-def stranger_of(plugin: Plugin) -> str:
-    """Name and version. Empty for a built-in one."""
-    return "" if plugin.ours else str(plugin)
-
-
-def load_error(
-    fault: Fault, name: str, family: str, *, trusted: bool, stranger: str
-) -> MLXProviderError:
-    """Names the option that caused the fault, if any. `stranger`: the third party's plugin that
-    serves the model."""
-    error = fault.error
-    known = error if isinstance(error, MLXProviderError) else None
-    if known is None:
-        log.error("loading %s\n%s", name, fault.trace)
-    named = known is not None and (known.param or "").startswith("model_info.")
-    if "trust_remote_code" in str(error) and not (trusted or named):
-        return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
-    if known is not None:
-        return for_another(known)
-    found = fault.origin  # the fault may be in a drafter or kernels of another plugin
-    where = "" if found is None else f", {found.called} failed"
-    message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
-    at_fault = stranger if found is None or found.ours else found.plugin
-    if at_fault and fault.lasting:
-        return PluginError(f"plugin {at_fault}: {message}; {LOG_HINT}")
-    if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json
-        return BadRequest(message, param="model")
-    return LoadFailed(message)
-
-
 MASK_THREADS = 2
 """Threads that compute grammar masks in parallel with the device's step."""
 LARGE_VOCABULARY = 1 << 15
@@ -165,11 +118,11 @@ class Loader:
         before = mx.get_active_memory()
         self._stop(weights)
         self._loaded.remove(weights)
-        wire(sum(each.taken for each in self._loaded))
+        wire(sum(model.loaded_bytes for model in self._loaded))
         weights.drop()
         _collect()
         back = before - mx.get_active_memory()
-        log.info("unloaded %s: %d of %d bytes came back", weights.name, back, weights.taken)
+        log.info("unloaded %s: %d of %d bytes came back", weights.name, back, weights.loaded_bytes)
 
     def _stop(self, weights: Weights) -> None:
         """Separate from `unload_here`, whose frame may not hold an engine when memory is read."""
@@ -199,7 +152,7 @@ class Loader:
             _collect()
             raise made
         equip(made, self._registry)
-        key, taken = job.key, mx.get_active_memory() - before
+        key, loaded_bytes = job.key, mx.get_active_memory() - before
         weights = Weights(
             key=key,
             name=job.name if key.adapter is None else f"{job.name} with {key.adapter}",
@@ -207,30 +160,15 @@ class Loader:
             plugin=job.plugin.name,
             info=with_sampling(made.info, job.family),
             code=self._registry.computing(job.plugin),
-            stranger=stranger_of(job.plugin),
-            taken=taken,
+            third_party=third_party_of(job.plugin),
+            loaded_bytes=loaded_bytes,
             features=FeatureCache(self._feature_bytes),
             grammar=_grammar_of(made, self._mask_pool, self._grammar_pool),
             _model=made,
         )
         self._loaded.add(weights)
-        wire(sum(each.taken for each in self._loaded))
+        wire(sum(model.loaded_bytes for model in self._loaded))
         return weights
-
-
-def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> GrammarCompiler:
-    info = made.info
-    compiler = GrammarCompiler(
-        made.tokenizer.fast,
-        info.stop_tokens,
-        info.vocab_size,
-        pool=masks,
-        background=grammars,
-        spaces=choose_whitespace(info.chat_template),
-    )
-    if info.vocab_size >= LARGE_VOCABULARY:
-        compiler.prepare()
-    return compiler
 
 
 def _load_isolated(job: _Job) -> LoadedModel | MLXProviderError:
@@ -247,8 +185,66 @@ def _load_isolated(job: _Job) -> LoadedModel | MLXProviderError:
     found = attempt(load)
     if not isinstance(found, Fault):
         return found
-    trusted, stranger = job.options.trust_remote_code, stranger_of(plugin)
-    return load_error(found, job.name, family.name, trusted=trusted, stranger=stranger)
+    trusted, third_party = job.options.trust_remote_code, third_party_of(plugin)
+    return load_error(found, job.name, family.name, trusted=trusted, third_party=third_party)
+
+
+def load_error(
+    fault: Fault, name: str, family: str, *, trusted: bool, third_party: str
+) -> MLXProviderError:
+    """Names the option that caused the fault, if any. `third_party`: the third party's plugin that
+    serves the model."""
+    error = fault.error
+    known = error if isinstance(error, MLXProviderError) else None
+    if known is None:
+        log.error("loading %s\n%s", name, fault.trace)
+    named = known is not None and (known.param or "").startswith("model_info.")
+    if "trust_remote_code" in str(error) and not (trusted or named):
+        return wrong_option("trust_remote_code", f"{name} brings code of its own: {error}")
+    if known is not None:
+        return for_another(known)
+    found = fault.origin  # the fault may be in a drafter or kernels of another plugin
+    where = "" if found is None else f", {found.called} failed"
+    message = f"{name} could not be loaded by family {family!r}{where}: {fault.summary}"
+    at_fault = third_party if found is None or found.built_in else found.plugin
+    if at_fault and fault.lasting:
+        return PluginError(f"plugin {at_fault}: {message}; {LOG_HINT}")
+    if isinstance(error, RecursionError):  # from a library that reads a deep tokenizer.json
+        return BadRequest(message, param="model")
+    return LoadFailed(message)
+
+
+def third_party_of(plugin: Plugin) -> str:
+    """Name and version. Empty for a built-in one."""
+    return "" if plugin.built_in else str(plugin)
+
+
+def with_sampling(info: ModelInfo, family: ModelFamily) -> ModelInfo:
+    if info.sampling != SamplingDefaults():
+        return info
+    published = family.sampling.get(info.model_type)
+    found = published or DEFAULT_SAMPLING
+    by = f"family {family.name} uses the published" if published else "it uses the default"
+    values = ", ".join(
+        f"{name} {value:g}" for name, value in vars(found).items() if value is not None
+    )
+    note = f"the model's files set no sampling: {by} {values}, unless a request sets its own"
+    return replace(info, sampling=found, notes=(*info.notes, note))
+
+
+def _grammar_of(made: LoadedModel, masks: Executor, grammars: Executor) -> GrammarCompiler:
+    info = made.info
+    compiler = GrammarCompiler(
+        made.tokenizer.fast,
+        info.stop_tokens,
+        info.vocab_size,
+        pool=masks,
+        background=grammars,
+        spaces=choose_whitespace(info.chat_template),
+    )
+    if info.vocab_size >= LARGE_VOCABULARY:
+        compiler.prepare()
+    return compiler
 
 
 def _collect() -> None:
@@ -288,32 +284,32 @@ def install(name: str, replacements: Iterable[Replacement], model: nn.Module) ->
     """Replace functions in the modules from which `model`'s layers call them. Idempotent. Returns
     whether there is any."""
     found = [
-        patch(*_owners(each, model), partial(_make_function, each), key=(name, each.name))
-        for each in replacements
+        patch(*_owners(r, model), partial(_make_function, r), key=(name, r.name))
+        for r in replacements
     ]
     return any(found)
 
 
 def remove(name: str, replacements: Iterable[Replacement], model: nn.Module) -> None:
     """Undo `install`, for every model that shares modules with this one."""
-    for each in replacements:
-        unpatch(_owners(each, model)[0], (name, each.name))
+    for replacement in replacements:
+        unpatch(_owners(replacement, model)[0], (name, replacement.name))
 
 
-def _make_function(each: Replacement, original: Function) -> Function | None:
+def _make_function(replacement: Replacement, original: Function) -> Function | None:
     """`None` for a different function of that name, or if the original is better."""
     defined = getattr(original, "__module__", ""), getattr(original, "__name__", "")
-    if defined != (each.module, each.name.rpartition(".")[2]):
+    if defined != (replacement.module, replacement.name.rpartition(".")[2]):
         return None
-    made = each.make(original)
+    made = replacement.make(original)
     return None if made is original else wraps(original)(made)
 
 
-def _owners(each: Replacement, model: nn.Module) -> tuple[list[Any], str]:
+def _owners(replacement: Replacement, model: nn.Module) -> tuple[list[Any], str]:
     """The modules or the class in which the function is replaced, and its name there."""
-    kind, _, name = each.name.rpartition(".")
-    if not each.at_home:
+    kind, _, name = replacement.name.rpartition(".")
+    if not replacement.at_home:
         return list(namespaces(model)), name
-    home: Any = sys.modules.get(each.module)
+    home: Any = sys.modules.get(replacement.module)
     owner = getattr(home, kind, None) if kind else home
     return [] if owner is None else [owner], name

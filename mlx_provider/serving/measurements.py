@@ -69,7 +69,7 @@ class Measurements:
     """`None`: nothing is stored."""
 
     @classmethod
-    def chosen(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
+    def at(cls, setting: str, environ: Mapping[str, str] = os.environ) -> Measurements:
         if setting == "auto":
             return cls(state_folder(environ) / "measurements.json")
         return cls(None if setting == "off" else Path(setting).expanduser())

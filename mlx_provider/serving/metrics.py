@@ -68,8 +68,8 @@ def _gauges(stats: Stats) -> Iterator[Gauge]:
 
 def _numbers(stats: Stats) -> Iterator[tuple[str, str, float]]:
     engines, memory, cache = stats.engines, stats.memory, stats.prefix_cache
-    yield "requests_queued", "Requests that wait now.", sum(each.queued for each in engines)
-    yield "requests_running", "Requests that run now.", sum(each.rows for each in engines)
+    yield "requests_queued", "Requests that wait now.", sum(engine.queued for engine in engines)
+    yield "requests_running", "Requests that run now.", sum(engine.rows for engine in engines)
     yield "models_loaded", "Models in memory.", len(memory.models)
     yield "active_memory_bytes", "Device memory in use.", memory.active
     yield "memory_limit_bytes", "Memory limit of the engine.", memory.limit
@@ -81,10 +81,10 @@ def _numbers(stats: Stats) -> Iterator[tuple[str, str, float]]:
 
 def _requests(stats: Stats) -> Iterable[tuple[tuple[str, str], int]]:
     # the name of a model that is not loaded yet is the client's free text
-    named = {each.model for each in stats.engines}
+    named = {engine.model for engine in stats.engines}
     counted = Counter({(m, state): 0 for m in named for state in ("queued", "prefill", "decode")})
-    for each in stats.requests:
-        counted[each.model if each.model in named else "", each.state] += 1
+    for request in stats.requests:
+        counted[request.model if request.model in named else "", request.state] += 1
     return counted.items()
 
 

@@ -26,45 +26,7 @@ from .prepared import NoText
 from .prompt import prepare
 from .weights import ModelView
 
-
-def warm_requests(
-    first: GenerateRequest, given: Sequence[str | WarmPrompt]
-) -> list[GenerateRequest]:
-    options = first.options.model_copy(update={"warm": []})
-    prompts = [
-        WarmPrompt(messages=[{"role": "system", "content": each}])
-        if isinstance(each, str)
-        else each
-        for each in given
-    ]
-    return [
-        GenerateRequest(
-            model=first.model,
-            messages=_with_user(prompt.messages),
-            tools=prompt.tools,
-            max_tokens=1,
-            sparse_prefill=False,
-            sampling=Sampling(temperature=0),
-            template=first.template,
-            origin=first.origin,
-            tenant=first.tenant,
-            account=first.account,
-            share=first.share,
-            options=options,
-        )
-        for prompt in prompts
-    ]
-
-
-def _with_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds a user message: a template may refuse a conversation without one."""
-    if messages and messages[-1].get("role") == "system":
-        return [*messages, {"role": "user", "content": "."}]
-    return messages
-
-
 log = logging.getLogger(__name__)
-
 RESULT = "first result"
 OTHER = "another one"
 TAIL = 64
@@ -72,7 +34,7 @@ TAIL = 64
 
 
 @dataclass(eq=False)
-class Turn:
+class ToolTurn:
     """A request, and its reply as the client will send it back."""
 
     wire: GenerateRequest
@@ -105,7 +67,7 @@ class Turn:
         until the client has shown which it sends."""
         before = self.wire.messages or []
         said = {"role": "assistant", "content": self.content or None, "tool_calls": self.calls}
-        returned = [bool(reasoning_text(each)) for each in before if each.get("tool_calls")]
+        returned = [bool(reasoning_text(m)) for m in before if m.get("tool_calls")]
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": OTHER if at else RESULT}
             for at, call in enumerate(self.calls)
@@ -116,11 +78,11 @@ class Turn:
             yield [*before, said, *results]
 
 
-def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> Turn | None:
+def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> ToolTurn | None:
     """Of a request with tools. `None`: it cannot end with calls, or its images would have to be
     loaded again."""
     calls = wire.messages and wire.tool_choice != "none"
-    return Turn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
+    return ToolTurn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
 
 
 class NextPrompts:
@@ -133,11 +95,11 @@ class NextPrompts:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def await_results(self, turn: Turn) -> None:
+    def await_results(self, turn: ToolTurn) -> None:
         """Called on the engine thread when the tools of a turn begin to run."""
         self._worker.when_idle(partial(self._pool.submit, self._render, turn))
 
-    def _render(self, turn: Turn) -> None:
+    def _render(self, turn: ToolTurn) -> None:
         with Isolation(partial(_log_fault, turn)):
             for request in _requests(turn):
                 begin = partial(self._begin, turn.view, request)
@@ -149,7 +111,7 @@ class NextPrompts:
             instance.engine.prefill_ahead(request)
 
 
-def _requests(turn: Turn) -> Iterator[Request]:
+def _requests(turn: ToolTurn) -> Iterator[Request]:
     wire, view = turn.wire, turn.view
     for at, messages in enumerate(turn.histories()):
         rendered = prepare(view, wire.model_copy(update={"messages": messages}))
@@ -194,6 +156,42 @@ def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
     return Prompt(prompt.tokens[:end], positions=positions, snapshot_points=points)
 
 
-def _log_fault(turn: Turn, fault: Fault) -> None:
-    if not fault.ours:  # else the template refuses it, it is too long, or the model is gone
+def _log_fault(turn: ToolTurn, fault: Fault) -> None:
+    if not fault.deliberate:  # else the template refuses it, it is too long, or the model is gone
         log.error("the prompt after request %s is not rendered\n%s", turn.wire.id, fault.trace)
+
+
+def warm_requests(
+    first: GenerateRequest, given: Sequence[str | WarmPrompt]
+) -> list[GenerateRequest]:
+    options = first.options.model_copy(update={"warm": []})
+    prompts = [
+        WarmPrompt(messages=[{"role": "system", "content": prompt}])
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in given
+    ]
+    return [
+        GenerateRequest(
+            model=first.model,
+            messages=_with_user(prompt.messages),
+            tools=prompt.tools,
+            max_tokens=1,
+            sparse_prefill=False,
+            sampling=Sampling(temperature=0),
+            template=first.template,
+            origin=first.origin,
+            tenant=first.tenant,
+            account=first.account,
+            share=first.share,
+            options=options,
+        )
+        for prompt in prompts
+    ]
+
+
+def _with_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds a user message: a template may refuse a conversation without one."""
+    if messages and messages[-1].get("role") == "system":
+        return [*messages, {"role": "user", "content": "."}]
+    return messages

@@ -18,9 +18,52 @@ from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..records import Embedding, ModelInfo, Pooling, Prompt, ShowsHidden, ShowsLogits
 from .permissions import account
-from .prompt import Turn, media_support, prepare, prompt_text
+from .prompt import HostWork, media_support, prepare, prompt_text
 from .structure import Form, form_of, make_row
 from .weights import ModelView
+
+
+def prepare_generation(
+    wire: GenerateRequest,
+    view: ModelView,
+    queue: EventQueue,
+    media: MediaClaim,
+    arrived: float,
+    host_work: HostWork,
+) -> tuple[Request, Accepted]:
+    """Render, tokenise, compile the grammar (host work in turns, any thread). `media` is charged
+    with the images; `arrived`: monotonic time. Raises `BadRequest` that names the part,
+    `ContextTooLong`, `Overloaded`."""
+    rendered = prepare(view, wire, media, host_work)
+    prompt = rendered.prompt
+    check_prompt(wire, prompt, view.info)
+    if wire.echo and wire.logprobs and not isinstance(view.model, ShowsLogits):
+        raise BadRequest(
+            f"logprobs with echo: family {view.weights.family!r} does not tell how likely the "
+            "tokens of a prompt were; leave out echo",
+            param="logprobs",
+        )
+    with host_work():
+        form = form_of(view, wire, prompt.text)
+    request = _request(wire, prompt, form, view, queue, arrived)
+    accepted = Accepted(
+        id=wire.id,
+        model=wire.model,
+        prompt_tokens=len(prompt.tokens),
+        max_tokens=request.max_tokens,
+        context_length=view.info.context_length,
+        vision="image" in media_support(view.info, wire.options).kinds,
+        reasoning=view.reasoning_parser is not None,
+        temperature=request.params.temperature,
+        top_p=request.params.top_p,
+        echo=prompt_text(view, prompt) if wire.echo else "",
+        warnings=[
+            *rendered.warnings,
+            *form.warnings,
+            *(f"{name} has no effect" for name in wire.ignored),
+        ],
+    )
+    return request, accepted
 
 
 def check_prompt(request: GenerateRequest, prompt: Prompt, info: ModelInfo) -> None:
@@ -54,49 +97,6 @@ def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> Non
                 f"{param}: token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary",
                 param=param,
             )
-
-
-def prepare_generation(
-    wire: GenerateRequest,
-    view: ModelView,
-    queue: EventQueue,
-    media: MediaClaim,
-    arrived: float,
-    turn: Turn,
-) -> tuple[Request, Accepted]:
-    """Render, tokenise, compile the grammar (host work in turns, any thread). `media` is charged
-    with the images; `arrived`: monotonic time. Raises `BadRequest` that names the part,
-    `ContextTooLong`, `Overloaded`."""
-    rendered = prepare(view, wire, media, turn)
-    prompt = rendered.prompt
-    check_prompt(wire, prompt, view.info)
-    if wire.echo and wire.logprobs and not isinstance(view.model, ShowsLogits):
-        raise BadRequest(
-            f"logprobs with echo: family {view.weights.family!r} does not tell how likely the "
-            "tokens of a prompt were; leave out echo",
-            param="logprobs",
-        )
-    with turn():
-        form = form_of(view, wire, prompt.text)
-    request = _request(wire, prompt, form, view, queue, arrived)
-    accepted = Accepted(
-        id=wire.id,
-        model=wire.model,
-        prompt_tokens=len(prompt.tokens),
-        max_tokens=request.max_tokens,
-        context_length=view.info.context_length,
-        vision="image" in media_support(view.info, wire.options).kinds,
-        reasoning=view.reasoning_parser is not None,
-        temperature=request.params.temperature,
-        top_p=request.params.top_p,
-        echo=prompt_text(view, prompt) if wire.echo else "",
-        warnings=[
-            *rendered.warnings,
-            *form.warnings,
-            *(f"{name} has no effect" for name in wire.ignored),
-        ],
-    )
-    return request, accepted
 
 
 def _request(
@@ -141,18 +141,6 @@ def _sampling(wire: GenerateRequest, info: ModelInfo) -> SamplingParams:
     values["top_k"] = max(0, int(values.get("top_k", 0)))
     values["logit_bias"] = tuple(values["logit_bias"].items())
     return SamplingParams(**{"seed": secrets.randbits(63), **values})
-
-
-@dataclass
-class NoText:
-    stopped: str = ""
-    reasoning_tokens: int = 0
-
-    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
-        return []
-
-    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
-        return [], reason
 
 
 def prepare_embedding(
@@ -272,3 +260,15 @@ def _tokens_of(given: str | list[int], view: ModelView, before: str, where: str)
         return view.model.tokenizer.encode_plain(given, before=before, special=True)
     within_vocabulary(given, view.info.vocab_size, where)
     return given
+
+
+@dataclass
+class NoText:
+    stopped: str = ""
+    reasoning_tokens: int = 0
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> list[Delta]:
+        return []
+
+    def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
+        return [], reason

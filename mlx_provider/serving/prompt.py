@@ -24,8 +24,8 @@ ATTEMPTS = 8
 USUAL_CHARACTERS = 8
 """Characters per token of context from which texts are counted before they are rendered. Usual
 texts have three to five."""
-Turn = Callable[[], AbstractContextManager[object]]
-"""Waits for a turn of the host."""
+HostWork = Callable[[], AbstractContextManager[object]]
+"""The work of one request on the host, for which it waits until others have done theirs."""
 FOLDED = "the model's chat template does not take these tool messages: they are written as text"
 LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
 DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
@@ -41,27 +41,27 @@ def prepare(
     view: ModelView,
     request: GenerateRequest,
     claim: MediaClaim | None = None,
-    turn: Turn = nullcontext,
+    host_work: HostWork = nullcontext,
 ) -> Rendered:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `claim`: charged with the images; unset: a claim with its own limits. `turn`: taken for the
-    work, but not while waiting for images."""
+    `claim`: charged with the images; unset: a claim with its own limits. `host_work`: entered
+    for rendering, but not while waiting for images."""
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
     if request.messages is None:
-        with turn():
+        with host_work():
             raw, tokenizer = request.prompt or "", view.model.tokenizer
             if isinstance(raw, list):
                 return Rendered(Prompt(raw))
             return Rendered(Prompt(tokenizer.encode(raw, special=True), text=raw))
-    with turn():
+    with host_work():
         _refuse_too_long(view, request.messages)
         media = _Media(view, request)
     media.load(claim)
     while True:
         try:
-            with turn():
+            with host_work():
                 prompt, begun, warnings = _render(view, request, media)
                 _finish_inputs(view, request, prompt)
             break
@@ -175,7 +175,7 @@ def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
     """Raise `ContextTooLong` for texts too long with any template. Assistant texts do not count,
     because a template may leave them out."""
     longest, tokens = view.info.context_length, 0
-    texts = [text for each in messages for text in _texts(each)]
+    texts = [text for message in messages for text in _texts(message)]
     if sum(map(len, texts)) < USUAL_CHARACTERS * longest:
         return
     for text in texts:
@@ -246,7 +246,7 @@ def _attempt(
         variables=request.template,
     )
     if not isinstance(prompt, Prompt):
-        plugin, kind = view.weights.stranger or view.weights.plugin, type(prompt).__name__
+        plugin, kind = view.weights.third_party or view.weights.plugin, type(prompt).__name__
         raise PluginError(f"plugin {plugin}: prepare gave {kind}, no Prompt")
     return prompt, begun
 
@@ -276,12 +276,10 @@ def _finish_inputs(view: ModelView, request: GenerateRequest, prompt: Prompt) ->
             except MediaError as error:
                 failed.append(error)
     if failed:
-        raise MediaError.joined(failed)
+        raise MediaError.with_others(failed)
 
 
-def split_reply(
-    messages: Sequence[Mapping[str, Any]],
-) -> tuple[Sequence[Mapping[str, Any]], str]:
+def split_reply(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
     """Split off a last assistant message, the beginning of the reply. Raises `BadRequest` if there
     are no messages before it."""
     *before, last = messages
@@ -317,7 +315,7 @@ def normalised_messages(
         system_role=info.system_role,
         alternate=info.alternate,
         tool_media=info.tool_media,
-        taken=replace(media_support(info, request.options), unreadable=unreadable or {}),
+        support=replace(media_support(info, request.options), unreadable=unreadable or {}),
         # the beginning of a reply is one text
         text_parts=info.template.text_parts - ({"assistant"} if request.continues else set()),
         about_tools=about_tools,

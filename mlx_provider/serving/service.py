@@ -29,7 +29,8 @@ from ..errors import (
     RequestFailed,
     for_another,
 )
-from ..isolation import Fault, Trace, attempt
+from ..isolation import Fault, attempt
+from ..logs import Trace
 from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Health, PluginStatus, Stats
@@ -41,15 +42,15 @@ from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
 from .permissions import Permissions, account, names_repository, read_permissions
 from .prepared import prepare_embedding, prepare_generation, within_vocabulary
-from .prompt import Turn, prepare, prompt_text
+from .prompt import HostWork, prepare, prompt_text
 from .residents import Lease
 from .stats import Active, Entry, InFlight, take
 from .weights import ModelView
 
 log = logging.getLogger(__name__)
 
-TURNS = 2
-"""Prompts prepared at once, beside the first of each account."""
+PREPARED_AT_ONCE = 2
+"""Prompts, beside the first of each account."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class ChatService:
         self._deliver = deliver
         self.worker = EngineWorker(self._take, self._fail_all)
         self.media = MediaRoom(settings.media_bytes, settings.max_queue)
-        self._turns = ByteGate(TURNS)
+        self._preparing = ByteGate(PREPARED_AT_ONCE)
         self._plugins = registry or PluginRegistry.discover()
         self.models = ModelCache(
             settings, self._plugins, self.worker, self._recorder, media=lambda: self.media.nbytes
@@ -121,7 +122,7 @@ class ChatService:
             return
         if entry.active is None:
             self.media.refuse(RequestFailed.cancelled(), request_id)
-            self._turns.refuse(RequestFailed.cancelled(), request_id)
+            self._preparing.refuse(RequestFailed.cancelled(), request_id)
             self.models.queue.withdraw(request_id)
         elif self.worker.alive:
             active = entry.active
@@ -132,7 +133,7 @@ class ChatService:
         view, lease = self._finder(request, time.monotonic())()
         with lease, closing(self.media.claim(wire.id, account(wire))) as media:
             try:
-                prompt = prepare(view, request, media, partial(self._turn, wire)).prompt
+                prompt = prepare(view, request, media, partial(self._host_work, wire)).prompt
             except ContextTooLong as error:
                 error.tokens = error.tokens or view.info.context_length
                 raise
@@ -141,11 +142,11 @@ class ChatService:
             return PromptTokens(prompt.tokens, text, view.info.context_length)
 
     @contextmanager
-    def _turn(
+    def _host_work(
         self, wire: ModelRequest, check_wanted: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """A turn for host work. Accounts share them equally."""
-        with self._turns.ask(1, account(wire), wire.id):
+        """Waits until few others prepare their prompts. Accounts share the places equally."""
+        with self._preparing.ask(1, account(wire), wire.id):
             check_wanted()
             yield
 
@@ -172,15 +173,15 @@ class ChatService:
         find = self._finder(wire, entry.arrived)
         view, lease = find()
         until_entered.enter_context(lease)
-        turn = partial(self._turn, wire, entry.check_wanted)
-        prepared, accepted = _prepare_kind(wire, view, entry, turn)
+        host_work = partial(self._host_work, wire, entry.check_wanted)
+        prepared, accepted = _prepare_kind(wire, view, entry, host_work)
         while not lease.covers(need := _need(prepared, view)):
             lease.release()
             entry.check_wanted()
             before, (view, lease) = view, find(rows=need)
             until_entered.enter_context(lease)
             if view is not before:
-                prepared, accepted = _prepare_kind(wire, view, entry, turn)
+                prepared, accepted = _prepare_kind(wire, view, entry, host_work)
         return view, lease, prepared, accepted
 
     def _finder(self, wire: ModelRequest, arrived: float) -> Callable[..., tuple[ModelView, Lease]]:
@@ -232,7 +233,7 @@ class ChatService:
         """Report the death of the engine thread, or the end of its work, to all who wait."""
         gone = self.in_flight.clear()
         self.media.refuse(error)
-        self._turns.refuse(error)
+        self._preparing.refuse(error)
         self.models.queue.close(error)
         failed = Failed.of(error)
         for entry in gone:
@@ -259,7 +260,7 @@ class ChatService:
 
     def health(self) -> Health:
         engines, alive = self.models.engines(), self.worker.alive
-        loads = "; ".join(each.summary for each in self.models.progress.stats())
+        loads = "; ".join(stage.summary for stage in self.models.progress.stats())
         return Health(
             ok=alive,
             version=version("mlx-provider"),
@@ -276,8 +277,8 @@ class ChatService:
                 )
                 for plugin in self._plugins.plugins
             ],
-            queued=sum(len(each.engine.scheduler.queued) + len(each.arriving) for each in engines),
-            running=sum(each.engine.scheduler.active_rows for each in engines),
+            queued=sum(len(e.engine.scheduler.queued) + len(e.arriving) for e in engines),
+            running=sum(e.engine.scheduler.active_rows for e in engines),
             active_memory=mx.get_active_memory(),
             detail=loads if alive else "the engine thread does not run",
         )
@@ -315,12 +316,12 @@ class ChatService:
 
 
 def _prepare_kind(
-    wire: ModelRequest, view: ModelView, entry: Entry, turn: Turn
+    wire: ModelRequest, view: ModelView, entry: Entry, host_work: HostWork
 ) -> tuple[Request, Accepted]:
     if isinstance(wire, GenerateRequest):
-        return prepare_generation(wire, view, entry.queue, entry.media, entry.arrived, turn)
+        return prepare_generation(wire, view, entry.queue, entry.media, entry.arrived, host_work)
     if isinstance(wire, EmbedRequest):
-        with turn():
+        with host_work():
             return prepare_embedding(wire, view, entry.queue, entry.arrived, entry.check_wanted)
     raise BadRequest(f"{wire.path} is not served")
 
@@ -341,10 +342,10 @@ def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
     """Also wraps errors of a template, parser or grammar."""
     summary = fault.of_request("its preparation")
     log.log(
-        logging.INFO if fault.ours else logging.ERROR,
+        logging.INFO if fault.deliberate else logging.ERROR,
         "request %s of %.200s refused: %s %s: %.2000s%s",
         request.id, request.model, summary.status, summary.code, summary.message,
-        "" if fault.ours else Trace(f"\n{fault.trace}"),
+        "" if fault.deliberate else Trace(f"\n{fault.trace}"),
     )  # fmt: skip
     return summary
 

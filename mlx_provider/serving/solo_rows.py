@@ -153,7 +153,7 @@ def _decode_equal(
     """Like `decode_each`, (rows, vocab) of equal rows."""
     found = []
     for position, token in enumerate(tokens, first):
-        ids, at = (mx.array([each] * rows, dtype=mx.int32) for each in (token, position))
+        ids, at = (mx.array([number] * rows, dtype=mx.int32) for number in (token, position))
         logits = model.decode(ids, cache, at)
         mx.eval(logits)
         found.append(logits)
@@ -183,7 +183,7 @@ def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
     padding alone may change the order of a sum. `seed` chooses the values."""
     copied, seeds = copy.deepcopy(list(cache)), itertools.count(SEEDS * seed)
     for layer in leaves(copied):
-        layer.state = tree_map(lambda each: _repeat(each, count, next(seeds)), layer.state)
+        layer.state = tree_map(lambda array: _repeat(array, count, next(seeds)), layer.state)
     return copied
 
 
@@ -201,8 +201,8 @@ def _repeat(value: Any, count: int, seed: int) -> Any:
 
 def _differences(expected: mx.array, found: mx.array) -> mx.array:
     """Of the log-probabilities of likely tokens."""
-    logits = (each.astype(mx.float32) for each in (expected, found))
-    first, second = (each - mx.logsumexp(each) for each in logits)
+    logits = (row.astype(mx.float32) for row in (expected, found))
+    first, second = (row - mx.logsumexp(row) for row in logits)
     likely = mx.argpartition(-first, min(LIKELY, first.size) - 1)[:LIKELY]
     return first[likely] - second[likely]
 

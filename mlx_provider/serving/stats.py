@@ -29,7 +29,7 @@ from ..protocol.health import (
     RequestStats,
     Stats,
 )
-from .next_prompt import Turn
+from .next_prompt import ToolTurn
 from .residents import Lease
 from .weights import EngineInstance, ModelView, Weights
 
@@ -55,7 +55,7 @@ class Entry:
     """Monotonic seconds."""
     active: Active | None = None
     """`None` during its preparation."""
-    turn: Turn | None = None
+    turn: ToolTurn | None = None
     """Set if the reply may end with calls."""
 
     def check_wanted(self) -> None:
@@ -114,7 +114,7 @@ class InFlight:
 
     def active(self) -> list[Active]:
         with self._lock:
-            return [each.active for each in self._entries.values() if each.active is not None]
+            return [entry.active for entry in self._entries.values() if entry.active is not None]
 
     def all(self) -> list[Entry]:
         """Oldest first. Does not block arrivals or ends."""
@@ -174,7 +174,7 @@ STATES: dict[Phase, RequestState] = {
 def take(entries: Sequence[Entry], models: ModelCache, *, device: str, media: int) -> Stats:
     """`media`: bytes of images held by requests."""
     now, weights, cache = time.monotonic(), models.queue.models(), models.prefixes.stats()
-    running = [(each, each.started) for each in weights]
+    running = [(model, model.started) for model in weights]
     engines = [(each, run) for each, run in running if run is not None]
     return Stats(
         at=time.time(),
@@ -191,7 +191,7 @@ def take(entries: Sequence[Entry], models: ModelCache, *, device: str, media: in
             pool=mx.get_cache_memory(),
             prefix_cache=cache.bytes,
             media=media,
-            models=[_memory(each) for each in weights],
+            models=[_memory(model) for model in weights],
         ),
     )
 
@@ -246,7 +246,7 @@ def _memory(weights: Weights) -> ModelMemory:
     instance = weights.started  # the engine thread may unload it at any time
     return ModelMemory(
         model=weights.name,
-        weights=max(weights.taken, weights.info.weights_bytes),
+        weights=max(weights.loaded_bytes, weights.info.weights_bytes),
         drafters=0 if instance is None else instance.drafter_bytes,
         rows=weights.live_bytes,
         features=weights.features.nbytes,

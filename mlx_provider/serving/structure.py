@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ..chat.constraints.compiler import Structure
 
 
+FORESEEN = 8
+"""Tokens."""
+
+
 @dataclass(frozen=True)
 class Form:
     tool_parser: ToolParser | None
@@ -74,7 +78,7 @@ def form_of(view: ModelView, request: GenerateRequest, text: str) -> Form:
     last = request.messages[-1] if request.messages else {}
     # false if the reply continues a given text; a raw prompt may end anywhere
     begins = last.get("role", "assistant") != "assistant"
-    layout = view.layout.behind(text, openers, begins=begins)
+    layout = view.layout.after(text, openers, begins=begins)
     matchers = None
     if tools and request.drafts:
         matchers = CallMatchers(view.weights.grammar, request, tools)
@@ -107,8 +111,47 @@ def _opened(text: str, reasoning: ReasoningParser) -> bool:
     return reasoning.unmarked == "reasoning" and bool(closers) and not tail.endswith(closers)
 
 
-FORESEEN = 8
-"""Tokens."""
+def make_row(
+    request: Request, index: int, wire: GenerateRequest, form: Form, view: ModelView
+) -> Row:
+    reply = _reply(index, wire, form, view)
+    constraint: RowConstraint | None = None
+    if form.structure is not None:
+        first = form.structure.constraint
+        constraint = first if index == 0 else first.fork()
+    if wire.thinking_budget is not None and form.thought_end:
+        end = view.model.tokenizer.encode(form.thought_end, special=False)
+        budget = ThinkingBudget(wire.thinking_budget, end, view.model.info.vocab_size, constraint)
+        budget.reply = reply
+        constraint = budget
+    calls = form.calls
+    forecast = CallForecast(calls) if calls is not None and calls.marker else None
+    return Row(request, index, reply, constraint, forecast)
+
+
+def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Reply:
+    tokenizer = view.model.tokenizer
+    parsers = [p for p in (form.tool_parser, form.reasoning_parser) if p is not None]
+    markers = [marker for parser in parsers for marker in parser.visible()]
+    short = view.model.info.template.short_ids
+    call = f"call_{wire.id[:16]}_{index}"  # not `wire` itself, which holds the request's images
+
+    def call_id(number: int) -> str:
+        return short_id(f"{call}_{number}") if short else f"{call}_{number}"
+
+    return Reply(
+        Detokenizer(tokenizer, visible=marker_tokens(tokenizer, markers)),
+        stops=wire.stop,
+        tools=wire.tools if form.tool_parser else (),
+        tool_parser=form.tool_parser,
+        reasoning_parser=form.reasoning_parser,
+        reasoning_open=form.reasoning_open,
+        parallel=wire.parallel_tool_calls,
+        index=index,
+        layout=form.layout,
+        ids=call_id,
+        used_ids=call_ids(wire.messages or ()) if form.tool_parser else (),
+    )
 
 
 class ThinkingBudget:
@@ -165,46 +208,3 @@ class ThinkingBudget:
     @property
     def _thinking(self) -> bool:
         return self.reply is not None and self.reply.in_reasoning
-
-
-def make_row(
-    request: Request, index: int, wire: GenerateRequest, form: Form, view: ModelView
-) -> Row:
-    reply = _reply(index, wire, form, view)
-    constraint: RowConstraint | None = None
-    if form.structure is not None:
-        first = form.structure.constraint
-        constraint = first if index == 0 else first.fork()
-    if wire.thinking_budget is not None and form.thought_end:
-        end = view.model.tokenizer.encode(form.thought_end, special=False)
-        budget = ThinkingBudget(wire.thinking_budget, end, view.model.info.vocab_size, constraint)
-        budget.reply = reply
-        constraint = budget
-    calls = form.calls
-    forecast = CallForecast(calls) if calls is not None and calls.marker else None
-    return Row(request, index, reply, constraint, forecast)
-
-
-def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Reply:
-    tokenizer = view.model.tokenizer
-    parsers = [p for p in (form.tool_parser, form.reasoning_parser) if p is not None]
-    markers = [marker for parser in parsers for marker in parser.visible()]
-    short = view.model.info.template.short_ids
-    call = f"call_{wire.id[:16]}_{index}"  # not `wire` itself, which holds the request's images
-
-    def call_id(number: int) -> str:
-        return short_id(f"{call}_{number}") if short else f"{call}_{number}"
-
-    return Reply(
-        Detokenizer(tokenizer, visible=marker_tokens(tokenizer, markers)),
-        stops=wire.stop,
-        tools=wire.tools if form.tool_parser else (),
-        tool_parser=form.tool_parser,
-        reasoning_parser=form.reasoning_parser,
-        reasoning_open=form.reasoning_open,
-        parallel=wire.parallel_tool_calls,
-        index=index,
-        layout=form.layout,
-        ids=call_id,
-        taken_ids=call_ids(wire.messages or ()) if form.tool_parser else (),
-    )

@@ -152,13 +152,13 @@ class Weights:
     family: str
     plugin: str
     info: ModelInfo
-    taken: int
+    loaded_bytes: int
     features: FeatureCache
     grammar: GrammarCompiler
     _model: LoadedModel | None
     code: str = ""
     """Digest of third-party code that computes KV. Empty: only built-in code."""
-    stranger: str = ""
+    third_party: str = ""
     """Name and version of the third-party plugin that serves it."""
     started: EngineInstance | None = None
     """`None` until its engine is built, and after it is unloaded."""
@@ -183,7 +183,7 @@ class Weights:
         """Bytes of its parameters if these are not all in memory yet."""
         instance = self.started
         drafter = 0 if instance is None else instance.drafter_bytes
-        return max(self.taken, self.info.weights_bytes) + drafter
+        return max(self.loaded_bytes, self.info.weights_bytes) + drafter
 
     @property
     def live_bytes(self) -> int:

@@ -49,7 +49,7 @@ def by_leaf(make: Callable[..., Any], *layers: Any) -> Any:
         return make(*layers)
     together = type(layers[0])()
     inner = zip(*(layer.caches for layer in layers), strict=True)
-    together.caches = tuple(by_leaf(make, *each) for each in inner)
+    together.caches = tuple(by_leaf(make, *layer) for layer in inner)
     return together
 
 
@@ -97,7 +97,7 @@ def take_back(cache: Any, tokens: int) -> None:
     if not isinstance(cache, RotatingKVCache):
         cache.trim(tokens)
         return
-    cache.keys, cache.values = (each[..., :-tokens, :] for each in (cache.keys, cache.values))
+    cache.keys, cache.values = (array[..., :-tokens, :] for array in (cache.keys, cache.values))
     cache.offset -= tokens
     cache._idx -= tokens
 

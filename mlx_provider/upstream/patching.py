@@ -20,7 +20,7 @@ def patch(
     itself). Returns whether a function has a patch with `key`."""
     key = make if key is None else key
     patched = False
-    for owner in [each for each in owners if callable(getattr(each, name, None))]:
+    for owner in [owner for owner in owners if callable(getattr(owner, name, None))]:
         original = getattr(owner, name)
         if any(layer.patch == key for layer in _patches(original)):
             patched = True
@@ -66,7 +66,7 @@ def one_step_size() -> None:
 
 def _with_step(original: Function) -> Function:
     @functools.wraps(original)
-    def stepped(*args: Any, **kwargs: Any) -> Any:
+    def with_step(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs | {"step": STEP})
 
-    return stepped
+    return with_step

@@ -45,7 +45,7 @@ class StateSteps(StateCache):
         self.lengths = mx.arange(1, tokens + 1)
         self._tokens = tokens
         self._after: dict[int, list[mx.array]] = {}
-        modules = {sys.modules[each.__module__] for each in type(layer).__mro__}
+        modules = {sys.modules[base.__module__] for base in type(layer).__mro__}
         self._before: list[tuple[ModuleType, str, Function]] = [
             (module, name, getattr(module, name))
             for module in modules
@@ -184,7 +184,7 @@ def _route_calls(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(each, StateParts) for each in (*args, *kwargs.values())):
+        if not any(isinstance(value, StateParts) for value in (*args, *kwargs.values())):
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         _, states, *_ = bound.arguments

@@ -85,7 +85,7 @@ def configure_heap() -> bool:
     `malloc_trim` returns the top of the main heap only: with more heaps, each thread that has
     decoded an image would keep up to 64 MB."""
     glibc = _glibc()
-    made = [] if glibc is None else [glibc.mallopt(*each) for each in HEAP.items()]
+    made = [] if glibc is None else [glibc.mallopt(*setting) for setting in HEAP.items()]
     return bool(made) and all(made)
 
 

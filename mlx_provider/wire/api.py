@@ -275,3 +275,5 @@ class ParsedRequest:
 
 
 Read = Callable[[dict[str, Any], Mapping[str, Any]], ParsedRequest]
+"""From a body, and the fields of its request that are not read from the body here: `model`,
+`options`, and what the server knows of the sender."""

@@ -96,7 +96,7 @@ def bench(plan: Plan, report: Callable[[str], None]) -> Result:
                 report(f"{which}: streams: {count}, prompts of {tokens:,} tokens")
                 words = round(tokens / per_word)
                 asked = [question(f"{tokens} {count} {at}", words) for at in range(count)]
-                found = row(together, asked, tokens, plan.reply)
+                found = measure_row(together, asked, tokens, plan.reply)
                 report(f"{which}: {_summary(found)}")
                 result["rows"].append(found)
     print_rows(f"{plan.model}, {result['device']}", _TABLE, result["rows"])
@@ -110,12 +110,12 @@ def _summary(row: Result) -> str:
     return ", ".join(f"{name}: {cell(value)}" for name, value in known.items())
 
 
-def row(ask: Ask, asked: Sequence[Messages], tokens: int, reply: int) -> Result:
+def measure_row(ask: Ask, asked: Sequence[Messages], tokens: int, reply: int) -> Result:
     """`tokens`: of a prompt, as planned. Times are in seconds."""
     computed = ask(asked, 1)
-    decoded = computed if failed(computed) else ask(asked, reply)
+    decoded = computed if first_failure(computed) else ask(asked, reply)
     found: Result = {"prompt": tokens, "streams": len(asked)}
-    if why := failed(decoded):
+    if why := first_failure(decoded):
         return found | {"failed": why}
     timed = [answer for answer in decoded if answer.tokens > 1]
     paces = [answer.pace for answer in timed if answer.total - answer.first >= SHORTEST]
@@ -168,7 +168,7 @@ def ask(
     return Answer(first, total, tokens, prompt, cached=cached, text=text)
 
 
-def failed(answers: Sequence[Answer]) -> str:
+def first_failure(answers: Sequence[Answer]) -> str:
     return next((answer.failure for answer in answers if answer.failure), "")
 
 

@@ -14,13 +14,13 @@ from typing import Any
 from mlx_provider.commands import EngineClient, folder_of, separate_engine
 
 from .model_speed import SAMPLE, Answer, Messages, ask, document, question
-from .report import Result, against, print_rows, surroundings
+from .report import Result, compare_with_target, print_rows, surroundings
 
 IMAGE_EDGE = 448
 REPLY = 6
 TRIALS = 12
 ALL_COLD = 4096
-"""Prompt tokens up to which every kind of hit is checked against its own cold run."""
+"""Prompt tokens up to which every kind of hit is checked compare_with_target its own cold run."""
 SPEEDUP_AT = 16_384
 SPEEDUP_TARGET = 28.0
 CONVERSATION_TARGET = 10.76
@@ -116,8 +116,8 @@ def _first_tokens(subject: Subject, size: int) -> Result:
     the faster counts."""
     first = subject.ask(subject.messages(size, QUESTION))
     questions = [f"And what is the weather {i} like in Paris today?" for i in range(TRIALS)]
-    turns = [subject.messages(size, each, [(QUESTION, first.text)]) for each in questions]
-    others = [subject.messages(size, each) for each in questions]
+    turns = [subject.messages(size, asked, [(QUESTION, first.text)]) for asked in questions]
+    others = [subject.messages(size, asked) for asked in questions]
     repeats = [subject.ask(subject.messages(size, QUESTION)) for _ in range(TRIALS)]
     next_turn, another = [subject.ask(turn) for turn in turns], [subject.ask(o) for o in others]
     truth = subject.ask_cold(turns[0])
@@ -150,7 +150,7 @@ def _hit(runs: Sequence[Answer], cold: float) -> Result:
 def _speedup(ratio: float, tokens: int) -> object:
     if tokens < SPEEDUP_AT:
         return round(ratio, 2)
-    return against(ratio, SPEEDUP_TARGET, at_least=True)
+    return compare_with_target(ratio, SPEEDUP_TARGET, at_least=True)
 
 
 def _conversation(subject: Subject, plan: Plan, report: Report) -> Result:
@@ -171,6 +171,6 @@ def _conversation(subject: Subject, plan: Plan, report: Report) -> Result:
         "cached_tokens": [cached.cached for cached, _ in runs],
         "cached_seconds": [cached.first for cached, _ in runs],
         "cold_seconds": [cold.first for _, cold in runs],
-        "cold_over_cached": against(gain, CONVERSATION_TARGET, at_least=True),
+        "cold_over_cached": compare_with_target(gain, CONVERSATION_TARGET, at_least=True),
         "same_answers": f"{sum(a.text == b.text for a, b in runs)}/{len(runs)}",
     }

@@ -24,7 +24,7 @@ def surroundings(dtype: str) -> Result:
     }
 
 
-def against(measured: float, target: float, *, at_least: bool) -> Result:
+def compare_with_target(measured: float, target: float, *, at_least: bool) -> Result:
     reached = measured >= target if at_least else measured <= target
     return {"measured": round(measured, 3), "target": target, "reached": reached}
 

@@ -1,7 +1,7 @@
 """A smaller model that drafts for a larger one: greedily, with one pass of all rows per draft. It
 reads up to `LONGEST` of a row's last tokens, in pieces between the larger model's steps, into a
-cache that can remove rejected ones. Rows that exceed `KV_BYTES` are not followed until another row
-has ended."""
+cache that can remove rejected ones. Rows that exceed `KV_BYTES` get no drafts until another row has
+ended."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -28,7 +28,7 @@ AHEAD = 8
 PIECE = 256
 """Prompt tokens per call: about a step of the larger model."""
 KV_BYTES = 2**31
-"""Limit of all rows' caches; one row is always followed."""
+"""Limit of all rows' caches; one row always has one."""
 
 
 def longest(cache: Sequence[Any]) -> int:
@@ -55,8 +55,8 @@ class RowContext:
         cached = max(0, len(self.guessed) - 1)
         new = tokens[self.known : self.known + cached]
         pairs = enumerate(zip(new, self.guessed, strict=False))
-        held = next((i for i, (token, guess) in pairs if guess != token), len(new))
-        stay = min(self.known + held, len(tokens) - 1)
+        accepted = next((i for i, (token, guess) in pairs if guess != token), len(new))
+        stay = min(self.known + accepted, len(tokens) - 1)
         for layer in self.cache:
             layer.trim(self.known + cached - stay)
         self.known, self.guessed = stay, ()
@@ -65,7 +65,7 @@ class RowContext:
         self.cache, self.begin, self.known, self.guessed = cache, begin, begin, ()
 
 
-Followed = tuple[DraftRow, RowContext]
+DraftedRow = tuple[DraftRow, RowContext]
 
 
 class DraftModel(ScoringModel):
@@ -76,73 +76,79 @@ class DraftModel(ScoringModel):
         super().__init__(model, vocab)
         self._context = min(longest(model.make_cache()), context or model.info.context_length)
         each = self._context * token_bytes(model, KVCache, RotatingKVCache)
-        self._places = max(1, kv_bytes // each)
-        self.kv_bytes = self._places * each
-        self._followed: WeakSet[RowContext] = WeakSet()
+        self._max_contexts = max(1, kv_bytes // each)
+        self.kv_bytes = self._max_contexts * each
+        self._contexts: WeakSet[RowContext] = WeakSet()
         self._together = "grouped" in model.kv_layouts  # else attention takes no separate rows
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]
-        followed = [(row, own) for row, own in zip(rows, contexts, strict=True) if own is not None]
+        drafted = [
+            (row, context)
+            for row, context in zip(rows, contexts, strict=True)
+            if context is not None
+        ]
         left = PIECE
-        for row, own in followed:
-            left -= self._read(row, own, left)
-        ready = [(row, own) for row, own in followed if len(row.tokens) - own.known <= AHEAD]
+        for row, context in drafted:
+            left -= self._read(row, context, left)
+        ready = [
+            (row, context) for row, context in drafted if len(row.tokens) - context.known <= AHEAD
+        ]
         ready.sort(key=lambda each: -each[0].wanted)
-        parts = [ready] if self._together else [[each] for each in ready]
-        guesses = {name: own for part in parts for name, own in self._guess(part).items()}
+        parts = [ready] if self._together else [[row] for row in ready]
+        guesses = {name: drafts for part in parts for name, drafts in self._guess(part).items()}
         return [
-            () if own is None else guesses.get(id(row))
-            for row, own in zip(rows, contexts, strict=True)
+            () if context is None else guesses.get(id(row))
+            for row, context in zip(rows, contexts, strict=True)
         ]
 
     def _context_of(self, row: DraftRow) -> RowContext | None:
-        own: RowContext | None = row.state
-        if own is None:
-            if len(self._followed) >= self._places:
+        context: RowContext | None = row.state
+        if context is None:
+            if len(self._contexts) >= self._max_contexts:
                 return None
-            own = row.state = RowContext(self._model.make_cache())
-            self._followed.add(own)
-        own.follow(row.tokens)
-        if len(row.tokens) + AHEAD - own.begin > self._context:
-            own.start_again(self._model.make_cache(), len(row.tokens) - self._context // 2)
-        return own
+            context = row.state = RowContext(self._model.make_cache())
+            self._contexts.add(context)
+        context.follow(row.tokens)
+        if len(row.tokens) + AHEAD - context.begin > self._context:
+            context.start_again(self._model.make_cache(), len(row.tokens) - self._context // 2)
+        return context
 
-    def _read(self, row: DraftRow, own: RowContext, most: int) -> int:
+    def _read(self, row: DraftRow, context: RowContext, most: int) -> int:
         """Read the tokens before those of the first guess."""
-        gap = len(row.tokens) - own.known
+        gap = len(row.tokens) - context.known
         count = min(gap - 1, most) if gap > AHEAD else 0
         if count:
             last = self._model.info.vocab_size - 1
-            piece = row.tokens[own.known : own.known + count]
+            piece = row.tokens[context.known : context.known + count]
             prompt = Prompt([min(token, last) for token in piece])
-            mx.eval(self._model.prefill(PrefillChunk(prompt, 0, count, own.cache)))
-            own.known += count
+            mx.eval(self._model.prefill(PrefillChunk(prompt, 0, count, context.cache)))
+            context.known += count
         return count
 
-    def _guess(self, ready: Sequence[Followed]) -> dict[int, DeviceTokens]:
+    def _guess(self, ready: Sequence[DraftedRow]) -> dict[int, DeviceTokens]:
         """Rows with the most drafts first."""
         if not ready:
             return {}
-        owns = [own for _, own in ready]
-        new = [row.tokens[own.known :] for row, own in ready]
-        tokens = mx.array([token for each in new for token in each], mx.int32)
-        guesses = [self._best(owns, tokens, [*map(len, new)])]
+        contexts = [context for _, context in ready]
+        new = [row.tokens[context.known :] for row, context in ready]
+        tokens = mx.array([token for row in new for token in row], mx.int32)
+        guesses = [self._best(contexts, tokens, [*map(len, new)])]
         for done in range(1, ready[0][0].wanted):
-            going = [own for row, own in ready if row.wanted > done]
+            going = [context for row, context in ready if row.wanted > done]
             guesses.append(self._best(going, guesses[-1][: len(going)], [1] * len(going)))
         found = {}
-        for i, (row, own) in enumerate(ready):
-            drafts = mx.concatenate([each[i : i + 1] for each in guesses[: row.wanted]])
+        for i, (row, context) in enumerate(ready):
+            drafts = mx.concatenate([drafted[i : i + 1] for drafted in guesses[: row.wanted]])
             found[id(row)] = DeviceTokens(drafts)
-            own.known, own.guessed = len(row.tokens), found[id(row)]
+            context.known, context.guessed = len(row.tokens), found[id(row)]
         return found
 
     def _best(
-        self, owns: Sequence[RowContext], tokens: mx.array, counts: Sequence[int]
+        self, contexts: Sequence[RowContext], tokens: mx.array, counts: Sequence[int]
     ) -> mx.array:
         """Most likely next tokens, (rows,) int32. `counts`: new tokens of each row."""
-        logits = self._pass([own.cache for own in owns], tokens, counts)
+        logits = self._pass([context.cache for context in contexts], tokens, counts)
         best = mx.argmax(logits[:, : self._shared], axis=-1).astype(mx.int32)
         mx.async_eval(best)  # type: ignore[no-untyped-call]
         return best
@@ -158,7 +164,7 @@ class DraftModel(ScoringModel):
             return found[:, -1]
         starts = [cache[0].offset for cache in caches]
         places = [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
-        positions = mx.array([place for each in places for place in each], mx.int32)
+        positions = mx.array([place for row in places for place in row], mx.int32)
         last = mx.array([end - 1 for end in accumulate(counts)], mx.int32)
         layers = zip(*caches, strict=True)
         packed = [PackedRows(layer, counts, positions) for layer in layers]
@@ -228,7 +234,7 @@ def vocabulary(folder: Path) -> dict[str, int]:
     if isinstance(listed, list):  # Unigram: [token, score]
         listed = {token: number for number, (token, *_) in enumerate(listed)}
     added: list[dict[str, Any]] = content.get("added_tokens") or []
-    return {**listed, **{each["content"]: each["id"] for each in added}}
+    return {**listed, **{token["content"]: token["id"] for token in added}}
 
 
 def _unlike(some: dict[str, int], others: dict[str, int]) -> str:

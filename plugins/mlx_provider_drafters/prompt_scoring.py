@@ -75,7 +75,7 @@ def token_bytes(model: TextModel, *kinds: type) -> int:
     cache = model.make_cache()
     mx.eval(model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache)))
     kept = [layer for layer in cache if type(layer) in kinds]
-    return sum((each.keys.nbytes + each.values.nbytes) // each.keys.shape[2] for each in kept)
+    return sum((layer.keys.nbytes + layer.values.nbytes) // layer.keys.shape[2] for layer in kept)
 
 
 class PromptScoring:

@@ -115,7 +115,7 @@ def _run(
 
     from mlx_provider.commands import Ended, PluginRegistry, long_command
 
-    from .subjects import conditions, prepare, staging, subjects
+    from .subjects import conditions, load_subjects, prepare, subjects
 
     chosen = subjects(models, options)
     prepare(chosen, PluginRegistry.of(context))
@@ -123,21 +123,21 @@ def _run(
     try:
         with (
             long_command(partial(typer.echo, err=True)) as progress,
-            closing(staging(chosen, progress.report)) as stages,
+            closing(load_subjects(chosen, progress.report)) as stages,
         ):
-            for each in stages:
-                done = each if isinstance(each, dict) else plan.measure(each, progress.report)
+            for stage in stages:
+                done = stage if isinstance(stage, dict) else plan.measure(stage, progress.report)
                 found.append(done)
                 if out is not None:
-                    whole = {"eval": plan.name, **conditions(), **plan.encoded(), "subjects": found}
+                    whole = {"eval": plan.name, **conditions(), **plan.as_json(), "subjects": found}
                     out.seek(0)
                     json.dump(whole, out, indent=1, ensure_ascii=False)
                     out.flush()
     except Ended as ended:
         raise typer.Exit(128 + ended.number) from None
-    for skipped in (each for each in found if "skipped" in each):
+    for skipped in (result for result in found if "skipped" in result):
         typer.echo(f"{skipped['label']}: not measured: {skipped['skipped']}", err=True)
-    measured = [each for each in found if "skipped" not in each]
+    measured = [result for result in found if "skipped" not in result]
     if not measured:
         raise typer.Exit(1)
     console = Console(highlight=False)

@@ -17,7 +17,7 @@ from rich.text import Text
 from mlx_provider.commands import context_in_memory
 from mlx_provider.errors import ContextTooLong
 
-from .subjects import Client, Reply, Result, Staged, Tell
+from .subjects import Client, LoadedSubject, Progress, Reply, Result
 
 Messages = list[dict[str, Any]]
 PEOPLE = ("Ines", "Bertil", "Oumar", "Yuki", "Greta", "Tomasz", "Leila", "Hugo", "Amara", "Piet")
@@ -63,7 +63,7 @@ def locker(seed: int) -> tuple[str, str]:
     return dice.choice(COLOURS), str(dice.randint(100_000, 999_999))
 
 
-def as_long_as(
+def longest_prompt(
     build: Callable[[int], Messages], count: Callable[[Messages], int], tokens: int, near: int = 64
 ) -> tuple[Messages, int, int]:
     """A prompt of nearly a number of tokens, and not more: its messages, tokens and parts.
@@ -95,43 +95,45 @@ class Needles:
     body: Mapping[str, Any] = field(default_factory=dict)
     name: ClassVar[str] = "needle"
 
-    def encoded(self) -> Result:
+    def as_json(self) -> Result:
         return {**asdict(self), "depths": DEPTHS}
 
-    def measure(self, staged: Staged, tell: Tell) -> Result:
-        limit, why = self.find_limit(staged)
+    def measure(self, loaded: LoadedSubject, progress: Progress) -> Result:
+        limit, why = self.find_limit(loaded)
         if limit < 1:
             reason = f"{why} leaves no room for a prompt beside --max-tokens {self.max_tokens}"
-            return {**staged.encoded(), "skipped": reason}
-        with closing(Client(staged, self.max_tokens, self.body)) as client:
-            cells = list(self._cells(staged, client, limit, tell))
-        return {**staged.encoded(), "limit": limit, "limited_by": why, "cells": cells}
+            return {**loaded.as_json(), "skipped": reason}
+        with closing(Client(loaded, self.max_tokens, self.body)) as client:
+            cells = list(self._cells(loaded, client, limit, progress))
+        return {**loaded.as_json(), "limit": limit, "limited_by": why, "cells": cells}
 
-    def find_limit(self, staged: Staged) -> tuple[int, str]:
-        context, own = staged.status.context_length, self.max_tokens + 1
-        memory = context_in_memory(staged.subject.model, context)
+    def find_limit(self, loaded: LoadedSubject) -> tuple[int, str]:
+        context, own = loaded.status.context_length, self.max_tokens + 1
+        memory = context_in_memory(loaded.subject.model, context)
         bounds = [(context - own, "the model's context"), (memory - own, "this machine's memory")]
         if self.limit is not None:
             bounds.append((self.limit, "--limit"))
         return min(bounds, key=lambda bound: bound[0])
 
-    def _cells(self, staged: Staged, client: Client, limit: int, tell: Tell) -> Iterator[Result]:
+    def _cells(
+        self, loaded: LoadedSubject, client: Client, limit: int, progress: Progress
+    ) -> Iterator[Result]:
         template = dict(self.body.get("chat_template_kwargs") or {})
 
         def count(messages: Messages) -> int:
             try:
-                return staged.count(messages, template=template)
+                return loaded.count(messages, template=template)
             except ContextTooLong as error:
-                return error.tokens or staged.status.context_length
+                return error.tokens or loaded.status.context_length
 
         near = 8
         for length in lengths(min(self.least, limit), limit):
             for depth in DEPTHS:
-                tell(f"{length} tokens, depth {depth} %")
+                progress(f"{length} tokens, depth {depth} %")
                 asked = []
                 for seed in range(self.needles):
                     build = partial(document, depth / 100, seed, length)
-                    messages, tokens, near = as_long_as(build, count, length, near)
+                    messages, tokens, near = longest_prompt(build, count, length, near)
                     asked.append((tokens, locker(seed)[1], client.ask(messages)))
                 yield {"length": length, "depth": depth, **_cell(asked)}
 
@@ -141,12 +143,12 @@ class Needles:
         table.caption_justify = "left"
         for name in ("model", "tokens", "computed", *(f"{depth} %" for depth in DEPTHS)):
             table.add_column(name, overflow="fold")
-        for each in found:
-            for row in _rows(each):
+        for result in found:
+            for row in _rows(result):
                 tokens = max(cell["tokens"] for cell in row)
                 computed = tokens - max(cell["skipped"] for cell in row)
                 scores = map(_score, row)
-                table.add_row(Text(each["label"]), f"{tokens:,}", f"{computed:,}", *scores)
+                table.add_row(Text(result["label"]), f"{tokens:,}", f"{computed:,}", *scores)
             table.add_section()
         return table
 
@@ -159,7 +161,7 @@ def _cell(asked: Sequence[tuple[int, str, Reply]]) -> Result:
         "asked": len(asked),
         "found": len(asked) - len(wrong),
         "failed": sum(bool(reply.failure) for _, _, reply in asked),
-        "missed": [{"wanted": answer, **reply.encoded()} for answer, reply in wrong],
+        "missed": [{"wanted": answer, **reply.as_json()} for answer, reply in wrong],
     }
 
 

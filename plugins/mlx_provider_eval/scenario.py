@@ -119,7 +119,7 @@ def read(paths: Sequence[Path]) -> list[Scenario]:
 
 
 def digest(scenarios: Sequence[Scenario]) -> str:
-    text = "\n".join(each.model_dump_json() for each in scenarios)
+    text = "\n".join(scenario.model_dump_json() for scenario in scenarios)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -233,11 +233,11 @@ def _of_text(test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
 
 
 MATCHERS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "$in": lambda wanted, given: any(matches(each, given) for each in wanted),
+    "$in": lambda wanted, given: any(matches(value, given) for value in wanted),
     "$has": _of_text(lambda wanted, given: wanted.casefold() in given.casefold()),
     "$like": _of_text(lambda wanted, given: _like(wanted) == _like(given)),
     "$lines": _of_text(lambda wanted, given: wanted.strip() == given.strip()),
-    "$set": lambda wanted, given: any(matches([*each], given) for each in orders(wanted)),
+    "$set": lambda wanted, given: any(matches([*order], given) for order in orders(wanted)),
     "$maybe": matches,
     "$any": lambda wanted, given: True,
     "$python": _defines,

@@ -1,5 +1,5 @@
-"""The subjects of a comparison: models with options, each loaded behind one gateway, and an OpenAI
-client that asks them."""
+"""The subjects of a comparison: models with options. They are loaded one after the other behind one
+gateway, which an OpenAI client asks."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ from mlx_provider.errors import BadRequest, EngineUnavailable, MLXProviderError
 
 Result = dict[str, Any]
 """Of one subject, as JSON types. With `skipped` it has a reason instead of measurements."""
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 DEFAULT = "default"
 """As a value: the option is left out."""
 FOLDERS = ("adapter", "draft_model")
@@ -55,18 +55,18 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Staged:
+class LoadedSubject:
     subject: Subject
     name: str
     status: ModelStatus
-    apart: SeparateGateway
+    gateway: SeparateGateway
 
     def count(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> int:
-        return self.apart.engine.count(_request(self.subject, messages, **more))
+        return self.gateway.engine.count(_request(self.subject, messages, **more))
 
-    def encoded(self) -> Result:
+    def as_json(self) -> Result:
         status = self.status.model_dump(mode="json")
-        return {**status, **asdict(self.subject), "device": self.apart.engine.health().device}
+        return {**status, **asdict(self.subject), "device": self.gateway.engine.health().device}
 
 
 def conditions() -> Result:
@@ -135,20 +135,20 @@ def prepare(chosen: Sequence[Subject], registry: PluginRegistry) -> None:
                 getattr(registry, part)(str(name))
 
 
-def staging(
-    chosen: Sequence[Subject], tell: Tell, environ: Mapping[str, str] = os.environ
-) -> Generator[Staged | Result]:
+def load_subjects(
+    chosen: Sequence[Subject], progress: Progress, environ: Mapping[str, str] = os.environ
+) -> Generator[LoadedSubject | Result]:
     """Subjects one after the other, each loaded at its turn, or the reason why it does not load.
     `close()` ends their gateway.
 
     Raises `NotInstalled` or `EngineUnavailable` if proxy or engine cannot start.
     """
-    with separate_gateway(_config(chosen), environ) as apart:
+    with separate_gateway(_config(chosen), environ) as gateway:
         for number, subject in enumerate(chosen, 1):
-            tell(subject.label)
-            staged = _load(subject, f"subject-{number}", apart)
-            apart.proxy.wait_ready()  # it has started in the meantime
-            yield staged
+            progress(subject.label)
+            loaded = _load(subject, f"subject-{number}", gateway)
+            gateway.proxy.wait_ready()  # it has started in the meantime
+            yield loaded
 
 
 def _config(chosen: Sequence[Subject]) -> dict[str, Any]:
@@ -163,22 +163,22 @@ def _config(chosen: Sequence[Subject]) -> dict[str, Any]:
     return config
 
 
-def _load(subject: Subject, name: str, apart: SeparateGateway) -> Staged | Result:
-    before = _models(apart)
+def _load(subject: Subject, name: str, gateway: SeparateGateway) -> LoadedSubject | Result:
+    before = _models(gateway)
     try:
-        run_request(apart.engine, _request(subject, HELLO, max_tokens=1))
+        run_request(gateway.engine, _request(subject, HELLO, max_tokens=1))
     except EngineUnavailable:
         raise
     except MLXProviderError as error:
         return {**asdict(subject), "skipped": error.message}
-    there = [each for each in _models(apart) if each.model == subject.model]
-    added = [each for each in there if each not in before] or there
-    return Staged(subject, name, added[-1], apart)
+    there = [status for status in _models(gateway) if status.model == subject.model]
+    added = [status for status in there if status not in before] or there
+    return LoadedSubject(subject, name, added[-1], gateway)
 
 
-def _models(apart: SeparateGateway) -> list[ModelStatus]:
+def _models(gateway: SeparateGateway) -> list[ModelStatus]:
     try:
-        return apart.engine.health().models
+        return gateway.engine.health().models
     except EngineUnavailable:  # the first request starts it
         return []
 
@@ -187,17 +187,17 @@ def _request(
     subject: Subject, messages: Sequence[Mapping[str, Any]], **more: Any
 ) -> GenerateRequest:
     options = ModelOptions.model_validate(dict(subject.options))
-    said = [dict(each) for each in messages]
+    said = [dict(message) for message in messages]
     return GenerateRequest(model=subject.model, messages=said, options=options, **more)
 
 
 @dataclass(frozen=True)
-class Made:
+class ReplyCall:
     id: str
     name: str
     arguments: str
 
-    def encoded(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, str]:
         return {"name": self.name, "arguments": self.arguments}
 
 
@@ -205,7 +205,7 @@ class Made:
 class Reply:
     text: str = ""
     thought: str = ""
-    calls: tuple[Made, ...] = ()
+    calls: tuple[ReplyCall, ...] = ()
     finish: str = ""
     prompt_tokens: int = 0
     skipped: int = 0
@@ -214,25 +214,25 @@ class Reply:
 
     def message(self) -> dict[str, Any]:
         calls = [
-            {"id": each.id, "type": "function", "function": each.encoded()} for each in self.calls
+            {"id": call.id, "type": "function", "function": call.as_json()} for call in self.calls
         ]
         message = {"role": "assistant", "content": self.text}
         return {**message, "tool_calls": calls} if calls else message
 
-    def encoded(self) -> dict[str, Any]:
-        calls = [each.encoded() for each in self.calls]
+    def as_json(self) -> dict[str, Any]:
+        calls = [call.as_json() for call in self.calls]
         optional = {"thought": self.thought, "calls": calls, "failure": self.failure}
         present = {name: value for name, value in optional.items() if value}
         return {"text": self.text, "finish": self.finish, **present}
 
 
 class Client:
-    def __init__(self, staged: Staged, max_tokens: int, body: Mapping[str, Any]) -> None:
+    def __init__(self, loaded: LoadedSubject, max_tokens: int, body: Mapping[str, Any]) -> None:
         """`body`: further fields of every request."""
         import openai
 
-        self._proxy = staged.apart.proxy
-        own = {"model": staged.name, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        self._proxy = loaded.gateway.proxy
+        own = {"model": loaded.name, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         usage = {"stream_options": {"include_usage": True}}
         self._body: dict[str, Any] = {**own, **usage, "extra_body": dict(body)}
         self._openai = openai.OpenAI(
@@ -281,5 +281,5 @@ def _assemble(chunks: Iterable[Any]) -> Reply:
         if (usage := getattr(chunk, "usage", None)) is not None:
             prompt_tokens, tokens = usage.prompt_tokens, usage.completion_tokens
             skipped = getattr(usage.prompt_tokens_details, "skipped_tokens", 0) or 0
-    made = tuple(Made(*calls[index]) for index in sorted(calls))
+    made = tuple(ReplyCall(*calls[index]) for index in sorted(calls))
     return Reply(text, thought, made, finish, prompt_tokens, skipped, tokens)

@@ -1,4 +1,4 @@
-"""`mlx-provider eval tools`: scenarios through the gateway turn by turn, and the fault of each."""
+"""`mlx-provider eval tools`: play scenarios through the gateway and count faults of the replies."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text as Plain
 
 from .scenario import Call, Expected, Scenario, Step, Text, Tool, differences, digest, orders
-from .subjects import HELLO, Client, Made, Reply, Result, Staged, Tell
+from .subjects import HELLO, Client, LoadedSubject, Progress, Reply, ReplyCall, Result
 
 FAULTS = (
     *("request failed", "cut off", "no call", "call in text", "needless call", "missing call"),
@@ -44,23 +44,23 @@ class ToolCalls:
     body: Mapping[str, Any] = field(default_factory=dict)
     name: ClassVar[str] = "tools"
 
-    def encoded(self) -> Result:
-        own = {"scenarios": len(self.scenarios), "scenarios_digest": digest(self.scenarios)}
-        return {**own, "max_tokens": self.max_tokens, "body": dict(self.body)}
+    def as_json(self) -> Result:
+        which = {"scenarios": len(self.scenarios), "scenarios_digest": digest(self.scenarios)}
+        return {**which, "max_tokens": self.max_tokens, "body": dict(self.body)}
 
-    def measure(self, staged: Staged, tell: Tell) -> Result:
-        if not knows_tools(staged):
+    def measure(self, loaded: LoadedSubject, progress: Progress) -> Result:
+        if not knows_tools(loaded):
             why = "its chat template shows no tools: choose a model that was trained to call them"
-            return {**staged.encoded(), "skipped": why}
+            return {**loaded.as_json(), "skipped": why}
         cases = []
-        with closing(Client(staged, self.max_tokens, self.body)) as client:
+        with closing(Client(loaded, self.max_tokens, self.body)) as client:
             for scenario in self.scenarios:
-                tell(scenario.name)
+                progress(scenario.name)
                 cases.append(_case(scenario, play(client, scenario)))
         asked = Counter(case["kind"] for case in cases)
         passed = Counter(case["kind"] for case in cases if not case["fault"])
         return {
-            **staged.encoded(),
+            **loaded.as_json(),
             "passed": passed.total(),
             "asked": len(cases),
             "kinds": {kind: [passed[kind], count] for kind, count in asked.items()},
@@ -70,14 +70,14 @@ class ToolCalls:
 
     def report(self, found: Sequence[Result]) -> Table:
         table = Table("passed, by kind", title="tool calls", title_justify="left")
-        for each in found:
-            table.add_column(Plain(each["label"]), overflow="fold")
+        for result in found:
+            table.add_column(Plain(result["label"]), overflow="fold")
         for kind in found[0]["kinds"]:
-            table.add_row(kind, *("{}/{}".format(*each["kinds"][kind]) for each in found))
-        table.add_row("all", *(f"{each['passed']}/{each['asked']}" for each in found))
+            table.add_row(kind, *("{}/{}".format(*result["kinds"][kind]) for result in found))
+        table.add_row("all", *(f"{result['passed']}/{result['asked']}" for result in found))
         table.add_section()
         for name in FAULTS:
-            counts = [each["faults"].get(name, 0) for each in found]
+            counts = [result["faults"].get(name, 0) for result in found]
             if any(counts):
                 table.add_row(f"fault: {name}", *map(str, counts))
         return table
@@ -91,9 +91,9 @@ def _case(scenario: Scenario, run: Run) -> Result:
     return {**case, **fault, "transcript": list(run.transcript)}
 
 
-def knows_tools(staged: Staged) -> bool:
+def knows_tools(loaded: LoadedSubject) -> bool:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    return staged.count(HELLO, tools=tools) > staged.count(HELLO)
+    return loaded.count(HELLO, tools=tools) > loaded.count(HELLO)
 
 
 def play(client: Client, scenario: Scenario) -> Run:
@@ -108,7 +108,7 @@ def play(client: Client, scenario: Scenario) -> Run:
     for step in scenario.steps:
         messages += _messages(step, reply)
         reply = client.ask(messages, **body)
-        replies.append(reply.encoded())
+        replies.append(reply.as_json())
         if fault := find_fault(reply, step.expect, scenario.tools):
             messages.append({"reply": replies[-1]})
             return Run(fault, messages, replies)
@@ -135,7 +135,7 @@ def find_fault(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> F
     if expected.text is not None:
         return _text_fault(reply, expected.text)
     if not reply.calls:
-        return _no_call(reply, expected.calls)
+        return _missing_call_fault(reply, expected.calls)
     return _calls_fault(reply.calls, expected.calls, tools)
 
 
@@ -145,15 +145,15 @@ def _text_fault(reply: Reply, wanted: Text) -> Fault | None:
     if not reply.text.strip():
         return Fault("no text", "the reply is empty")
     said = reply.text.casefold()
-    for each in wanted.has:
-        options = each if isinstance(each, list) else [each]
+    for text in wanted.has:
+        options = text if isinstance(text, list) else [text]
         if not any(option.casefold() in said for option in options):
             return Fault("wrong text", f"it does not hold {' or '.join(map(repr, options))}")
-    held = [each for each in wanted.lacks if each.casefold() in said]
-    return Fault("wrong text", f"it holds {held[0]!r}") if held else None
+    barred = [text for text in wanted.lacks if text.casefold() in said]
+    return Fault("wrong text", f"it holds {barred[0]!r}") if barred else None
 
 
-def _no_call(reply: Reply, wanted: Sequence[Call]) -> Fault:
+def _missing_call_fault(reply: Reply, wanted: Sequence[Call]) -> Fault:
     names = [name for call in wanted for name in call]
     if not reply.text.strip():
         return Fault("no text", f"the reply is empty; wanted a call of {names[0]}")
@@ -164,7 +164,7 @@ def _no_call(reply: Reply, wanted: Sequence[Call]) -> Fault:
 
 
 def _calls_fault(
-    made: Sequence[Made], wanted: Sequence[Call], tools: Mapping[str, Tool]
+    made: Sequence[ReplyCall], wanted: Sequence[Call], tools: Mapping[str, Tool]
 ) -> Fault | None:
     if fault := next(filter(None, (_call_fault(call, tools) for call in made)), None):
         return fault
@@ -175,7 +175,7 @@ def _calls_fault(
     return min(faults, key=lambda fault: CLOSEST_FIRST.index(fault.name) if fault else -1)
 
 
-def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
+def _call_fault(call: ReplyCall, tools: Mapping[str, Tool]) -> Fault | None:
     if call.name not in tools:
         return Fault("unknown tool", f"{call.name!r}; there are {', '.join(tools)}")
     arguments = _arguments(call)
@@ -188,20 +188,20 @@ def _call_fault(call: Made, tools: Mapping[str, Tool]) -> Fault | None:
     return None
 
 
-def _compare_calls(made: Sequence[Made], wanted: Sequence[Call]) -> Fault | None:
+def _compare_calls(made: Sequence[ReplyCall], wanted: Sequence[Call]) -> Fault | None:
     for call, wish in zip(made, wanted, strict=True):
         ((name, arguments),) = wish.items()
         if call.name != name:
             return Fault("wrong tool", f"{_show(call)}, not {name}")
         given = _arguments(call) or {}
         if found := differences(arguments, given):
-            of_wish = {argument: given[argument] for argument in given if argument in arguments}
-            kind = "wrong" if differences(arguments, of_wish) else "invented"
+            expected = {argument: given[argument] for argument in given if argument in arguments}
+            kind = "wrong" if differences(arguments, expected) else "invented"
             return Fault(f"{kind} argument", f"{call.name}: {'; '.join(found)}")
     return None
 
 
-def _arguments(call: Made) -> dict[str, Any] | None:
+def _arguments(call: ReplyCall) -> dict[str, Any] | None:
     try:
         found = json.loads(call.arguments)
     except ValueError:
@@ -209,5 +209,5 @@ def _arguments(call: Made) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _show(call: Made) -> str:
+def _show(call: ReplyCall) -> str:
     return f"{call.name}({call.arguments[:200]})"

@@ -16,14 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_provider import (
-    BadRequest,
-    LoadOptions,
-    MediaItem,
-    MediaSpan,
-    OnDemand,
-    PrefillChunk,
-)
+from mlx_provider import BadRequest, LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
 from mlx_provider.families.caches import KVCache, RotatingKVCache, appended
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.layers import route_attention
@@ -170,12 +163,12 @@ def prefill(model: Any, chunk: PrefillChunk) -> mx.array:
     end, count = max([chunk.stop, *cut]), chunk.stop - chunk.start
     full, sliding = image_masks(chunk.prompt.spans, chunk.start, end, language.model.window_size)
 
-    def scaled(tokens: mx.array) -> mx.array:
+    def embed(tokens: mx.array) -> mx.array:
         text: mx.array = language.model.embed_tokens(tokens)
         scale = mx.array(language.model.config.hidden_size**0.5, mx.bfloat16)
         return text * scale.astype(text.dtype)
 
-    hidden = embeddings(chunk, pieces(chunk, end), scaled).astype(language.model.norm.weight.dtype)
+    hidden = embeddings(chunk, pieces(chunk, end), embed).astype(language.model.norm.weight.dtype)
     for layer, entry in zip(language.layers, chunk.cache, strict=True):
         mask = sliding if layer.self_attn.is_sliding else full
         hidden = layer(hidden, mask, Ahead(entry, count))

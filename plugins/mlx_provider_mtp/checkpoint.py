@@ -29,11 +29,11 @@ minus one, and 1.3 or more otherwise. Other gains do not show the difference."""
 
 def problem(folder: Path) -> str:
     """Why the folder has no readable head; empty: it has one."""
-    names = {name for each in _files(folder).values() for name in each.values()}
+    names = {name for of_file in _files(folder).values() for name in of_file.values()}
     if not names:
         return "no MTP head in the checkpoint"
     config = read_json(folder / "config.json")
-    kinds = {each.get("model_type") for each in (config, config.get("text_config") or {})}
+    kinds = {fields.get("model_type") for fields in (config, config.get("text_config") or {})}
     if kinds.isdisjoint(MODEL_TYPES):
         return f"its MTP head is not one of Qwen3.5 or Qwen3-Next, but of {config['model_type']}"
     strange = [n for n in names if not KNOWN.fullmatch(n) or n.rsplit(".", 1)[-1] not in FORMS]

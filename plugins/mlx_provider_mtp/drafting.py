@@ -13,7 +13,7 @@ from mlx_provider.records import DeviceTokens, DraftRow
 from .head import BoundHead
 
 KV_BYTES = 2**29
-"""Limit of keys and values of all rows; one row is always followed."""
+"""Limit of keys and values of all rows; one row always has some."""
 KV_SHARE = 4
 """At most 1/4 of the memory for a head and its rows."""
 UNASKED = 4096
@@ -52,11 +52,11 @@ class HeadDrafting:
     def __init__(self, head: BoundHead, *, kv_bytes: int = KV_BYTES) -> None:
         self.head = head
         most = MOST_TOKENS * _token_bytes(head)
-        self._places = max(1, kv_bytes // most)
-        self.kv_bytes = self._places * most
+        self._max_rows = max(1, kv_bytes // most)
+        self.kv_bytes = self._max_rows * most
         self.kept_bytes = self.kv_bytes + UNASKED * head.blank().nbytes
         """Adds the states that the engine keeps."""
-        self._followed: WeakSet[RowStates] = WeakSet()
+        self._row_states: WeakSet[RowStates] = WeakSet()
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
         """Greedy. Does not wait for the device."""
@@ -68,9 +68,9 @@ class HeadDrafting:
         return [by_row.get(id(row), ()) for row in rows]
 
     def _room(self, row: DraftRow) -> bool:
-        if row.state is None and len(self._followed) < self._places:
+        if row.state is None and len(self._row_states) < self._max_rows:
             row.state = RowStates()
-            self._followed.add(row.state)
+            self._row_states.add(row.state)
         return row.state is not None
 
     def _guesses(self, rows: Sequence[DraftRow], most: int) -> list[DeviceTokens]:

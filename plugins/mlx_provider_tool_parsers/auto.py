@@ -18,7 +18,7 @@ from mlx_provider.records import (
 from . import gemma, json_blocks, pythonic, sections
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import TURN_ENDS, JsonBlock, row
+from .json_text import TURN_ENDS, JsonBlock, entry
 from .pythonic import scan_list
 from .tag_formats import GLM, INVOKE_PARSERS, PAIR_PARSERS, QWEN3_CODER, invocations, invoke
 from .values import behind
@@ -158,7 +158,7 @@ CALLS = ToolParser(
     markers=MARKERS,
     detect=_speaks,
     grammar=invocations(FORM),
-    **row("muse", (), "muse_glimmer muse_spark atem", 3),
+    **entry("muse", (), "muse_glimmer muse_spark atem", 3),
 )
 MUSE_PARSERS = (CALLS,)
 REASONING_PARSERS = (
@@ -168,6 +168,6 @@ REASONING_PARSERS = (
         whole=read_muse,
         markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
         detect=_speaks,
-        **row("muse", (), "muse_glimmer", 3),
+        **entry("muse", (), "muse_glimmer", 3),
     ),
 )

@@ -5,7 +5,7 @@ import re
 from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolParser
 from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
 
-from .json_text import Edges, ignore, read_call, row
+from .json_text import Edges, entry, ignore, read_call
 from .values import closes
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -131,7 +131,7 @@ PARSERS = (
         grammar=CallGrammar(
             f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}", "", between=None
         ),
-        **row("harmony", MARKS, NAMES, 3),
+        **entry("harmony", MARKS, NAMES, 3),
     ),
 )
 REASONING_PARSERS = (
@@ -143,6 +143,6 @@ REASONING_PARSERS = (
         grammar=MessageGrammar(
             f"{CHANNEL}analysis{MESSAGE}", END, f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
         ),
-        **row("harmony", MARKS, f"{NAMES} openai_gptoss", 3),
+        **entry("harmony", MARKS, f"{NAMES} openai_gptoss", 3),
     ),
 )

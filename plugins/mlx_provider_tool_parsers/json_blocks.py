@@ -7,7 +7,7 @@ import json
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .json_text import JsonBlock, json_block, read_call, read_whole, row
+from .json_text import JsonBlock, entry, json_block, read_call, read_whole
 from .tagged import TagFormat
 from .values import accept_spaced, behind
 
@@ -109,7 +109,7 @@ HERMES = ToolParser(
     scan=scan_hermes,
     grammar=_IN_TAGS,
     fallback="write",
-    **row("hermes", ("<tool_call>", "name"), "nous json_tools ernie45 ernie granite4", 1),
+    **entry("hermes", ("<tool_call>", "name"), "nous json_tools ernie45 ernie granite4", 1),
 )
 
 
@@ -122,40 +122,40 @@ PARSERS = (
         scan=scan_qwen,
         cut="drop",
         grammar=_IN_TAGS,
-        **row("qwen", (), "qwen3 qwen2_5", 0),
+        **entry("qwen", (), "qwen3 qwen2_5", 0),
     ),
     json_block(
         ("<longcat_tool_call>",),
         "</longcat_tool_call>",
         grammar=CallGrammar.json("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
-        **row("longcat", ("<longcat_tool_call>",)),
+        **entry("longcat", ("<longcat_tool_call>",)),
     ),
     json_block(
         ("<tool_calls>",),
         "</tool_calls>",
         detect=lambda template: "<tool_calls>[" in template or "<tool_calls>\\n" in template,
         grammar=CallGrammar.json_list("<tool_calls>", "</tool_calls>"),
-        **row("jamba", aliases="hunyuan_a13b hunyuan minimax_m1"),
+        **entry("jamba", aliases="hunyuan_a13b hunyuan minimax_m1"),
     ),
     json_block(
         ("<|tool_call|>", "<tool_call>"),
         "",
         first=("[",),
         grammar=CallGrammar.json_list("<|tool_call|>", ""),
-        **row("granite", ("<|tool_call|>",), "granite3"),
+        **entry("granite", ("<|tool_call|>",), "granite3"),
     ),
     json_block(
         ("<|action_start|><|plugin|>",),
         "<|action_end|>",
         grammar=CallGrammar.json("<|action_start|><|plugin|>", "<|action_end|>", key="parameters"),
-        **row("internlm", ("<|action_start|>",), "internlm2 interns1"),
+        **entry("internlm", ("<|action_start|>",), "internlm2 interns1"),
     ),
     json_block(
         ("functools[", "<|tool_call|>["),
         "<|/tool_call|>",
         detect=lambda template: "functools[" in template or "<|/tool_call|>" in template,
         grammar=CallGrammar.json_list("functools", ""),
-        **row("phi4_mini_json", aliases="phi4 phi4_mini", rank=3),
+        **entry("phi4_mini_json", aliases="phi4 phi4_mini", rank=3),
     ),
     json_block(
         (
@@ -165,7 +165,7 @@ PARSERS = (
         "",
         markers=("<|message_sep|>", "<|role_sep|>"),
         grammar=CallGrammar.json("<|function_call|>", ""),
-        **row("gigachat3", ("function call<|role_sep|>",), "gigachat"),
+        **entry("gigachat3", ("function call<|role_sep|>",), "gigachat"),
     ),
     ToolParser(
         start="<|python_tag|>",
@@ -175,7 +175,7 @@ PARSERS = (
         scan=scan_llama,
         detect=lambda t: "<|python_tag|>" in t or '"parameters": dictionary of' in t,
         grammar=CallGrammar.json("", "", key="parameters"),
-        **row("llama3_json", aliases="llama llama3 llama3_1 llama3_2 llama4_json"),
+        **entry("llama3_json", aliases="llama llama3 llama3_1 llama3_2 llama4_json"),
     ),
     json_block(
         ("[TOOL_CALLS]", "<tool_call>", "[", "```json", "```\\n"),
@@ -183,19 +183,19 @@ PARSERS = (
         fence="```",
         detect=lambda template: "xlam" in template.lower(),
         grammar=CallGrammar.json_list("", ""),
-        **row("xlam"),
+        **entry("xlam"),
     ),
     json_block(
         ("<TOOLCALL>",),
         "</TOOLCALL>",
         grammar=CallGrammar.json_list("<TOOLCALL>", "</TOOLCALL>"),
-        **row("nemotron_json", ("<TOOLCALL>",), rank=3),
+        **entry("nemotron_json", ("<TOOLCALL>",), rank=3),
     ),
     ToolParser(
         start=_PREFIX,
         end=_SUFFIX,
         scan=scan_apertus,
         grammar=CallGrammar('{"{name}": ', "}", f"{_PREFIX}[", f"]{_SUFFIX}", between=", "),
-        **row("apertus", (_PREFIX,), "apertus2509", 3),
+        **entry("apertus", (_PREFIX,), "apertus2509", 3),
     ),
 )

@@ -27,19 +27,21 @@ from .values import accepts
 
 @dataclass
 class Edges:
+    """Leaves out white space at both edges of a text."""
+
     emit: Emit
     begun: bool = False
-    held: str = ""
+    space: str = ""
 
     def piece(self, text: str) -> None:
         if not self.begun:
             text = text.lstrip()
             self.begun = bool(text)
-        text = self.held + text
-        shown = text.rstrip()
-        self.held = text[len(shown) :]
-        if shown:
-            self.emit(shown)
+        text = self.space + text
+        known = text.rstrip()
+        self.space = text[len(known) :]
+        if known:
+            self.emit(known)
 
 
 TURN_ENDS = (
@@ -350,7 +352,9 @@ class JsonBlock:
             reader.rewind(mark)
 
 
-def row(name: str, marks: tuple[str, ...] = (), aliases: str = "", rank: int = 2) -> dict[str, Any]:
+def entry(
+    name: str, marks: tuple[str, ...] = (), aliases: str = "", rank: int = 2
+) -> dict[str, Any]:
     """Fields of a parser. `marks`: texts in each chat template of its format; empty: it is chosen
     by its name."""
 

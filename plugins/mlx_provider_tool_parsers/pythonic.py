@@ -22,7 +22,7 @@ from mlx_provider.records import (
 
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import Brackets, JsonBlock, row
+from .json_text import Brackets, JsonBlock, entry
 
 _HEAD = re.compile(r"[\w.]*")
 _STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*(?:\1|(\\?\Z))", re.DOTALL)
@@ -174,7 +174,7 @@ PARSERS = (
         end="<|python_end|>",
         scan=scan_list,
         grammar=_write("[", "]"),
-        **row("llama4_pythonic", ("<|python_start|>",), "pythonic llama4", 3),
+        **entry("llama4_pythonic", ("<|python_start|>",), "pythonic llama4", 3),
     ),
     ToolParser(
         start="<|tool_call_start|>",
@@ -183,13 +183,13 @@ PARSERS = (
         end="<|tool_call_end|>",
         scan=scan_lfm2,
         grammar=_write("<|tool_call_start|>[", "]<|tool_call_end|>"),
-        **row("lfm2", ("<|tool_call_start|>",), rank=3),
+        **entry("lfm2", ("<|tool_call_start|>",), rank=3),
     ),
     ToolParser(
         start="<function_calls>",
         end="</function_calls>",
         scan=partial(_between, start="<function_calls>", end="</function_calls>"),
         grammar=_write("<function_calls>", "</function_calls>", between="\n"),
-        **row("olmo3", ("<function_calls>",)),
+        **entry("olmo3", ("<function_calls>",)),
     ),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .json_text import JsonBlock, ignore, read_call, row
+from .json_text import JsonBlock, entry, ignore, read_call
 from .values import behind, functions
 
 _NAME = re.compile(r"[\w.:/-]+")
@@ -159,7 +159,7 @@ _MISTRAL = ToolParser(
     scan=scan_mistral,
     markers=("[ARGS]", "[CALL_ID]"),
     grammar=_LIST,
-    **row("mistral", ("[TOOL_CALLS]",), "magistral"),
+    **entry("mistral", ("[TOOL_CALLS]",), "magistral"),
 )
 
 
@@ -174,7 +174,7 @@ PARSERS = (
         grammar=_write(
             DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
         ),
-        **row(
+        **entry(
             *("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
             *("deepseek_r1 deepseek_r1_0528 deepseek", 3),
         ),
@@ -183,29 +183,29 @@ PARSERS = (
         DEEPSEEK_V31,
         after="drop",
         grammar=_write(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
-        **row("deepseek_v31", ("<｜tool▁sep｜>",)),
+        **entry("deepseek_v31", ("<｜tool▁sep｜>",)),
     ),
     _section(
         KIMI_K2,
         after="drop",
         grammar=_write(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
-        **row("kimi_k2", ("<|tool_calls_section_begin|>",), "kimi moonshot", 3),
+        **entry("kimi_k2", ("<|tool_calls_section_begin|>",), "kimi moonshot", 3),
     ),
     _MISTRAL,
     replace(
         _MISTRAL,
         grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", ""),
-        **row("mistral_args", ("[TOOL_CALLS]", "[ARGS]"), "devstral", 3),
+        **entry("mistral_args", ("[TOOL_CALLS]", "[ARGS]"), "devstral", 3),
     ),
     replace(
         _MISTRAL,
         detect=_shows_ids,
         grammar=replace(_LIST, after=', "id": "{id}"}'),
-        **row("mistral_ids", rank=3),
+        **entry("mistral_ids", rank=3),
     ),
     replace(
         _MISTRAL,
         grammar=CallGrammar("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]", ""),
-        **row("mistral_call_id", ("[TOOL_CALLS]", "[CALL_ID]"), rank=4),
+        **entry("mistral_call_id", ("[TOOL_CALLS]", "[CALL_ID]"), rank=4),
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools
 
-from .json_text import JsonBlock, row
+from .json_text import JsonBlock, entry
 from .tagged import TagFormat
 from .values import behind
 
@@ -59,7 +59,7 @@ PARSERS = (
         QWEN3_CODER,
         scan=scan_coder,
         grammar=_functions(QWEN3_CODER, "\n"),
-        **row(
+        **entry(
             *("qwen3_coder", ("<function=", "<parameter=")),
             "qwen3_xml qwen3_coder_xml qwen3_5 mimo step3p5 step olmo_hybrid",
         ),
@@ -67,13 +67,13 @@ PARSERS = (
     tag_parser(
         SEED_OSS,
         grammar=_functions(SEED_OSS, ""),
-        **row("seed_oss", ("<seed:tool_call>",), "seed", 3),
+        **entry("seed_oss", ("<seed:tool_call>",), "seed", 3),
     ),
     tag_parser(
         TagFormat(undeclared="text", forgiving=False),
         detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
         grammar=_functions(QWEN3_CODER, "\n"),
-        **row("nemotron", (), "nemotron3 nemotron_v3", 3),
+        **entry("nemotron", (), "nemotron3 nemotron_v3", 3),
     ),
 )
 
@@ -116,7 +116,7 @@ def invocations(form: TagFormat) -> CallGrammar:
 def _invoke_parser(
     name: str, form: TagFormat, starts: tuple[str, ...] = (), aliases: str = ""
 ) -> ToolParser:
-    fields = row(name, (form.blocks[0].strip("<>"),), aliases, 3)
+    fields = entry(name, (form.blocks[0].strip("<>"),), aliases, 3)
     return tag_parser(form, grammar=invocations(form), starts=starts, **fields)
 
 
@@ -195,7 +195,7 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
 
 def _hy_v3(form: TagFormat, **fields: Any) -> ToolParser:
     own, other = (
-        tag_parser(each, **fields) for each in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
+        tag_parser(f, **fields) for f in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
     )
     return replace(
         own,
@@ -213,15 +213,15 @@ PAIR_PARSERS = (
         GLM,
         cut="drop",
         grammar=_pairs_grammar(GLM, untyped="json"),
-        **row("glm47", ("<arg_key>",), "glm glm4 glm45 glm46 glm4_moe", 3),
+        **entry("glm47", ("<arg_key>",), "glm glm4 glm45 glm46 glm4_moe", 3),
     ),
     tag_parser(
         replace(GLM, undeclared="nothing"),
         cut="drop",
         detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
         grammar=_pairs_grammar(GLM, untyped="json"),
-        **row("poolside_v1", (), "poolside", 4),
+        **entry("poolside_v1", (), "poolside", 4),
     ),
-    _hy_v3(_HY_V3, **row("hy_v3", ("<tool_sep",), rank=4)),
-    _hy_v3(_HY_V3_OPEN, **row("hy_v3_opensource", ("<tool_sep", OPENSOURCE), rank=5)),
+    _hy_v3(_HY_V3, **entry("hy_v3", ("<tool_sep",), rank=4)),
+    _hy_v3(_HY_V3_OPEN, **entry("hy_v3_opensource", ("<tool_sep", OPENSOURCE), rank=5)),
 )

@@ -56,7 +56,7 @@ class TagFormat:
         return (self.call, self.key) if self.forgiving else (self.call,)
 
     @property
-    def nested(self) -> str:
+    def value_start(self) -> str:
         """Prefix of an opening tag of values, such as `<parameter`."""
         return self.value_end.replace("</", "<").removesuffix(">")
 
@@ -223,7 +223,7 @@ class _TagReader:
         form, reader = self.form, self.reader
         if not arguments.is_text:
             arguments.piece((yield from pass_json(reader, form.value_end)))
-        ends = [form.value_end, form.nested, form.call]
+        ends = [form.value_end, form.value_start, form.call]
         if form.forgiving:
             ends += ["\n" + form.key, form.call_end]
         depth = 0
@@ -241,7 +241,7 @@ class _TagReader:
             elif found == form.call_end:
                 if (yield from self.ends_reply(len(found))):
                     return
-            elif found != form.nested and (yield from self.next_declared(arguments)):
+            elif found != form.value_start and (yield from self.next_declared(arguments)):
                 return
             else:
                 depth += 1
@@ -291,10 +291,10 @@ class _TagReader:
         """Read up to a closing tag without an opening one. False: there is none before the end of
         the call, or `to_end` of the reply."""
         form, reader, depth = self.form, self.reader, 0
-        wanted = (form.nested, form.value_end, *([] if to_end else [form.call_end]))
+        wanted = (form.value_start, form.value_end, *([] if to_end else [form.call_end]))
         while found := (yield from reader.pass_until(wanted, ignore)):
             reader.skip(len(found))
-            if found == form.nested:
+            if found == form.value_start:
                 depth += 1
             elif found == form.value_end:
                 if not depth:

@@ -86,7 +86,7 @@ class AnyVisionModel(VisionModel):
         for item in media:
             image_size(item)
         tokenizer, places = self.hf_tokenizer, self.marks.placeholders
-        hidden, text = tokenizer.rendered(messages, tools, variables, escaped=None)
+        hidden, text = tokenizer.hide_and_render(messages, tools, variables, escaped=None)
         text = with_places(tokenizer, places, hidden, text, media)
         if len(text) > self.info.context_length:
             # raises at the limit; the processor would tokenise the whole text first

@@ -15,14 +15,14 @@ from mlx_provider.families.vision.patches import image_size
 from . import passes
 from .model import AnyVisionModel
 
-KNOWN = 1024
+MOST_KNOWN = 1024
 """Images whose tokens are remembered."""
 EMBEDDED = {"inputs_embeds", "position_ids", "rope_deltas"}
 """Possible parts of a prompt's embeddings: rows of its tokens, and positions."""
 
 
 @dataclass(frozen=True)
-class Alone:
+class ImageGrid:
     """One image of a prompt, for `rotary_positions`."""
 
     grid: tuple[int, ...]
@@ -50,10 +50,10 @@ class SeparateVisionModel(AnyVisionModel):
         inputs = OnDemand(lambda: self.process(self.image_text, [item]))
         known = self._known.get(item.content_hash) or _tokens_and_grid(inputs())
         tokens, grid = self._known[item.content_hash] = known
-        while len(self._known) > KNOWN:
+        while len(self._known) > MOST_KNOWN:
             self._known.pop(next(iter(self._known)), None)
         key = f"{item.content_hash}:{len(tokens)}:{grid}"
-        block = Block(len(tokens), key, Alone(grid, self._merge), inputs, tokens)
+        block = Block(len(tokens), key, ImageGrid(grid, self._merge), inputs, tokens)
         return Placed(self.image_text, (block,))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:

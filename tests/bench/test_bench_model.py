@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from command_line import invoke
-from mlx_provider_bench.model_speed import Answer, row
+from mlx_provider_bench.model_speed import Answer, measure_row
 
 
 def test_a_row_for_each_length_and_number_of_streams(
@@ -46,7 +46,7 @@ def answer(first: float, total: float, tokens: int, failure: str = "") -> Answer
 def test_streams_are_timed_while_all_of_them_decode() -> None:
     computed = [answer(1.0, 1.0, 1), answer(2.0, 2.0, 1)]
     decoded = [answer(0.5, 1.5, 11), answer(0.5, 1.0, 11)]
-    found = row(scripted(computed, decoded), [[], []], 100, 11)
+    found = measure_row(scripted(computed, decoded), [[], []], 100, 11)
     assert found == {
         "prompt": 100,
         "streams": 2,
@@ -60,12 +60,12 @@ def test_streams_are_timed_while_all_of_them_decode() -> None:
 def test_a_reply_that_came_at_once_has_no_rate() -> None:
     """A short one whose tokens were all drafted."""
     answers = [answer(1.0, 1.0, 1)], [answer(0.5, 0.5001, 3)]
-    assert row(scripted(*answers), [[]], 100, 16)["rate"] is None
+    assert measure_row(scripted(*answers), [[]], 100, 16)["rate"] is None
 
 
 def test_a_stream_that_is_refused_fails_its_row() -> None:
     answers = [answer(1.0, 1.0, 1), answer(1.0, 1.0, 0, "no memory")]
-    found = row(scripted(answers), [[], []], 100, 11)
+    found = measure_row(scripted(answers), [[], []], 100, 11)
     assert found == {"prompt": 100, "streams": 2, "failed": "no memory"}
 
 

@@ -17,8 +17,8 @@ from mlx_provider.testing.conformance.calls import (
     VALUES,
     WORD,
     calls,
-    meant,
-    named,
+    expected_arguments,
+    function_of,
     pieces,
 )
 from mlx_provider_tool_parsers import mlx_reasoning_parsers, mlx_tool_parsers
@@ -39,10 +39,10 @@ def test_what_may_be_written_is_read_as_it_was_meant(
     parser = PARSERS[name]
     arguments = data.draw(calls(parser))
     text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
-    constraint = model.started(parser.call_grammar(), tools=[TOOL], tool_choice="required")
+    constraint = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     if model.accepts(constraint, text):
         assert read(text, parser, [TOOL], THOUGHTS.get(name)) == (
-            [("put", meant(parser, arguments))],
+            [("put", expected_arguments(parser, arguments))],
             "",
         )
 
@@ -50,14 +50,14 @@ def test_what_may_be_written_is_read_as_it_was_meant(
 @pytest.mark.parametrize("name", sorted(PARSERS))
 def test_no_piece_of_a_format_misleads_its_parser(model: Any, name: str) -> None:
     parser = PARSERS[name]
-    first = model.started(parser.call_grammar(), tools=[TOOL], tool_choice="required")
+    first = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     written = 0
     for piece in pieces(parser):
         for arguments in ({"text": f"a{piece}b", "note": ""}, {"note": piece}, {"list": [piece]}):
             text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
             if model.accepts(first.fork(), text):
                 assert read(text, parser, [TOOL], THOUGHTS.get(name)) == (
-                    [("put", meant(parser, arguments))],
+                    [("put", expected_arguments(parser, arguments))],
                     "",
                 )
                 written += 1
@@ -68,7 +68,7 @@ def test_no_piece_of_a_format_misleads_its_parser(model: Any, name: str) -> None
 def test_every_format_writes_what_is_plain(model: Any, name: str) -> None:
     parser = PARSERS[name]
     text = written_call(parser.call_grammar(), "put", PLAIN, SCHEMA)
-    constraint = model.started(parser.call_grammar(), tools=[TOOL], tool_choice="required")
+    constraint = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     assert model.accepts(constraint, text)
     assert read(text, parser, [TOOL], THOUGHTS.get(name)) == ([("put", PLAIN)], "")
 
@@ -83,7 +83,7 @@ def test_a_tool_is_refused_or_its_calls_are_read(
     parser = PARSERS[name]
     called = data.draw(WORD | ODD_NAME)
     keys = data.draw(st.lists(WORD | ODD_NAME, max_size=3, unique=True))
-    tool = named(called, keys, data.draw(st.sampled_from(["string", "integer", "array"])))
+    tool = function_of(called, keys, data.draw(st.sampled_from(["string", "integer", "array"])))
     request = model.request(tools=[tool], tool_choice="required")
     schema = tool["function"]["parameters"]
     arguments = {key: VALUES[schema["properties"][key]["type"]] for key in keys}
@@ -92,7 +92,7 @@ def test_a_tool_is_refused_or_its_calls_are_read(
     except BadRequest:
         return
     text = written_call(parser.call_grammar(), called, arguments, schema)
-    started = model.started(parser.call_grammar(), tools=[tool], tool_choice="required")
+    started = model.start(parser.call_grammar(), tools=[tool], tool_choice="required")
     assert model.accepts(started, text)
     assert read(text, parser, [tool], THOUGHTS.get(name)) == ([(called, arguments)], "")
 
@@ -101,5 +101,7 @@ def test_a_tool_is_refused_or_its_calls_are_read(
 def test_names_that_people_give_are_not_refused(model: Any, name: str) -> None:
     names = ["f", "get_weather", "Bash", "mcp__server__tool", "a1"]
     dashed = [] if name in ("llama4_pythonic", "lfm2", "olmo3") else ["get-it"]
-    tools = [named(each, ["path", "old_string", "from", "X"], "string") for each in names + dashed]
+    tools = [
+        function_of(each, ["path", "old_string", "from", "X"], "string") for each in names + dashed
+    ]
     check_readable(model.request(tools=tools, tool_choice="required"), PARSERS[name])

@@ -36,7 +36,7 @@ GRAMMAR_CASES = [c for c in CASES if c["kind"] in ("schema_accept", "schema_reje
 
 @pytest.mark.parametrize("case", GRAMMAR_CASES, ids=[c["id"] for c in GRAMMAR_CASES])
 def test_published_case(model: Any, case: dict[str, Any]) -> None:
-    constraint = model.started(response_format=json_schema(case["schema"]))
+    constraint = model.start(response_format=json_schema(case["schema"]))
     assert model.accepts(constraint, case["text"]) is case["valid"]
 
 
@@ -50,7 +50,7 @@ def test_a_violation_cannot_be_written(model: Any, case: dict[str, Any]) -> None
         with pytest.raises(BadRequest, match="'uniqueItems'"):
             model.compiler.structure(model.request(**given))
     else:
-        assert not model.accepts(model.started(**given), case["text"])
+        assert not model.accepts(model.start(**given), case["text"])
 
 
 POINT = {
@@ -97,7 +97,7 @@ TREE = {
     ],
 )
 def test_white_space_is_natural_and_bounded(model: Any, text: str, fits: bool) -> None:
-    assert model.accepts(model.started(response_format=json_schema(POINT)), text) is fits
+    assert model.accepts(model.start(response_format=json_schema(POINT)), text) is fits
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_template_that_shows_calls_on_one_line(template: str | None) -> None:
 def test_a_random_model_does_not_fill_up_with_white_space(model: Any) -> None:
     """Of white space outside of strings there is at most one character for each separator, and some
     before the first bracket."""
-    first = model.started(response_format=json_schema(TREE))
+    first = model.start(response_format=json_schema(TREE))
     for seed in range(20):
         text, _ = model.sample(first.fork(), seed, 300)
         bare = re.sub(r'"(?:[^"\\\\]|\\\\.)*"?', "", text.lstrip())
@@ -143,7 +143,7 @@ def test_a_random_model_does_not_fill_up_with_white_space(model: Any) -> None:
 
 
 def test_random_model_writes_valid_json_200_times(model: Any) -> None:
-    first = model.started(response_format=json_schema(TREE))
+    first = model.start(response_format=json_schema(TREE))
     ended = 0
     for seed in range(200):
         text, done = model.sample(first.fork(), seed, 600)
@@ -154,7 +154,7 @@ def test_random_model_writes_valid_json_200_times(model: Any) -> None:
 
 
 def test_random_model_writes_a_json_object(model: Any) -> None:
-    first = model.started(response_format={"type": "json_object"})
+    first = model.start(response_format={"type": "json_object"})
     done = [
         text for seed in range(30) for text, ok in [model.sample(first.fork(), seed, 300)] if ok
     ]
@@ -163,7 +163,7 @@ def test_random_model_writes_a_json_object(model: Any) -> None:
 
 
 def test_a_cut_reply_does_not_count_as_complete(model: Any) -> None:
-    constraint = model.started(response_format=json_schema(POINT))
+    constraint = model.start(response_format=json_schema(POINT))
     for token in model.encode('{"x": 1'):
         constraint.advance(token)
     assert not constraint.complete
@@ -171,23 +171,23 @@ def test_a_cut_reply_does_not_count_as_complete(model: Any) -> None:
 
 
 def test_the_end_is_forced_and_only_then_offered(model: Any) -> None:
-    constraint = model.started(response_format=json_schema(POINT))
-    assert not model.eos & set(model.allowed(constraint))
+    constraint = model.start(response_format=json_schema(POINT))
+    assert not model.eos & set(model.allowed_tokens(constraint))
     for token in model.encode('{"x": 1, "on": false}'):
         assert not constraint.finished
         constraint.advance(token)
     assert constraint.finished
     assert constraint.complete
-    assert set(model.allowed(constraint)) == model.eos
+    assert set(model.allowed_tokens(constraint)) == model.eos
     constraint.advance(min(model.eos))
     assert constraint.finished
 
 
 def test_rows_beyond_the_tokenizer_are_never_allowed(model: Any) -> None:
-    constraint = model.started(grammar={"type": "regex", "value": "(?s:.*)"})
+    constraint = model.start(grammar={"type": "regex", "value": "(?s:.*)"})
     assert constraint.mask().dtype == np.uint32
     assert constraint.mask().shape == ((model.rows + 31) // 32,)
-    assert max(model.allowed(constraint)) < model.tokenizer.get_vocab_size()
+    assert max(model.allowed_tokens(constraint)) < model.tokenizer.get_vocab_size()
 
 
 def test_an_output_matrix_smaller_than_the_tokenizer(model: Any) -> None:
@@ -196,11 +196,11 @@ def test_an_output_matrix_smaller_than_the_tokenizer(model: Any) -> None:
     structure = small.structure(model.request(grammar={"type": "regex", "value": "(?s:.*)"}))
     assert structure is not None
     assert structure.constraint.mask().shape == ((rows + 31) // 32,)
-    assert max(model.allowed(structure.constraint)) < rows
+    assert max(model.allowed_tokens(structure.constraint)) < rows
 
 
 def test_forks_go_their_own_way(model: Any) -> None:
-    one = model.started(response_format=json_schema(POINT))
+    one = model.start(response_format=json_schema(POINT))
     one.advance(model.encode("{")[0])
     two = one.fork()
     for token in model.encode('"x": 1'):
@@ -210,8 +210,8 @@ def test_forks_go_their_own_way(model: Any) -> None:
 
 
 def test_a_forbidden_token_fails_this_request_alone(model: Any) -> None:
-    one = model.started(response_format=json_schema(POINT))
-    two = model.started(response_format=json_schema(POINT))
+    one = model.start(response_format=json_schema(POINT))
+    two = model.start(response_format=json_schema(POINT))
     with pytest.raises(RequestFailed):
         one.advance(model.encode("x")[0])
     assert model.accepts(two, '{"x":2,"on":true}')
@@ -259,7 +259,7 @@ def test_many_threads_may_compile_at_once(model: Any) -> None:
     def write(seed: int) -> str:
         schema = {"type": "object", "properties": {"a": {"const": seed % 3}}, "required": ["a"],
                   "additionalProperties": False}  # fmt: skip
-        text, _ = model.sample(model.started(response_format=json_schema(schema)), seed, 100)
+        text, _ = model.sample(model.start(response_format=json_schema(schema)), seed, 100)
         return text
 
     with ThreadPoolExecutor(4) as pool:
@@ -280,13 +280,13 @@ def test_many_threads_may_compile_at_once(model: Any) -> None:
     ],
 )
 def test_regex(model: Any, pattern: str, text: str, fits: bool) -> None:
-    constraint = model.started(grammar={"type": "regex", "value": pattern})
+    constraint = model.start(grammar={"type": "regex", "value": pattern})
     assert model.accepts(constraint, text) is fits
 
 
 def test_lark(model: Any) -> None:
     value = 'start: "a" inner*\ninner: "(" inner ")" | "b"'
-    first = model.started(grammar={"type": "lark", "value": value})
+    first = model.start(grammar={"type": "lark", "value": value})
     second = first.fork()
     assert model.accepts(first, "a((b))b")
     assert not model.accepts(second, "a((b)b")
@@ -412,7 +412,7 @@ REWRITTEN: list[tuple[Any, str, bool]] = [
 def test_keywords_that_can_be_said_otherwise(
     model: Any, schema: Any, text: str, fits: bool
 ) -> None:
-    assert model.accepts(model.started(response_format=json_schema(schema)), text) is fits
+    assert model.accepts(model.start(response_format=json_schema(schema)), text) is fits
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_keywords_that_can_be_said_otherwise(
 def test_the_same_name_twice_does_not_count_as_two(model: Any, schema: Any) -> None:
     whole = {"type": "object", "minProperties": 2, **schema}
     with pytest.raises(BadRequest, match="'minProperties'"):
-        model.started(response_format=json_schema(whole))
+        model.start(response_format=json_schema(whole))
 
 
 def test_a_dead_end_is_refused_with_its_reason(model: Any) -> None:
@@ -436,7 +436,7 @@ def test_a_dead_end_is_refused_with_its_reason(model: Any) -> None:
     schema = {**ONE_NAME, "allOf": [{"$ref": "#/$defs/only"}], "$defs": {"only": only}}
     del schema["additionalProperties"]
     with pytest.raises(BadRequest, match="nothing can follow"):
-        model.started(response_format=json_schema(schema))
+        model.start(response_format=json_schema(schema))
 
 
 def thinking(model: Any, opened: bool, **given: Any) -> AfterThoughts:
@@ -484,10 +484,10 @@ def test_an_end_marker_spread_over_tokens_and_beyond(model: Any) -> None:
 
 def test_thoughts_do_not_end_the_reply(model: Any) -> None:
     constraint = thinking(model, True, tools=[PING], tool_choice="required")
-    assert not model.eos & set(model.allowed(constraint))
+    assert not model.eos & set(model.allowed_tokens(constraint))
     assert not constraint.finished
     assert not constraint.complete
-    assert len(model.allowed(constraint)) == model.rows - len(model.eos) - 1
+    assert len(model.allowed_tokens(constraint)) == model.rows - len(model.eos) - 1
 
 
 def test_a_word_that_reaches_beyond_the_marker(model: Any) -> None:

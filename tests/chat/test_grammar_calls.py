@@ -64,7 +64,7 @@ def check_call(call: dict[str, Any]) -> None:
 
 
 def test_random_model_makes_a_required_call_200_times(model: Any) -> None:
-    first = model.started(grammar("hermes"), tools=TOOLS, tool_choice="required")
+    first = model.start(grammar("hermes"), tools=TOOLS, tool_choice="required")
     ended, several, names = 0, 0, set()
     for seed in range(200):
         text, done = model.sample(first.fork(), seed, 900)
@@ -92,7 +92,7 @@ def test_random_model_makes_a_required_call_200_times(model: Any) -> None:
     ],
 )
 def test_one_call_only(model: Any, given: dict[str, Any], names: set[str]) -> None:
-    first = model.started(grammar("hermes"), tools=TOOLS, **given)
+    first = model.start(grammar("hermes"), tools=TOOLS, **given)
     found = set()
     for seed in range(40):
         text, done = model.sample(first.fork(), seed, 900)
@@ -108,18 +108,18 @@ def test_allowed_tools(model: Any) -> None:
         "type": "allowed_tools",
         "allowed_tools": {"mode": "required", "tools": [{"type": "function", "name": "ping"}]},
     }
-    first = model.started(grammar("hermes"), tools=TOOLS, tool_choice=choice)
+    first = model.start(grammar("hermes"), tools=TOOLS, tool_choice=choice)
     text, _ = model.sample(first, 1, 400)
     assert {call["name"] for call in hermes_calls(text)} == {"ping"}
 
 
 def test_markers_are_written_as_special_tokens(model: Any) -> None:
-    constraint = model.started(grammar("hermes"), tools=TOOLS, tool_choice="required")
-    assert model.allowed(constraint) == [model.tokenizer.token_to_id("<tool_call>")]
+    constraint = model.start(grammar("hermes"), tools=TOOLS, tool_choice="required")
+    assert model.allowed_tokens(constraint) == [model.tokenizer.token_to_id("<tool_call>")]
 
 
 def test_markers_outside_the_vocabulary_are_written_as_text(model: Any) -> None:
-    constraint = model.started(grammar("longcat"), tools=[PING], tool_choice="required")
+    constraint = model.start(grammar("longcat"), tools=[PING], tool_choice="required")
     text = '<longcat_tool_call>\n{"name": "ping", "arguments": {}}\n</longcat_tool_call>'
     assert model.accepts(constraint, text)
 
@@ -155,15 +155,15 @@ FORMS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("name", "text"), FORMS)
 def test_every_format_takes_its_own_calls(model: Any, name: str, text: str) -> None:
     given: dict[str, Any] = {"tools": [GREP, PING], "tool_choice": "required"}
-    assert model.accepts(model.started(grammar(name), **given), text)
-    assert not model.accepts(model.started(grammar(name), **given), text.replace("ping", "pong", 1)
+    assert model.accepts(model.start(grammar(name), **given), text)
+    assert not model.accepts(model.start(grammar(name), **given), text.replace("ping", "pong", 1)
                        .replace("grep", "grab", 1))  # fmt: skip
-    assert not model.accepts(model.started(grammar(name), **given), "no call")
+    assert not model.accepts(model.start(grammar(name), **given), "no call")
 
 
 @pytest.mark.parametrize("name", ["mistral_ids", "mistral_call_id"])
 def test_an_id_is_nine_letters_and_digits(model: Any, name: str) -> None:
-    first = model.started(grammar(name), tools=[PING], tool_choice="required")
+    first = model.start(grammar(name), tools=[PING], tool_choice="required")
     text = written_calls(grammar(name), [("ping", {}, {})], ["abcDEF123"])
     for made, fits in (("Zz9Zz9Zz9", True), ("", False), ("Zz9Zz9Zz", False), ("Zz9_Zz9Zz", False)):
         assert model.accepts(first.fork(), text.replace("abcDEF123", made)) == fits
@@ -171,7 +171,7 @@ def test_an_id_is_nine_letters_and_digits(model: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_model_ends_its_call_in_every_format(model: Any, name: str) -> None:
-    first = model.started(grammar(name), tools=[GREP, PING], tool_choice="required",
+    first = model.start(grammar(name), tools=[GREP, PING], tool_choice="required",
                     parallel_tool_calls=False)  # fmt: skip
     ends = [model.sample(first.fork(), seed, 700)[1] for seed in range(10)]
     assert all(ends)
@@ -179,7 +179,7 @@ def test_random_model_ends_its_call_in_every_format(model: Any, name: str) -> No
 
 def test_an_unknown_format_is_json_between_its_markers(model: Any) -> None:
     strange = ToolParser("strange", "<call>", "</call>").call_grammar()
-    constraint = model.started(strange, tools=[PING], tool_choice="required")
+    constraint = model.start(strange, tools=[PING], tool_choice="required")
     assert model.accepts(constraint, '<call>\n{"name": "ping", "arguments": {}}\n</call>')
     assert grammar("nous") is grammar("hermes")
 
@@ -228,7 +228,7 @@ def parameter(key: str, value: str) -> str:
 def test_tagged_arguments_follow_their_schema(model: Any, body: str, fits: bool) -> None:
     given: dict[str, Any] = {"tools": [XML_TOOL], "tool_choice": "required"}
     text = f"<tool_call>\n<function=put>\n{body}</function>\n</tool_call>"
-    assert model.accepts(model.started(grammar("qwen3_coder"), **given), text) is fits
+    assert model.accepts(model.start(grammar("qwen3_coder"), **given), text) is fits
 
 
 def tool(parameters: Any, **more: Any) -> dict[str, Any]:
@@ -275,9 +275,9 @@ def test_parameters_must_be_an_object(model: Any) -> None:
 def test_a_schema_beside_tools_leaves_the_choice(model: Any, name: str) -> None:
     given: dict[str, Any] = {"tools": [GREP, PING], "response_format": json_schema(POINT)}
     call = next(text for form, text in FORMS if form == name)
-    assert model.accepts(model.started(grammar(name), **given), '{"x":1,"on":true}')
-    assert model.accepts(model.started(grammar(name), **given), call)
-    assert not model.accepts(model.started(grammar(name), **given), "free text")
+    assert model.accepts(model.start(grammar(name), **given), '{"x":1,"on":true}')
+    assert model.accepts(model.start(grammar(name), **given), call)
+    assert not model.accepts(model.start(grammar(name), **given), "free text")
 
 
 @pytest.mark.parametrize(
@@ -301,14 +301,14 @@ def test_a_bare_call_beside_a_schema_has_spaces_of_json(
 
 def test_tokens_of_one_reply(model: Any) -> None:
     """Words of several characters pass where their bytes do, also across a rule's border."""
-    constraint = model.started(grammar("hermes"), tools=[SAVE], tool_choice="required")
+    constraint = model.start(grammar("hermes"), tools=[SAVE], tool_choice="required")
     text = (
         '<tool_call>\n{"name": "grep_tree", "arguments": {"kind": null, "size": 1, "children": []}}'
     )
     tokens: list[int] = model.encode(text)
     assert any(len(model.tokenizer.decode([token])) > 1 for token in tokens)
     for token in tokens:
-        assert token in model.allowed(constraint)
+        assert token in model.allowed_tokens(constraint)
         constraint.advance(token)
 
 
@@ -317,7 +317,7 @@ def test_parsers_read_what_the_grammar_writes(model: Any, name: str) -> None:
     tools = [GREP, PING, PUT, MOVE]
     schemas = {t["function"]["name"]: t["function"].get("parameters", True) for t in tools}
     parser = parsers()[name]
-    first = model.started(grammar(name), tools=tools, tool_choice="required")
+    first = model.start(grammar(name), tools=tools, tool_choice="required")
     seen = 0
     for seed in range(10):
         text, done = model.sample(first.fork(), seed, 600)

@@ -69,14 +69,14 @@ def test_the_first_ids_are_special_tokens(low: ByteModel) -> None:
     ids=["schema", "object", "object of a schema", "regex", "lark", "call"],
 )
 def test_a_grammar_holds(low: ByteModel, given: dict[str, Any], fits: str, fails: str) -> None:
-    start = low.started(CALLS, **given)
+    start = low.start(CALLS, **given)
     assert low.accepts(start.fork(), fits)
     assert not low.accepts(start.fork(), fails)
 
 
 def test_a_random_model_writes_what_the_schema_says(low: ByteModel) -> None:
     given = {"response_format": {"type": "json_schema", "json_schema": {"schema": POINT}}}
-    start = low.started(**given)
+    start = low.start(**given)
     for seed in range(5):
         text, ended = low.sample(start.fork(), seed, 200)
         assert ended
@@ -92,7 +92,7 @@ def test_an_added_token_of_white_space_is_text() -> None:
     grammar, schema = parser.call_grammar(), {"properties": {"text": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "put", "parameters": schema}}
     text = written_call(grammar, "put", {"text": "two\nlines\n\nand more"}, schema)
-    start = model.started(grammar, tools=[tool], tool_choice="required")
+    start = model.start(grammar, tools=[tool], tool_choice="required")
     assert model.accepts(start, text)
 
 

@@ -335,7 +335,7 @@ def test_no_model_takes_audio() -> None:
     audio = [{"type": "input_audio", "input_audio": {"data": "abc", "format": "wav"}}]
     sent = [{"role": "user", "content": audio}]
     sees = frozenset({"image", "video"})
-    done = normalise(sent, hoist_system=False, taken=MediaSupport(sees))
+    done = normalise(sent, hoist_system=False, support=MediaSupport(sees))
     assert done.messages[0]["content"] == "[audio omitted: this model cannot take it]"
 
 
@@ -343,7 +343,7 @@ def test_no_model_takes_audio() -> None:
 @pytest.mark.parametrize("name", ["04", "05"])
 def test_text_model_reads_on_past_images_of_users_and_tools(name: str, tool_media: bool) -> None:
     seen = client(name, tool_media=tool_media)
-    done = client(name, tool_media=tool_media, taken=MediaSupport(frozenset()))
+    done = client(name, tool_media=tool_media, support=MediaSupport(frozenset()))
     assert done.media == ()
     assert len(done.warnings) == len(seen.media) > 0
     shown = [m["content"] for m in done.messages]
@@ -356,7 +356,7 @@ def test_only_what_is_not_taken_is_left_out() -> None:
     frames = {"type": "video_url", "video_url": ["data:,a"]}
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     sent = [{"role": "user", "content": [image, frames, image]}]
-    done = normalise(sent, hoist_system=False, taken=MediaSupport(frozenset({"image"})))
+    done = normalise(sent, hoist_system=False, support=MediaSupport(frozenset({"image"})))
     kinds = [part["type"] for part in done.messages[0]["content"]]
     assert kinds == ["image", "text", "image"]
     assert [ref.path for ref in done.media] == ["messages[0].content[0]", "messages[0].content[2]"]
@@ -364,7 +364,7 @@ def test_only_what_is_not_taken_is_left_out() -> None:
 
 
 def test_accepted_media_change_nothing() -> None:
-    assert client("04", taken=MediaSupport(frozenset({"image"}))) == client("04")
+    assert client("04", support=MediaSupport(frozenset({"image"}))) == client("04")
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -492,6 +492,6 @@ def test_images_without_number_that_a_model_cannot_take_cost_linear_time() -> No
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     given = [{"role": "user", "content": [image] * 20_000}]
     began = time.thread_time()
-    made = normalise(given, hoist_system=False, taken=MediaSupport(frozenset()))
+    made = normalise(given, hoist_system=False, support=MediaSupport(frozenset()))
     assert time.thread_time() - began < 10, "each is looked up among all others"
     assert len(made.warnings) == 20_000

@@ -44,7 +44,7 @@ PARSERS = list(mlx_tool_parsers())
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_a_text_in_every_format_fits_and_is_read_back(model: Any, parser: ToolParser) -> None:
     choice = {"type": "function", "function": {"name": "patch"}}
-    first = model.started(parser.call_grammar(), **asked(tool_choice=choice))
+    first = model.start(parser.call_grammar(), **asked(tool_choice=choice))
     ended = 0
     for seed in range(6):
         text, done = model.sample(first.fork(), seed, 400)
@@ -59,7 +59,7 @@ def test_a_text_in_every_format_fits_and_is_read_back(model: Any, parser: ToolPa
 def test_a_text_does_not_hold_what_closes_it(model: Any) -> None:
     parser = next(each for each in PARSERS if each.name == "qwen3_coder")
     wide = asked("start: /(?s:.*)/", tool_choice="required")
-    first = model.started(parser.call_grammar(), **wide)
+    first = model.start(parser.call_grammar(), **wide)
     written = written_call(parser.call_grammar(), "patch", {"content": "MORE"}, PARAMETERS)
     assert model.accepts(first.fork(), written)
     for more in ("a\n</parameter>\nb", "a</parameter>b"):
@@ -67,7 +67,7 @@ def test_a_text_does_not_hold_what_closes_it(model: Any) -> None:
 
 
 def test_without_a_choice_a_reply_is_free_up_to_its_call(model: Any) -> None:
-    first = model.started(HERMES.call_grammar(), **asked())
+    first = model.start(HERMES.call_grammar(), **asked())
     call = '<tool_call>\n{"name": "patch", "arguments": ARGS}\n</tool_call>'
     good = call.replace("ARGS", json.dumps({"content": TEXT}))
     bad = call.replace("ARGS", json.dumps({"content": TEXT.replace("+a", "*a")}))
@@ -98,7 +98,7 @@ def test_a_grammar_that_cannot_be_enforced_is_refused(
 ) -> None:
     for choice in ("auto", "required"):
         with pytest.raises(BadRequest) as caught:
-            model.started(HERMES.call_grammar(), **asked(value, kind, tool_choice=choice))
+            model.start(HERMES.call_grammar(), **asked(value, kind, tool_choice=choice))
         assert words in caught.value.message
 
 
@@ -117,7 +117,7 @@ def test_an_expression_for_the_escaped_text(
     model: Any, pattern: str, fitting: str, other: str
 ) -> None:
     value = f"start: /{pattern}/"
-    first = model.started(HERMES.call_grammar(), **asked(value, tool_choice="required"))
+    first = model.start(HERMES.call_grammar(), **asked(value, tool_choice="required"))
     for text, fits in ((fitting, True), (other, False)):
         call = json.dumps({"content": text}, ensure_ascii=False)
         written = f'<tool_call>\n{{"name": "patch", "arguments": {call}}}\n</tool_call>'

@@ -137,7 +137,7 @@ def reply_to(form: Format, prompt: str, output: str, chunks: Iterable[str]) -> d
         tool_parser=calls,
         reasoning_parser=thoughts,
         reasoning_open=opened,
-        layout=layout(form).behind(prompt, thoughts.openers() if thoughts else ()),
+        layout=layout(form).after(prompt, thoughts.openers() if thoughts else ()),
     )
     deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
     return message_of(deltas + reply.finish("stop")[0])
@@ -252,6 +252,6 @@ def test_a_continued_answer_keeps_its_first_space() -> None:
     own = layout(form)
     assert own.turn_open == " "
     for begins, content in ((True, "there"), (False, " there")):
-        reply = Reply(layout=own.behind("[INST] x [/INST]", (), begins=begins))
+        reply = Reply(layout=own.after("[INST] x [/INST]", (), begins=begins))
         deltas = reply.push_text(" there") + reply.finish("stop")[0]
         assert "".join(delta.content for delta in deltas) == content

@@ -81,7 +81,7 @@ def test_wrong_usage_is_exit_code_2(run: Run) -> None:
 
 def test_the_reference_lists_every_command() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text(encoding="utf-8")
-    ours = ",".join(plugin.name for plugin, _ in find_plugins() if plugin.ours)
+    ours = ",".join(plugin.name for plugin, _ in find_plugins() if plugin.built_in)
     cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ours}))
     commands = set(get_group(cli).commands)
     assert commands == set(re.findall(r"^\| `mlx-provider ([\w-]+)` \|", page, re.MULTILINE))

@@ -7,7 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mlx_provider.client.messages import LineBuffer
-from mlx_provider.protocol.event_queue import JOINED, TAKEN, UNREAD_LIMIT, EventQueue, size
+from mlx_provider.protocol.event_queue import (
+    GET_BYTES,
+    MAX_JOINED_BYTES,
+    UNREAD_LIMIT,
+    EventQueue,
+    event_bytes,
+)
 from mlx_provider.protocol.events import EVENT_BATCH, Delta, Done, Failed, Finish, TokenLogprob
 from mlx_provider.protocol.events import ToolCallDelta as Call
 
@@ -120,7 +126,7 @@ def test_logprobs_that_are_read_are_whole() -> None:
     queue.put([Finish(reason="stop")])
     while len(found) < 201:
         batch = queue.get(0)
-        assert sum(map(size, batch)) < TAKEN + 2 * JOINED
+        assert sum(map(event_bytes, batch)) < GET_BYTES + 2 * MAX_JOINED_BYTES
         found += [d for event in batch for d in getattr(event, "logprobs", [event])]
     assert found[:200] == [one] * 200
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider_eval.needle import Needles, as_long_as, document, lengths, locker
+from mlx_provider_eval.needle import Needles, document, lengths, locker, longest_prompt
 
 
 def words(messages: list[dict[str, Any]]) -> int:
@@ -40,7 +40,7 @@ def test_a_prompt_is_nearly_as_long_as_it_may_be(tokens: int, near: int) -> None
     def build(parts: int) -> Any:
         return document(0.5, 0, tokens, parts)
 
-    messages, found, parts = as_long_as(build, count, tokens, near)
+    messages, found, parts = longest_prompt(build, count, tokens, near)
     assert words(messages) == found <= tokens
     assert found > tokens - 40
     assert messages == build(parts)
@@ -48,7 +48,7 @@ def test_a_prompt_is_nearly_as_long_as_it_may_be(tokens: int, near: int) -> None
 
 
 def test_no_room_for_any_part() -> None:
-    messages, tokens, parts = as_long_as(lambda n: [{"content": "x " * (50 + n)}], words, 10)
+    messages, tokens, parts = longest_prompt(lambda n: [{"content": "x " * (50 + n)}], words, 10)
     assert (parts, tokens) == (0, 53)
     assert len(messages) == 1
 

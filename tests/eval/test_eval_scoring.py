@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_provider_eval.scenario import Expected, Text, Tool, matches
-from mlx_provider_eval.subjects import Made, Reply
+from mlx_provider_eval.subjects import Reply, ReplyCall
 from mlx_provider_eval.tools import FAULTS, find_fault
 
 TOOLS = {
@@ -26,11 +26,11 @@ TOOLS = {
 }
 
 
-def light(**arguments: Any) -> Made:
-    return Made("1", "light", json.dumps(arguments))
+def light(**arguments: Any) -> ReplyCall:
+    return ReplyCall("1", "light", json.dumps(arguments))
 
 
-def said(*calls: Made, text: str = "", **more: Any) -> Reply:
+def said(*calls: ReplyCall, text: str = "", **more: Any) -> Reply:
     return Reply(text=text, calls=calls, finish="tool_calls" if calls else "stop", **more)
 
 
@@ -54,10 +54,10 @@ WORDS = Expected(text=Text(has=["four", ["door", "gate"]], lacks=["window"]))
         (said(light(room="hall")), WORDS, "needless call"),
         (said(light(room="hall")), BOTH, "missing call"),
         (said(light(room="hall"), light(room="attic")), HALL, "extra call"),
-        (said(Made("1", "lamp", "{}")), HALL, "unknown tool"),
-        (said(Made("1", "door", "{}")), HALL, "wrong tool"),
-        (said(Made("1", "light", '{"room"')), HALL, "no JSON"),
-        (said(Made("1", "light", '["hall"]')), HALL, "no JSON"),
+        (said(ReplyCall("1", "lamp", "{}")), HALL, "unknown tool"),
+        (said(ReplyCall("1", "door", "{}")), HALL, "wrong tool"),
+        (said(ReplyCall("1", "light", '{"room"')), HALL, "no JSON"),
+        (said(ReplyCall("1", "light", '["hall"]')), HALL, "no JSON"),
         (said(light(room="cellar")), HALL, "against the schema"),
         (said(light(level=1)), HALL, "against the schema"),
         (said(light(room="hall", level=3)), HALL, "invented argument"),

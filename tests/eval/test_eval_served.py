@@ -22,7 +22,14 @@ from mlx_provider.testing.scripted import Call, Step, build, environment, script
 from mlx_provider_eval import commands, needle
 from mlx_provider_eval.needle import Needles
 from mlx_provider_eval.scenario import read
-from mlx_provider_eval.subjects import Client, Result, Staged, Subject, staging, subjects
+from mlx_provider_eval.subjects import (
+    Client,
+    LoadedSubject,
+    Result,
+    Subject,
+    load_subjects,
+    subjects,
+)
 from mlx_provider_eval.tools import ToolCalls, knows_tools
 from waiting import wait_until
 
@@ -81,13 +88,13 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Gateway:
     """One gateway for this file."""
 
-    stages: Generator[Staged | Result]
-    staged: list[Staged | Result]
+    stages: Generator[LoadedSubject | Result]
+    loaded: list[LoadedSubject | Result]
 
-    def again(self) -> Generator[Staged | Result]:
-        """What was staged, as if for the first time; its end is the gateway's."""
+    def again(self) -> Generator[LoadedSubject | Result]:
+        """What was loaded, as if for the first time; its end is the gateway's."""
         try:
-            yield from self.staged
+            yield from self.loaded
         finally:
             self.stages.close()
 
@@ -99,7 +106,7 @@ def gateways(own: Path) -> Iterator[Callable[[], Gateway]]:
         running: list[Gateway] = []
 
         def gateway() -> Gateway:
-            if not running or of(running[-1].staged, 0).apart.proxy.process.poll() is not None:
+            if not running or of(running[-1].loaded, 0).gateway.proxy.process.poll() is not None:
                 running.append(stack.enter_context(served(own)))
             return running[-1]
 
@@ -123,24 +130,24 @@ def served(own: Path) -> Iterator[Gateway]:
     wanted.append(Subject(model, {"drafter": "absent"}, "scripted, absent"))
     environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
     environ["MLX_PROVIDER_IDLE_TIMEOUT"] = "900"  # it must not end between tests
-    with closing(staging(wanted, quiet, environ)) as stages:
+    with closing(load_subjects(wanted, quiet, environ)) as stages:
         yield Gateway(stages, [next(stages) for _ in wanted])
 
 
 @pytest.fixture
-def staged(gateway: Gateway) -> list[Staged | Result]:
-    return gateway.staged
+def loaded(gateway: Gateway) -> list[LoadedSubject | Result]:
+    return gateway.loaded
 
 
-def of(found: list[Staged | Result], number: int) -> Staged:
+def of(found: list[LoadedSubject | Result], number: int) -> LoadedSubject:
     each = found[number]
-    assert isinstance(each, Staged), each
+    assert isinstance(each, LoadedSubject), each
     return each
 
 
-def test_scripted_replies_are_judged(staged: list[Staged | Result], own: Path) -> None:
+def test_scripted_replies_are_judged(loaded: list[LoadedSubject | Result], own: Path) -> None:
     plan = ToolCalls(read([own / "cases.yaml"]), max_tokens=120)
-    result = plan.measure(of(staged, 0), quiet)
+    result = plan.measure(of(loaded, 0), quiet)
     faults = {case["name"]: case["fault"] for case in result["cases"]}
     kinds = {case["name"]: case["kind"] for case in result["cases"]}
     assert faults == {name: "" if kind == "right" else kind for name, kind in kinds.items()}
@@ -152,26 +159,30 @@ def test_scripted_replies_are_judged(staged: list[Staged | Result], own: Path) -
     assert rome["transcript"][-1]["reply"]["calls"][0]["arguments"] == '{"city": "Rome"}'
 
 
-def test_a_parser_of_another_format_is_seen(staged: list[Staged | Result], own: Path) -> None:
+def test_a_parser_of_another_format_is_seen(
+    loaded: list[LoadedSubject | Result], own: Path
+) -> None:
     asked = [each for each in read([own / "cases.yaml"]) if each.id in ("call", "turns")]
-    result = ToolCalls(asked).measure(of(staged, 1), quiet)
+    result = ToolCalls(asked).measure(of(loaded, 1), quiet)
     assert result["faults"] == {"call in text": 2}
     assert result["label"] == "scripted, tool_parser=pythonic"
 
 
-def test_what_does_not_load_is_told_and_the_others_go_on(staged: list[Staged | Result]) -> None:
-    skipped = staged[2]
+def test_what_does_not_load_is_told_and_the_others_go_on(
+    loaded: list[LoadedSubject | Result],
+) -> None:
+    skipped = loaded[2]
     assert isinstance(skipped, dict)
     assert "drafter" in skipped["skipped"]
 
 
 def test_a_needle_is_found_at_each_length_and_depth(
-    staged: list[Staged | Result], monkeypatch: pytest.MonkeyPatch
+    loaded: list[LoadedSubject | Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model knows the first of two codes, whatever the question."""
     answer = script(Step(f"It is {needle.locker(0)[1]}."))
     monkeypatch.setattr(needle, "QUESTION", answer.replace("{", "{{").replace("}", "}}"))
-    plan, scripted = Needles(least=600, limit=1000, needles=2, max_tokens=30), of(staged, 0)
+    plan, scripted = Needles(least=600, limit=1000, needles=2, max_tokens=30), of(loaded, 0)
     result = plan.measure(scripted, quiet)
     assert (result["limit"], result["limited_by"]) == (1000, "--limit")
     assert [cell["length"] for cell in result["cells"]] == [600] * 5 + [1000] * 5
@@ -186,8 +197,8 @@ def test_a_needle_is_found_at_each_length_and_depth(
     assert Needles().find_limit(scripted) == (8000 - 64 - 1, "the model's context")
 
 
-def test_counts_are_those_of_the_prompts(staged: list[Staged | Result]) -> None:
-    scripted = of(staged, 0)
+def test_counts_are_those_of_the_prompts(loaded: list[LoadedSubject | Result]) -> None:
+    scripted = of(loaded, 0)
     client = Client(scripted, 4, {})
     messages = [{"role": "user", "content": script(Step("It is Paris."))}]
     reply = client.ask(messages)
@@ -195,22 +206,24 @@ def test_counts_are_those_of_the_prompts(staged: list[Staged | Result]) -> None:
     assert reply.prompt_tokens == scripted.count(messages)
 
 
-def test_a_template_without_tools_is_told(staged: list[Staged | Result]) -> None:
+def test_a_template_without_tools_is_told(loaded: list[LoadedSubject | Result]) -> None:
     class Deaf:
         def count(self, request: Any) -> int:
             return 7
 
-    scripted = of(staged, 0)
-    deaf = replace(scripted, apart=replace(scripted.apart, engine=Deaf()))  # type: ignore[arg-type]
+    scripted = of(loaded, 0)
+    deaf = replace(scripted, gateway=replace(scripted.gateway, engine=Deaf()))  # type: ignore[arg-type]
     assert not knows_tools(deaf)
     assert knows_tools(scripted)
 
 
 def test_the_command_compares_and_writes(
-    staged: list[Staged | Result], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: list[LoadedSubject | Result], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the start of the gateway, which is that of this file."""
-    monkeypatch.setattr("mlx_provider_eval.subjects.staging", lambda *_: (each for each in staged))
+    monkeypatch.setattr(
+        "mlx_provider_eval.subjects.load_subjects", lambda *_: (each for each in loaded)
+    )
     monkeypatch.setattr("mlx_provider_eval.subjects.prepare", lambda *_: None)
     out = tmp_path / "tools.json"
     arguments = ["tools", "demo", "--scenarios", str(own / "words.yaml"), "--out", str(out)]
@@ -229,15 +242,15 @@ def test_the_command_compares_and_writes(
     assert "It will be cold." in str(failed["transcript"])
 
 
-def test_a_gateway_that_ended_is_told(staged: list[Staged | Result], tmp_path: Path) -> None:
-    scripted = of(staged, 0)
+def test_a_gateway_that_ended_is_told(loaded: list[LoadedSubject | Result], tmp_path: Path) -> None:
+    scripted = of(loaded, 0)
     (tmp_path / "proxy.log").write_text("first\nout of memory\n")
     with subprocess.Popen(["false"]) as ended, socket.socket() as taken:
         ended.wait()
         taken.bind(("127.0.0.1", 0))  # nobody else may listen there meanwhile
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        proxy = replace(scripted.apart.proxy, process=ended, url=url, log=tmp_path / "proxy.log")
-        client = Client(replace(scripted, apart=replace(scripted.apart, proxy=proxy)), 4, {})
+        proxy = replace(scripted.gateway.proxy, process=ended, url=url, log=tmp_path / "proxy.log")
+        client = Client(replace(scripted, gateway=replace(scripted.gateway, proxy=proxy)), 4, {})
         with pytest.raises(
             EngineUnavailable, match="ended with exit code 1: first / out of memory"
         ):
@@ -249,12 +262,12 @@ def test_a_signal_leaves_no_process(
     gateway: Gateway, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of an answer."""
-    scripted = of(gateway.staged, 0)
-    proxy, engine = scripted.apart.proxy, scripted.apart.engine.health().pid
+    scripted = of(gateway.loaded, 0)
+    proxy, engine = scripted.gateway.proxy, scripted.gateway.engine.health().pid
     asked = {"id": "a", "kind": "k", "tools": ["get_time"], "expect": TEXT}
     asked["say"] = script(Step(count=900, slow=0.5))
     (own / "slow.yaml").write_text(yaml.safe_dump({"scenarios": [asked]}))
-    monkeypatch.setattr("mlx_provider_eval.subjects.staging", lambda *_: gateway.again())
+    monkeypatch.setattr("mlx_provider_eval.subjects.load_subjects", lambda *_: gateway.again())
     monkeypatch.setattr("mlx_provider_eval.subjects.prepare", lambda *_: None)
     threading.Thread(target=end_when_it_runs, args=(scripted,), daemon=True).start()
     arguments = ["tools", "demo", "--scenarios", str(own / "slow.yaml")]
@@ -274,6 +287,6 @@ def has_ended(pid: int) -> bool:
     return False
 
 
-def end_when_it_runs(scripted: Staged) -> None:
-    wait_until(lambda: scripted.apart.engine.health().running)
+def end_when_it_runs(scripted: LoadedSubject) -> None:
+    wait_until(lambda: scripted.gateway.engine.health().running)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -9,7 +9,13 @@ import pytest
 
 from mlx_provider.client import connection
 from mlx_provider.gateway import models as recommended
-from mlx_provider.gateway.models import MEMORY_SHARE, Machine, table, this_machine, two_for
+from mlx_provider.gateway.models import (
+    MEMORY_SHARE,
+    Machine,
+    recommend_two,
+    recommended_models,
+    this_machine,
+)
 from mlx_provider.protocol.health import MemoryStats
 from mlx_provider.serving.residents import RESERVE
 
@@ -23,7 +29,10 @@ WEIGHTS_SHARE = 0.9 * MEMORY_SHARE * (1 - RESERVE) * WORKING_SET
 
 def named(machine: Machine) -> list[str]:
     """Their sizes, as their names have them."""
-    parts = [each.name.partition("/")[2].split("-") for each in two_for(machine, table()[1])]
+    parts = [
+        each.name.partition("/")[2].split("-")
+        for each in recommend_two(machine, recommended_models()[1])
+    ]
     return [next(part for part in name if part[-1] == "B") for name in parts]
 
 
@@ -48,7 +57,7 @@ def test_a_cpu_gets_what_reads_little_for_a_token() -> None:
 
 
 def test_the_table_is_in_order_and_leaves_room() -> None:
-    day, models = table()
+    day, models = recommended_models()
     assert day <= date.today()  # noqa: DTZ011
     assert models == sorted(models, key=lambda each: -each.weights)
     for each in models:

@@ -21,10 +21,10 @@ from local_server import Handler, serving
 from mlx_provider.client.runtime_folder import holder, is_held
 from mlx_provider.config import state_folder
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway import engine, proxy, standing
+from mlx_provider.gateway import engine, persistent, proxy
 from mlx_provider.gateway.models import candidate
+from mlx_provider.gateway.persistent import GatewayFiles, Record, Running
 from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.gateway.standing import GatewayFiles, Record, Running
 from mlx_provider.registry import PluginRegistry
 from ports import free_port
 
@@ -80,7 +80,7 @@ def stand_in_proxy(
         started.append(proxy.start_proxy(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(standing, "start_proxy", start_proxy)
+    monkeypatch.setattr(persistent, "start_proxy", start_proxy)
     yield free_port
     for each in started:
         each.stop()
@@ -275,7 +275,7 @@ def test_a_new_lock_holds_no_earlier_id(
 ) -> None:
     kept.write(Record(SERVED, 4100))
     kept.lock.write_text("1\n")
-    monkeypatch.setattr(standing, "SIGN_LIMIT", 0.2)
+    monkeypatch.setattr(persistent, "SIGN_LIMIT", 0.2)
     lock = kept.try_lock()
     assert lock is not None
     with pytest.raises(EngineUnavailable, match="lsof"):
@@ -294,14 +294,14 @@ def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
     port = str(stand_in_proxy())
     command = ["up", "demo", "--port", port]
     first: list[tuple[int, str, str]] = []
-    real = standing.start
+    real = persistent.start
 
     def second(*arguments: object) -> bool:
-        monkeypatch.setattr(standing, "start", real)
+        monkeypatch.setattr(persistent, "start", real)
         first.append(run(*command))
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(standing, "start", second)
+    monkeypatch.setattr(persistent, "start", second)
     code, shown, told = run(*command)
     assert first[0][0] == code == 0, told
     assert first[0][1] == shown
@@ -340,7 +340,7 @@ def test_sigterm_while_it_starts_leaves_no_proxy(
         assert kept.running() is not None
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Proxy, "answer_once", told_to_end)
+    monkeypatch.setattr(Proxy, "generate_token", told_to_end)
     code, shown, _ = run("up", "demo", "--port", str(stand_in_proxy()))
     assert (code, shown) == (128 + signal.SIGTERM, "")
     assert kept.running() is None
@@ -357,7 +357,7 @@ def test_a_request_that_the_proxy_refuses_ends_it(kept: GatewayFiles) -> None:
         record = Record(SERVED, server.server_port)
         there = Proxy(None, record.url, "sk-x", kept.folder / "log")  # type: ignore[arg-type]
         with pytest.raises(EngineUnavailable, match="the proxy answers 503"):
-            there.answer_once("demo", 60)
+            there.generate_token("demo", 60)
     assert asked[0]["max_tokens"] == 1
 
 

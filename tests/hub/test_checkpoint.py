@@ -14,7 +14,7 @@ from mlx_provider.gateway.models import (
     candidate,
     candidates_here,
     choose,
-    needs,
+    footprint_of,
     recommend,
     require_fit,
 )
@@ -128,5 +128,5 @@ def test_a_broken_config_is_named(tmp_path: Path) -> None:
 
 def test_a_config_that_tells_nothing_of_its_layers_keeps_no_model_from_a_launch() -> None:
     strange = Outline({"model_type": "nobody"}, GB, "", here=True)
-    assert needs(strange) == Footprint(GB, 0, 0)
-    assert needs(Outline(CONFIG, WEIGHTS, "", here=True)).kv_per_token == KV
+    assert footprint_of(strange) == Footprint(GB, 0, 0)
+    assert footprint_of(Outline(CONFIG, WEIGHTS, "", here=True)).kv_per_token == KV

@@ -15,7 +15,7 @@ PLUGINS = Path(__file__).parents[2] / "plugins"
 REPLACING = re.compile(r"(?<!def )(?<!\w)(?:patch|replaced)\(")
 """Calls of the toolkit by which a family puts its own function into upstream's modules."""
 BROUGHT = {
-    plugin.name: plugin.patches for plugin in PluginRegistry.discover({}).plugins if plugin.ours
+    plugin.name: plugin.patches for plugin in PluginRegistry.discover({}).plugins if plugin.built_in
 }
 SAID = [patch for patches in BROUGHT.values() for patch in patches]
 

@@ -122,7 +122,7 @@ HOLDS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 def test_a_grammar_holds(
     model: ByteModel, given: dict[str, Any], fit: list[str], fail: list[str]
 ) -> None:
-    start = model.started(**given)
+    start = model.start(**given)
     for text in fit:
         assert model.accepts(start.fork(), text), text
     for text in fail:
@@ -138,7 +138,7 @@ def test_a_forced_call_holds_and_is_read_back(
     text = written_call(grammar, "put", PLAIN, SCHEMA)
     if model.decode(model.encode(text)) != text:
         pytest.skip("this vocabulary cannot write the markers: its sign for a space stands in them")
-    start = model.started(grammar, **CALL)
+    start = model.start(grammar, **CALL)
     assert writable(model, start.fork(), text, spelled)
     assert read(text, parser, [TOOL], REASONING_PARSERS.get(name)) == ([("put", PLAIN)], "")
     wrong = {**PLAIN, "count": "many"}
@@ -154,7 +154,7 @@ MOVE = {"type": "function", "function": {"name": "move", "parameters": POINT}}
 def test_a_random_model_calls_as_its_parser_reads(model: ByteModel, name: str) -> None:
     parser = TOOL_PARSERS[name]
     given = {"tools": [MOVE], "tool_choice": "required", "parallel_tool_calls": False}
-    start = model.started(parser.call_grammar(), **given)
+    start = model.start(parser.call_grammar(), **given)
     for seed in range(3):
         text, ended = model.sample(start.fork(), seed, 200)
         assert ended, text
@@ -173,7 +173,7 @@ def check_point(found: Any) -> None:
 
 
 def test_a_random_model_writes_what_the_schema_says(model: ByteModel) -> None:
-    start = model.started(**SCHEMA_OF)
+    start = model.start(**SCHEMA_OF)
     for seed in range(5):
         text, ended = model.sample(start.fork(), seed, 200)
         assert ended, text
@@ -181,7 +181,7 @@ def test_a_random_model_writes_what_the_schema_says(model: ByteModel) -> None:
 
 
 def test_white_space_is_one_space_at_most(model: ByteModel) -> None:
-    start = model.started(**SCHEMA_OF)
+    start = model.start(**SCHEMA_OF)
     for space in ("  ", "\t", "\n", "\n  ", "\r\n"):
         for place in (",", ":"):
             text = shown(SAME).replace(f"{place} ", place + space, 1)
@@ -204,7 +204,7 @@ def filled(model: ByteModel, constraint: Holds, spelled: dict[bytes, list[int]],
     dice, tokens = random.Random(seed), []
     white = {each for key, ids in spelled.items() if key.isspace() for each in ids}
     while not constraint.finished and len(tokens) < 1000:
-        allowed = model.allowed(constraint)
+        allowed = model.allowed_tokens(constraint)
         if model.eos & set(allowed):
             break
         token = dice.choice([each for each in allowed if each in white] or allowed)

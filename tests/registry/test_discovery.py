@@ -144,7 +144,7 @@ def test_a_working_plugin_tells_where_it_comes_from(install_plugin: Install) -> 
     assert (plugin.distribution, plugin.version) == ("mlx-provider-toy", "0.3")
     assert plugin.hooks == ("mlx_model_families",)
     assert plugin.records["model family"] == ("toy",)
-    assert (plugin.error, plugin.notes, plugin.ours) == (None, (), False)
+    assert (plugin.error, plugin.notes, plugin.built_in) == (None, (), False)
 
 
 def test_stating_this_api_version_is_fine(install_plugin: Install) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.isolation import LogLines
+from mlx_provider.logs import LogLines
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import load_drafters

@@ -10,7 +10,7 @@ import pytest
 from mlx_provider import bounded_process
 from mlx_provider.bounded_process import BoundedProcesses
 
-ECHO = "import time; answerer = lambda more: lambda said: time.sleep(0.3) or [said, more]"
+ECHO = "import time; make_answerer = lambda more: lambda said: time.sleep(0.3) or [said, more]"
 BOMB = "import time; kept = bytearray(b'1') * (1 << 29); time.sleep(600)"
 
 

@@ -211,7 +211,7 @@ def test_another_api_gives_the_same_prompt(
 ) -> None:
     model = served("qwen3")
     asked = request(field, "<|im_end|>")
-    made = read(form(asked), {"options": ModelOptions()})
+    made = read(form(asked), {"model": "m", "options": ModelOptions()})
     asked.pop("template")
     prompt = prepare(model, made).prompt
     assert prompt.text == prompt_of(model, **asked).text

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from engine_process import engine_process
-from mlx_provider.isolation import Isolation, LogLines, printable
+from mlx_provider.isolation import Isolation
+from mlx_provider.logs import LogLines, printable
 
 FORGED = "x\n2030-01-01 ERROR forged\r\x1b[2J\x00\u2028\u202e\ud800"
 ESCAPED = r"x\n2030-01-01 ERROR forged\r\x1b[2J\x00\u2028\u202e\ud800"

@@ -57,7 +57,7 @@ def messaged(messages: Any = None, **params: Any) -> GenerateRequest:
         ]
     if "stop" in given:
         given["stop_sequences"] = given.pop("stop")
-    return message_request({"model": "m", **given}, {"options": ModelOptions()})[0]
+    return message_request(given, {"model": "m", "options": ModelOptions()})[0]
 
 
 def responded(messages: Any = None, **params: Any) -> GenerateRequest:
@@ -70,7 +70,7 @@ def responded(messages: Any = None, **params: Any) -> GenerateRequest:
         ]
     if "max_tokens" in given:
         given["max_output_tokens"] = given.pop("max_tokens")
-    return response_request({"model": "m", **given}, {"options": ModelOptions()})[0]
+    return response_request(given, {"model": "m", "options": ModelOptions()})[0]
 
 
 NOT_OF_RESPONSES = {"response_format", "n"}

@@ -10,7 +10,7 @@ from mlx_provider import ModelFamily, ModelInfo, SamplingDefaults
 from mlx_provider.families.checkpoint import sampling_defaults
 from mlx_provider.protocol.requests import Sampling
 from mlx_provider.registry import PluginRegistry
-from mlx_provider.serving.loader import ORDINARY, with_sampling
+from mlx_provider.serving.loader import DEFAULT_SAMPLING, with_sampling
 
 INFO = ModelInfo("known", 100, 100, frozenset(), "", 1, "low")
 PUBLISHED = SamplingDefaults(temperature=0.6, top_k=20)
@@ -30,7 +30,7 @@ def test_the_files_have_precedence_then_the_family_then_general_defaults() -> No
     assert by_family.sampling == PUBLISHED
     assert "published temperature 0.6, top_k 20" in by_family.notes[-1]
     usual = with_sampling(INFO, family(other=PUBLISHED))
-    assert (usual.sampling, len(usual.notes)) == (ORDINARY, 1)
+    assert (usual.sampling, len(usual.notes)) == (DEFAULT_SAMPLING, 1)
     assert "temperature 0.7, top_p 0.95" in usual.notes[0]
 
 

@@ -73,4 +73,4 @@ def test_the_memory_of_a_drafter_is_not_available_for_rows(model: Any) -> None:
     model.ask(max_tokens=2, options=ModelOptions(drafter="mtp"))
     (loaded,) = models.queue.models()
     drafter = loaded.instance.drafter_bytes
-    assert 0 < drafter <= before - models.ledger.free - loaded.taken
+    assert 0 < drafter <= before - models.ledger.free - loaded.loaded_bytes

@@ -348,11 +348,11 @@ def test_a_path_that_cannot_be_created_is_only_logged(
 def test_the_setting_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    Measurements.chosen("off", environ).keep("key", MEASURED)
+    Measurements.at("off", environ).keep("key", MEASURED)
     assert [*tmp_path.iterdir()] == []
     for value, expected in (
         (EngineSettings().measurements, "state/mlx-provider/measurements.json"),
         ("~/measured", "measured"),
     ):
-        Measurements.chosen(value, environ).keep("key", MEASURED)
+        Measurements.at(value, environ).keep("key", MEASURED)
         assert (tmp_path / expected).is_file()

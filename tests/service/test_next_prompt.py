@@ -9,7 +9,7 @@ import pytest
 from mlx_provider.protocol.health import EngineStats
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
-from mlx_provider.serving.next_prompt import Turn, known_head
+from mlx_provider.serving.next_prompt import ToolTurn, known_head
 from mlx_provider.serving.prompt import prepare
 from waiting import PATIENCE
 
@@ -145,9 +145,9 @@ def test_the_next_request_computes_only_its_tool_result(
     )
 
 
-def turn(model: Any, messages: list[Mapping[str, Any]], reasoning: str) -> Turn:
+def turn(model: Any, messages: list[Mapping[str, Any]], reasoning: str) -> ToolTurn:
     wire = GenerateRequest(model=model.model, messages=messages, tools=TOOLS)
-    return Turn(wire, model.served(), "", reasoning, [CALL, {**CALL, "id": "call_2"}])
+    return ToolTurn(wire, model.served(), "", reasoning, [CALL, {**CALL, "id": "call_2"}])
 
 
 def test_both_beginnings_are_prefilled_until_a_client_returns_or_drops_thoughts(qwen: Any) -> None:

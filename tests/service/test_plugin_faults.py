@@ -241,7 +241,7 @@ def test_a_failed_drafter_is_named_and_not_the_family(toys: Toys) -> None:
     """The model's family can be a built-in one, which has no error."""
     with Isolation() as trying:
         toys.registry.drafter("toy").start(Path(), toys.model().served().model, DraftOptions())
-    error = load_error(trying.fault, "m", "text", trusted=False, stranger="")
+    error = load_error(trying.fault, "m", "text", trusted=False, third_party="")
     assert isinstance(error, PluginError)
     assert error.message.startswith(
         f"{PLUGIN}m could not be loaded by family 'text', start failed:"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlx_provider_eval.subjects import Made, Reply
+from mlx_provider_eval.subjects import Reply, ReplyCall
 
 
 def right(expected: Any) -> Reply:
@@ -14,7 +14,7 @@ def right(expected: Any) -> Reply:
         return Reply(text=" ".join(["Well:", *said]), finish="stop")
     calls = [next(iter(call.items())) for call in reversed(expected.calls)]
     made = (
-        Made(f"call_{at}", name, json.dumps(dict(values(arguments))))
+        ReplyCall(f"call_{at}", name, json.dumps(dict(values(arguments))))
         for at, (name, arguments) in enumerate(calls)
     )
     return Reply(calls=tuple(made), finish="tool_calls")

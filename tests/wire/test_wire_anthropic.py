@@ -337,5 +337,5 @@ def test_a_long_lifetime_of_any_part_is_a_hint(place: str | None) -> None:
             {"role": "assistant", "content": "Hello"},
         ],
     }
-    made, _ = message_request(body, {"options": ModelOptions()})
+    made, _ = message_request(body, {"model": "m", "options": ModelOptions()})
     assert made.retain == (place is not None)

@@ -21,7 +21,7 @@ def read(path: str, turns: list[Any]) -> tuple[str, list[str]]:
     body = {**BODY, name: turns}
     if path == "/v1/responses":
         body["max_output_tokens"] = body.pop("max_tokens")
-    asked = ROUTES[path](body, {"options": ModelOptions()})
+    asked = ROUTES[path](body, {"model": "m", "options": ModelOptions()})
     (request,) = asked.requests
     done = normalise(request.messages, hoist_system=False)  # type: ignore[attr-defined]
     return json.dumps(done.messages, ensure_ascii=False), [*map(asked.names.text, done.warnings)]

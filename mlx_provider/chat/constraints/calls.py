@@ -199,7 +199,7 @@ class TaggedArgument:
         value = resolved(self.schema, self.function.schema)
         if self.tags.text is not None:
             listed = listed_values(value, self.function.schema) or []
-            if any(isinstance(each, str) for each in listed):
+            if any(isinstance(one, str) for one in listed):
                 return [f"{self.rule}: {self._list_values(listed, split)}"]
         rule, root = self.rule, self.function.schema
         if not self.tags.writes_text(value, root):

@@ -54,7 +54,7 @@ def request_form(
         names or None,
         warnings,
     )
-    functions = [_with_text(each, request, compiles) for each in functions]
+    functions = [_with_text(function, request, compiles) for function in functions]
     several = request.parallel_tool_calls and not (names and len(names) == 1)
     rules = CallRules(calls or BARE_JSON, functions, split, several, spaces)
     lark = f"start: calls\n{rules.lark()}"

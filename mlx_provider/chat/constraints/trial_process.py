@@ -78,7 +78,7 @@ def try_grammar(lark: str, tokenizer: Any, first_byte: int, limits: Any) -> str:
     return error
 
 
-def answerer(limits: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+def make_answerer(limits: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
     """The first message is the vocabulary, every other one a grammar."""
     vocabulary: Vocabulary | None = None
     tokenizer: Any = None

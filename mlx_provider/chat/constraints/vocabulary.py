@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...upstream.detokenizer import byte_of_character
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
@@ -81,7 +83,7 @@ def _bytes_of_pieces(fast: Any) -> Callable[[str], bytes] | None:
 
 def _byte_level(piece: str) -> bytes:
     try:
-        return bytes(map(_BYTES.__getitem__, piece))
+        return bytes(map(byte_of_character().__getitem__, piece))
     except KeyError:
         return piece.encode()
 
@@ -90,15 +92,6 @@ def _fallback(piece: str) -> bytes:
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes.fromhex(piece[3:5])
     return piece.replace(SPACE, " ").encode()
-
-
-def _characters() -> dict[str, int]:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = sorted(set(range(256)) - set(printable))
-    return {chr(x): x for x in printable} | {chr(256 + n): x for n, x in enumerate(hidden)}
-
-
-_BYTES = _characters()
 
 
 def _as_json(fast: Any) -> str:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+REFUSED = 3
+"""Exit code with a reason on standard output."""
+POLL_SECONDS = 0.5
 RATE = 2.0
 """Frames per second, as vision families assume for a list of frames."""
 MEMORY = 4 * 2**30
@@ -90,15 +93,9 @@ def container(data: bytes) -> str:
     return ".avi" if data[:4] == b"RIFF" and data[8:12] == b"AVI " else ""
 
 
-REFUSED = 3
-
-
-LOOK = 0.5
-
-
-def _outlive_nobody(file: Path, engine: int) -> None:
+def _exit_with_engine(file: Path, engine: int) -> None:
     while os.getppid() == engine:
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     file.unlink(missing_ok=True)
     os._exit(1)
 
@@ -107,7 +104,7 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
     """Write frames to standard output, or the reason of a failure. The file is removed after it is
     opened. `engine`: the process that waits for the frames."""
     file = Path(path)
-    threading.Thread(target=_outlive_nobody, args=(file, engine), daemon=True).start()
+    threading.Thread(target=_exit_with_engine, args=(file, engine), daemon=True).start()
     if sys.platform == "linux":  # other systems refuse such a limit or do not apply it
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     import cv2

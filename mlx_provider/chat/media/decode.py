@@ -19,24 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def webp_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height, for which Pillow would allocate two canvases; `None`: not WebP. Raises
-    `ValueError`, `struct.error` for a malformed file. Layout: RFC 9649, sections 2.4 to 2.7."""
-    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
-        return None
-    match data[12:16]:
-        case b"VP8X":
-            (width,), (height,) = (struct.unpack_from("<I", data, at) for at in (23, 26))
-            return (width >> 8) + 1, (height >> 8) + 1
-        case b"VP8L" if data[20:21] == b"\x2f":
-            (bits,) = struct.unpack_from("<I", data, 21)
-            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
-            width, height = struct.unpack_from("<HH", data, 26)
-            return width & 0x3FFF, height & 0x3FFF
-    raise ValueError(f"a WebP file begins with {data[12:16]!r}")
-
-
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """Pillow's other formats include interpreters of untrusted programs (EPS)."""
 SOS, EOI = b"\xff\xda", b"\xff\xd9"
@@ -50,14 +32,11 @@ PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N
 """By Pillow's mode; 4 for the others."""
 CODEC_BYTES = {"WEBP": 12, "AVIF": 12}
 PROGRESSIVE_BYTES = 6
-
 # What Pillow's decoders raise over malformed bytes; these errors have no common base class.
 _BROKEN = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
     OverflowError, ZeroDivisionError, MemoryError, RuntimeError, struct.error, zlib.error,
 )  # fmt: skip
-
-
 T = TypeVar("T")
 
 
@@ -114,26 +93,46 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
     raise MediaError(f"{path}: the data is no image in a known format ({known})", param=path)
 
 
-def rgb_pixels(
-    picture: Picture, size: tuple[int, int] | None = None, resample: int = 3
-) -> NDArray[np.uint8]:
-    """Pixels (H, W, 3) of the first frame, upright, over white where transparent; read-only.
-    `size`: (height, width). `resample`: Pillow's filter (3: bicubic). Raises `MediaError`."""
-    import numpy as np
-    from PIL import Image
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height, for which Pillow would allocate two canvases; `None`: not WebP. Raises
+    `ValueError`, `struct.error` for a malformed file. Layout: RFC 9649, sections 2.4 to 2.7."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return None
+    match data[12:16]:
+        case b"VP8X":
+            (width,), (height,) = (struct.unpack_from("<I", data, at) for at in (23, 26))
+            return (width >> 8) + 1, (height >> 8) + 1
+        case b"VP8L" if data[20:21] == b"\x2f":
+            (bits,) = struct.unpack_from("<I", data, 21)
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
+            width, height = struct.unpack_from("<HH", data, 26)
+            return width & 0x3FFF, height & 0x3FFF
+    raise ValueError(f"a WebP file begins with {data[12:16]!r}")
 
-    try:
-        reduced = partial(_reduce, picture.shrink(size))
-        image = _rotate(_without_metadata_if_broken(picture.data, reduced), picture.turn)
-        if size is not None and image.size != size[::-1]:
-            image = image.resize(size[::-1], resample)
-        return np.asarray(image, dtype=np.uint8)
-    except (*_BROKEN, Image.DecompressionBombError) as broken:
-        raise _unreadable(picture.path, broken) from None
+
+def _webp_exif(data: bytes) -> bytes | None:
+    """Among the first 1000 chunks."""
+    at = 12 if data[12:16] == b"VP8X" and data[20] & 8 else len(data)
+    for _ in range(1000):
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        if data[at : at + 4] == b"EXIF":
+            return data[at + 8 : at + 8 + size]
+        at += 8 + size + size % 2
+    return None
 
 
-def _unreadable(path: str, broken: BaseException) -> MediaError:
-    return MediaError(f"{path}: the image is malformed or truncated ({broken})", param=path)
+def _open(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> Picture | None:
+    image = _identify(pixels)
+    if image is None:
+        return None
+    _check_size(image.size, path, max_pixels)
+    _check_tile(image, path)
+    exif = exif or image.info.get("exif") or separate(data)[1]  # late in a PNG
+    # Pillow rotates TIFF images itself
+    turn = 1 if image.format == "TIFF" else _turn({**image.info, "exif": exif or None})
+    progressive = bool(image.info.get("progressive"))
+    return Picture.of(data, path, image.size, turn, image.format, image.mode, progressive)
 
 
 def _identify(data: bytes) -> Any:
@@ -173,40 +172,6 @@ def _check_tile(image: Any, path: str) -> None:
         )
 
 
-def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) -> T:
-    try:
-        return read(data, b"")
-    except _BROKEN as broken:
-        try:
-            return read(*separate(data))
-        except _BROKEN:
-            raise broken from None
-
-
-def _open(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> Picture | None:
-    image = _identify(pixels)
-    if image is None:
-        return None
-    _check_size(image.size, path, max_pixels)
-    _check_tile(image, path)
-    exif = exif or image.info.get("exif") or separate(data)[1]  # late in a PNG
-    # Pillow rotates TIFF images itself
-    turn = 1 if image.format == "TIFF" else _turn({**image.info, "exif": exif or None})
-    progressive = bool(image.info.get("progressive"))
-    return Picture.of(data, path, image.size, turn, image.format, image.mode, progressive)
-
-
-def _webp_exif(data: bytes) -> bytes | None:
-    """Among the first 1000 chunks."""
-    at = 12 if data[12:16] == b"VP8X" and data[20] & 8 else len(data)
-    for _ in range(1000):
-        size = int.from_bytes(data[at + 4 : at + 8], "little")
-        if data[at : at + 4] == b"EXIF":
-            return data[at + 8 : at + 8 + size]
-        at += 8 + size + size % 2
-    return None
-
-
 def _turn(info: dict[str, Any]) -> int:
     """The orientation, 1 to 8; 1 for metadata that cannot be read."""
     from PIL import Image
@@ -220,18 +185,36 @@ def _turn(info: dict[str, Any]) -> int:
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
-def _rotate(image: Any, turn: int) -> Any:
-    from PIL.Image import Transpose
+def rgb_pixels(
+    picture: Picture, size: tuple[int, int] | None = None, resample: int = 3
+) -> NDArray[np.uint8]:
+    """Pixels (H, W, 3) of the first frame, upright, over white where transparent; read-only.
+    `size`: (height, width). `resample`: Pillow's filter (3: bicubic). Raises `MediaError`."""
+    import numpy as np
+    from PIL import Image
 
-    turns = (
-        Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM,
-        Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90,
-    )  # fmt: skip
-    return image.transpose(turns[turn - 2]) if turn > 1 else image
+    try:
+        reduced = partial(_reduce, picture.shrink(size))
+        image = _rotate(_without_metadata_if_broken(picture.data, reduced), picture.turn)
+        if size is not None and image.size != size[::-1]:
+            image = image.resize(size[::-1], resample)
+        return np.asarray(image, dtype=np.uint8)
+    except (*_BROKEN, Image.DecompressionBombError) as broken:
+        raise _unreadable(picture.path, broken) from None
 
 
-def _draft(n: int) -> int:
-    return next(part for part in (8, 4, 2, 1) if part <= n)
+def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) -> T:
+    try:
+        return read(data, b"")
+    except _BROKEN as broken:
+        try:
+            return read(*separate(data))
+        except _BROKEN:
+            raise broken from None
+
+
+def _unreadable(path: str, broken: BaseException) -> MediaError:
+    return MediaError(f"{path}: the image is malformed or truncated ({broken})", param=path)
 
 
 def _reduce(n: int, pixels: bytes, exif: bytes) -> Any:
@@ -262,6 +245,10 @@ def _decode_reduced(data: bytes, n: int) -> tuple[Any, int]:
         n = n if drafted is None else n // part
     image.load()
     return image, n
+
+
+def _draft(n: int) -> int:
+    return next(part for part in (8, 4, 2, 1) if part <= n)
 
 
 def _checksum(image: Any) -> int:
@@ -322,3 +309,13 @@ def _eight_bit(image: Any, scale: float) -> Any:
 
     levels = np.nan_to_num(np.asarray(image, dtype=np.float64)) * scale
     return Image.fromarray(np.clip(np.rint(levels), 0, 255).astype(np.uint8))
+
+
+def _rotate(image: Any, turn: int) -> Any:
+    from PIL.Image import Transpose
+
+    turns = (
+        Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM,
+        Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90,
+    )  # fmt: skip
+    return image.transpose(turns[turn - 2]) if turn > 1 else image

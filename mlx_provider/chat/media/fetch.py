@@ -80,11 +80,11 @@ async def _fetch_together(
                 async with asyncio.timeout_at(deadline), slots:
                     return await _download(client, source, policy.max_bytes, room)
             except TimeoutError:
-                late = f"{source.shown} did not arrive within {policy.timeout:g} seconds"
+                late = f"{source.short_url} did not arrive within {policy.timeout:g} seconds"
                 error = source.error(late)
             except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
                 reason = str(failure) or type(failure).__name__
-                error = source.error(f"cannot fetch {source.shown} ({reason})")
+                error = source.error(f"cannot fetch {source.short_url} ({reason})")
             except MediaError as refusal:
                 error = refusal
             if source.required:
@@ -109,10 +109,12 @@ async def _download(
 ) -> bytes:
     async with client.stream("GET", source.url.strip()) as response:
         if not response.is_success:
-            raise source.error(f"{source.shown} answers {response.status_code}")
+            raise source.error(f"{source.short_url} answers {response.status_code}")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise source.error(f"{source.shown} sends a compressed answer, which was not requested")
-        too_large = source.error(f"{source.shown} has more than {max_bytes} bytes")
+            raise source.error(
+                f"{source.short_url} sends a compressed answer, which was not requested"
+            )
+        too_large = source.error(f"{source.short_url} has more than {max_bytes} bytes")
         length = response.headers.get("content-length", "")
         if length.isdigit() and int(length) > max_bytes:
             raise too_large
@@ -202,7 +204,7 @@ class Source:
         return MediaError(f"{self.path}: {reason}", param=self.path, brief=brief)
 
     @property
-    def shown(self) -> str:
+    def short_url(self) -> str:
         return repr(self.url if len(self.url) <= 120 else self.url[:117] + "...")
 
 
@@ -242,7 +244,7 @@ def _bytes(source: Source, policy: MediaPolicy) -> bytes:
         raise source.error(f"URLs of scheme {scheme!r} are not fetched; send a data: or https: URL")
     if not policy.allow_file:
         raise source.error(
-            f"{source.shown} is a local file, which this server does not read; send a data: or "
+            f"{source.short_url} is a local file, which this server does not read; send a data: or "
             "https: URL, or let the operator set allow_media: [file]"
         )
     return _file(source, policy.max_bytes)
@@ -285,11 +287,11 @@ def _file(source: Source, max_bytes: int) -> bytes:
     try:
         # A device or a pipe may never end.
         if not path.is_file():
-            raise source.error(f"{source.shown} is not a file")
+            raise source.error(f"{source.short_url} is not a file")
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except (OSError, ValueError) as failure:
-        raise source.error(f"cannot read {source.shown} ({failure})") from None
+        raise source.error(f"cannot read {source.short_url} ({failure})") from None
     if len(data) > max_bytes:
-        raise source.error(f"{source.shown} has more than {max_bytes} bytes")
+        raise source.error(f"{source.short_url} has more than {max_bytes} bytes")
     return data

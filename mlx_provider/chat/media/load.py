@@ -181,7 +181,7 @@ class _Load:
         if isinstance(self.opened[0], Clip):
             self.result = replace(_clip(self.opened[0], self._policy, claim), path=ref.path)
             return
-        frames = [_image(each, claim) for each in self.opened if isinstance(each, Picture)]
+        frames = [_image(picture, claim) for picture in self.opened if isinstance(picture, Picture)]
         if isinstance(ref.source, str):
             self.result = replace(frames[0], detail=ref.detail, path=ref.path)
             return

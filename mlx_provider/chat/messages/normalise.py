@@ -55,7 +55,7 @@ def normalise(
     system_role: bool = True,
     alternate: bool = False,
     tool_media: bool = False,
-    taken: MediaSupport | None = None,
+    support: MediaSupport | None = None,
     text_parts: frozenset[str] = frozenset(),
     about_tools: str = "",
 ) -> Normalised:
@@ -64,7 +64,7 @@ def normalise(
     stays valid. `system_role`: the template shows system messages; otherwise they begin the first
     user message. `alternate`: the template wants user and assistant to alternate, the user first,
     so turns with media are merged, too. `tool_media`: the template shows images inside tool
-    results; otherwise they move to a user turn after the results. `taken`: `None`: all media.
+    results; otherwise they move to a user turn after the results. `support`: `None`: all media.
     `text_parts`: roles whose parts of text stay separate; those of others are joined by a blank
     line. `about_tools`: a system message after the client's own leading ones.
 
@@ -89,8 +89,8 @@ def normalise(
         turns.insert(at, Turn("system", (about_tools,)))
     turns, warnings = place_results(turns)
     warnings = notes + warnings
-    if taken is not None:
-        turns, omitted = _replace_media(turns, taken)
+    if support is not None:
+        turns, omitted = _replace_media(turns, support)
         warnings += omitted
     if not tool_media:
         turns = _move_tool_media(turns)
@@ -103,29 +103,31 @@ def normalise(
 
 
 def _replace_media(
-    turns: Sequence[Turn], taken: MediaSupport
+    turns: Sequence[Turn], support: MediaSupport
 ) -> tuple[list[Turn], tuple[str, ...]]:
     """Text replaces media that the model does not accept: images stay in an agent's history, so an
     error would end its session."""
     parts = [part for turn in turns for part in turn.parts]
-    unseen = [p for p in parts if isinstance(p, MediaRef) and p.kind not in taken.kinds]
-    shown = [replace(turn, parts=tuple(_replace_parts(turn.parts, taken))) for turn in turns]
-    return shown, tuple(f"{p.path}: {p.kind} omitted, this model cannot take it" for p in unseen)
+    omitted = [p for p in parts if isinstance(p, MediaRef) and p.kind not in support.kinds]
+    replaced = [replace(turn, parts=tuple(_replace_parts(turn.parts, support))) for turn in turns]
+    return replaced, tuple(
+        f"{p.path}: {p.kind} omitted, this model cannot take it" for p in omitted
+    )
 
 
-def _replace_parts(parts: Sequence[Part], taken: MediaSupport) -> list[Part]:
-    shown: list[Part] = []
+def _replace_parts(parts: Sequence[Part], support: MediaSupport) -> list[Part]:
+    replaced: list[Part] = []
     joins = False
     for part in parts:
-        omitted = taken.text(part) if isinstance(part, MediaRef) else None
+        omitted = support.text(part) if isinstance(part, MediaRef) else None
         text = part if omitted is None else omitted
         joins |= omitted is not None
-        if joins and shown and isinstance(shown[-1], str) and isinstance(text, str):
-            shown[-1] += BLANK_LINE + text
+        if joins and replaced and isinstance(replaced[-1], str) and isinstance(text, str):
+            replaced[-1] += BLANK_LINE + text
         else:
-            shown.append(text)
+            replaced.append(text)
         joins = omitted is not None
-    return shown
+    return replaced
 
 
 def typed_index(messages: Sequence[Any]) -> int | None:
@@ -209,13 +211,13 @@ def _move_tool_media(turns: list[Turn]) -> list[Turn]:
         if turn.role != "tool" and moved:
             out.append(Turn("user", tuple(moved)))
             moved = []
-        seen = [part for part in turn.parts if isinstance(part, MediaRef)]
-        if turn.role != "tool" or not seen:
+        media = [part for part in turn.parts if isinstance(part, MediaRef)]
+        if turn.role != "tool" or not media:
             out.append(turn)
             continue
-        moved += [f"Attached to the tool result {turn.call_id or turn.name or ''}".rstrip(), *seen]
+        moved += [f"Attached to the tool result {turn.call_id or turn.name or ''}".rstrip(), *media]
         texts = tuple(part for part in turn.parts if isinstance(part, str))
-        out.append(replace(turn, parts=texts or (f"[{seen[0].kind} in the next message]",)))
+        out.append(replace(turn, parts=texts or (f"[{media[0].kind} in the next message]",)))
     return [*out, Turn("user", tuple(moved))] if moved else out
 
 
@@ -239,7 +241,7 @@ def _mergeable(first: Turn, second: Turn, alternate: bool) -> bool:
 
 
 def _write(turn: Turn, text_parts: frozenset[str]) -> dict[str, Any]:
-    content = _content(turn, apart=turn.role in text_parts and len(turn.parts) > 1)
+    content = _content(turn, separate=turn.role in text_parts and len(turn.parts) > 1)
     message: dict[str, Any] = {"role": turn.role, "content": content}
     if turn.name is not None:
         message["name"] = turn.name
@@ -252,10 +254,10 @@ def _write(turn: Turn, text_parts: frozenset[str]) -> dict[str, Any]:
     return message
 
 
-def _content(turn: Turn, *, apart: bool) -> str | list[dict[str, Any]] | None:
+def _content(turn: Turn, *, separate: bool) -> str | list[dict[str, Any]] | None:
     if turn.null:
         return None
-    if turn.plain and not apart:
+    if turn.plain and not separate:
         return turn.text
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}

@@ -32,7 +32,7 @@ def written_calls(
 ) -> str:
     """`calls`: name, arguments and schema of each. Without `ids`, formats with ids get made-up
     ones. A format with one call per reply is repeated, one per line."""
-    shown = [short_id(each) for each in ids or map(str, range(len(calls)))]
+    shown = [short_id(call_id) for call_id in ids or map(str, range(len(calls)))]
     texts = []
     for number, (name, arguments, schema) in enumerate(calls):
         before, after = frame(grammar, number, shown[number], name)
@@ -135,7 +135,7 @@ def fold_tools(
     Takes and returns canonical messages (`messages.normalise`). Results of parallel calls name
     their calls. User and assistant alternate afterwards as far as roles permit."""
     functions = map(function_of, tools)
-    schemas = {str(each.get("name")): each.get("parameters") for each in functions}
+    schemas = {str(function.get("name")): function.get("parameters") for function in functions}
     folded: list[dict[str, Any]] = []
     names = deque[str]()
     for message in messages:

@@ -1,5 +1,5 @@
-"""One choice's text state machine: tokens in, deltas out, up to a stop string, which may begin and
-end within tokens."""
+"""Turns the tokens of one choice into the deltas of its reply, up to a stop string, which may begin
+and end within tokens."""
 
 import logging
 import re
@@ -14,57 +14,6 @@ from ...records.parsing import ReasoningParser, ToolParser, Tools
 from ...records.reading import TextEvent, TextReader, partial_at
 from .text import read_reply
 from .turn_layout import NO_LAYOUT, AnswerEdge, TurnLayout
-
-
-class StopText:
-    """Passes text on up to the first stop string; holds back a possible beginning of one. The stop
-    string that completes first wins, as if text came character by character."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [_Stop(x) for x in stops if x]
-        self._held = ""
-        self.matched = ""
-
-    def push(self, text: str) -> str:
-        if not self._stops:
-            return text
-        if self.matched:
-            return ""
-        found = [(end, -len(x.text), x.text) for x in self._stops if (end := x.feed(text))]
-        before, text = len(self._held), self._held + text
-        if found:
-            end, _, self.matched = min(found)
-            self._held = ""
-            return text[: before + end - len(self.matched)]
-        at = len(text) - max(x.begun for x in self._stops)
-        self._held = text[at:]
-        return text[:at]
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        for stop in self._stops:
-            stop.begun = 0
-        return held
-
-    @property
-    def waiting(self) -> int:
-        return len(self._held)
-
-
-class _Stop:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.begun = 0
-        """Characters of it at the end of the text so far."""
-
-    def feed(self, text: str) -> int:
-        """Characters of `text` that complete the stop string; 0: incomplete."""
-        text = self.text[: self.begun] + text
-        if (at := text.find(self.text)) >= 0:
-            return at + len(self.text) - self.begun
-        self.begun = len(text) - partial_at(text, (self.text,))
-        return 0
-
 
 log = logging.getLogger(__name__)
 
@@ -102,14 +51,14 @@ class Reply:
         parallel: bool = True,
         index: int = 0,
         ids: Callable[[int], str] = call_id,
-        taken_ids: Iterable[str] = (),
+        used_ids: Iterable[str] = (),
         layout: TurnLayout = NO_LAYOUT,
     ) -> None:
-        """`ids`: for calls without an id of the model's own. `taken_ids`: of earlier calls in the
+        """`ids`: for calls without an id of the model's own. `used_ids`: of earlier calls in the
         conversation."""
         self._detokenizer = detokenizer
         self._index, self._ids, self._parallel = index, ids, parallel
-        self._taken = set(taken_ids)
+        self._used_ids = set(used_ids)
         self._reader = TextReader()
         self._stops = StopText(stops)
         self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
@@ -118,9 +67,11 @@ class Reply:
         )
         self.faults: list[str] = []
         """Failures of the parsers; the text concerned is sent as text."""
-        self._found: list[Delta] = []
+        self._new_deltas: list[Delta] = []
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
-        self._fed = self._cut = self._begun = 0
+        self._fed = self._cut = 0
+        """Characters of text so far, and those behind a stop string."""
+        self._calls_begun = 0
         self.calls = 0
         """Complete ones."""
         self._ended = False
@@ -168,7 +119,7 @@ class Reply:
                 self._reader.close()
                 self._advance()
                 if self._edge is not None:
-                    self._show_content(self._edge.finish())
+                    self._push_content(self._edge.finish())
                 self._flush()
             if self.stopped and reason == "length":
                 reason = "stop"
@@ -192,29 +143,29 @@ class Reply:
     def _take(self, event: TextEvent) -> None:
         match event.kind:
             case "content":
-                self._show_content(
+                self._push_content(
                     event.text if self._edge is None else self._edge.push(event.text)
                 )
             case "reasoning":
                 self._flush()
                 if event.text:
-                    self._found.append(Delta(index=self._index, reasoning=event.text))
+                    self._new_deltas.append(Delta(index=self._index, reasoning=event.text))
             case "reason" | "answer":
                 self.in_reasoning = event.kind == "reason"
             case _:
                 self.in_reasoning = False
                 if event.kind == "call" and self._edge is not None:
-                    self._show_content(self._edge.call())
+                    self._push_content(self._edge.call())
                 self._flush()
                 if not self.stopped:
                     self._take_call(event)
 
     def _take_call(self, event: TextEvent) -> None:
         if event.kind == "call":
-            self._begun += 1
-        if self._begun > 1 and not self._parallel:
+            self._calls_begun += 1
+        if self._calls_begun > 1 and not self._parallel:
             return
-        number = self._begun - 1
+        number = self._calls_begun - 1
         if event.kind == "close":
             self.calls += 1
             return
@@ -223,38 +174,40 @@ class Reply:
             piece = ToolCallDelta(index=number, id=own, name=event.text)
         else:
             piece = ToolCallDelta(index=number, arguments=event.text)
-        self._found.append(Delta(index=self._index, tool_calls=[piece]))
+        self._new_deltas.append(Delta(index=self._index, tool_calls=[piece]))
 
     def _call_id(self, number: int, written: str) -> str:
-        """The model's own id, unless it is taken: the next prompt then repeats what the model
+        """The model's own id, unless it is in use: the next prompt then repeats what the model
         wrote."""
-        fits = _OWN_ID.fullmatch(written) and written not in self._taken
+        fits = _OWN_ID.fullmatch(written) and written not in self._used_ids
         own = (
             written
             if fits
-            else next(each for each in map(self._ids, count(number)) if each not in self._taken)
+            else next(new for new in map(self._ids, count(number)) if new not in self._used_ids)
         )
-        self._taken.add(own)
+        self._used_ids.add(own)
         return own
 
     def _flush(self) -> None:
         self._add_content(self._stops.flush())
 
-    def _show_content(self, text: str) -> None:
+    def _push_content(self, text: str) -> None:
         before = self._stops.waiting
-        shown = self._stops.push(text)
-        self._add_content(shown)
+        passed = self._stops.push(text)
+        self._add_content(passed)
         if self._stops.matched and not self.stopped:
             self.stopped = self._stops.matched
-            self._cut = before + len(text) - len(shown)
+            self._cut = before + len(text) - len(passed)
 
     def _add_content(self, text: str) -> None:
         if text:
-            self._found.append(Delta(index=self._index, content=text))
+            self._new_deltas.append(Delta(index=self._index, content=text))
 
     def _deltas(self, last: bool = False) -> list[Delta]:
-        found: list[Any] = compact(self._found) if len(self._found) > 1 else self._found
-        self._found = []
+        found: list[Any] = (
+            compact(self._new_deltas) if len(self._new_deltas) > 1 else self._new_deltas
+        )
+        self._new_deltas = []
         logprobs = self._known_logprobs(last) if found or last else []
         if not logprobs:
             return found
@@ -270,3 +223,53 @@ class Reply:
         while self._logprobs and self._logprobs[0][0] <= limit:
             found.append(self._logprobs.popleft()[1])
         return found
+
+
+class StopText:
+    """Passes text on up to the first stop string; holds back a possible beginning of one. The stop
+    string that completes first wins, as if text came character by character."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [_Stop(x) for x in stops if x]
+        self._pending = ""
+        self.matched = ""
+
+    def push(self, text: str) -> str:
+        if not self._stops:
+            return text
+        if self.matched:
+            return ""
+        found = [(end, -len(x.text), x.text) for x in self._stops if (end := x.feed(text))]
+        before, text = len(self._pending), self._pending + text
+        if found:
+            end, _, self.matched = min(found)
+            self._pending = ""
+            return text[: before + end - len(self.matched)]
+        at = len(text) - max(x.begun for x in self._stops)
+        self._pending = text[at:]
+        return text[:at]
+
+    def flush(self) -> str:
+        pending, self._pending = self._pending, ""
+        for stop in self._stops:
+            stop.begun = 0
+        return pending
+
+    @property
+    def waiting(self) -> int:
+        return len(self._pending)
+
+
+class _Stop:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.begun = 0
+        """Characters of it at the end of the text so far."""
+
+    def feed(self, text: str) -> int:
+        """Characters of `text` that complete the stop string; 0: incomplete."""
+        text = self.text[: self.begun] + text
+        if (at := text.find(self.text)) >= 0:
+            return at + len(self.text) - self.begun
+        self.begun = len(text) - partial_at(text, (self.text,))
+        return 0

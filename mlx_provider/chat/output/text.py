@@ -7,7 +7,7 @@ from ...isolation import Isolation
 from ...records.blocks import read_block, scan_block
 from ...records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader, read_turn_ends
-from .turn_layout import TurnLayout, beginning, leading, trailing
+from .turn_layout import TurnLayout, after_joint, before_joint
 
 Note = Callable[[str, str], None]
 """Receives one line about a failed parser, and the traceback."""
@@ -58,10 +58,11 @@ class _MarkedReply:
     breaks: Mapping[str, str]
     tools: Tools
     layout: TurnLayout
-    held: str = ""
-    """White space that is text only if more answer follows."""
-    owed: int = 0
-    """Closers still to come, for openers inside a thought or a call that broke one. No text."""
+    pending_space: str = ""
+    """White space that is text only if more text of its kind follows."""
+    pending_closers: int = 0
+    """Closers still to come, for openers inside a thought or a call that broke one. They are not
+    text."""
     dropping: bool = False
     """Whether text after a call is discarded."""
 
@@ -70,44 +71,45 @@ class _MarkedReply:
         self.closers = self.thoughts.closers()
         self.calls = self.parser.openers()
 
-    def content(self, text: str) -> None:
+    def add_content(self, text: str) -> None:
         if text and not self.dropping:
-            self.reader.content(self.held + text)
-            self.held = ""
+            self.reader.content(self.pending_space + text)
+            self.pending_space = ""
 
-    def thought(self, text: str) -> None:
-        text = self.held + text
-        shown = text.rstrip()
-        self.held = text[len(shown) :]
-        self.reader.reasoning(shown)
+    def add_thought(self, text: str) -> None:
+        text = self.pending_space + text
+        thought = text.rstrip()
+        self.pending_space = text[len(thought) :]
+        self.reader.reasoning(thought)
 
     def run(self, is_open: bool | None) -> Reading[None]:
         thoughts = self.thoughts
         self.reader.content(thoughts.prefix)
         if not self.closers or is_open is False:
-            yield from self.begin()
+            yield from self.begin_answer()
         elif is_open or thoughts.unmarked == "reasoning":
             self.reader.reason()
-            yield from self.open_thought()
+            yield from self.read_thought()
         elif thoughts.unmarked == "content":
-            yield from self.begin()
+            yield from self.begin_answer()
         else:
-            yield from self.wait()
-        while (yield from self.answer()):
+            yield from self.read_undecided()
+        while (yield from self.read_answer()):
             pass
 
-    def begin(self) -> Reading[None]:
+    def begin_answer(self) -> Reading[None]:
         space = yield from self.reader.space()
-        self.held = beginning(space, self.layout.turn_open)
+        self.pending_space = space.removeprefix(self.layout.turn_open or "")
         if not (yield from self.reader.peek()):
-            self.reader.content(self.held)
-            self.held = ""
+            self.reader.content(self.pending_space)
+            self.pending_space = ""
         yield from self.try_first()
 
-    def wait(self) -> Reading[None]:
+    def read_undecided(self) -> Reading[None]:
+        """The text up to the first marker, which decides whether it is a thought."""
         reader, thoughts = self.reader, self.thoughts
         space = yield from reader.space()
-        self.held = beginning(space, self.layout.turn_open)
+        self.pending_space = space.removeprefix(self.layout.turn_open or "")
         if (yield from self.try_first()):
             return
         parts: list[str] = []
@@ -116,46 +118,47 @@ class _MarkedReply:
         text = "".join(parts)
         called = found in self.calls or found in self.breaks
         if found in self.closers or (called and thoughts.unmarked_call == "reasoning" and text):
-            self.held = ""
+            self.pending_space = ""
             reader.reason()
             if thoughts.header:
                 text = text.removeprefix(thoughts.header + "\n")
-            self.thought(text.lstrip())
+            self.add_thought(text.lstrip())
             if found in self.closers:
                 reader.skip(len(found))
-            yield from self.close_thought()
+            yield from self.end_thought()
         elif text:
-            self.content(text)
+            self.add_content(text)
         elif not found:
-            reader.content(self.held)
-            self.held = ""
+            reader.content(self.pending_space)
+            self.pending_space = ""
 
-    def answer(self) -> Reading[bool]:
+    def read_answer(self) -> Reading[bool]:
+        """Up to and with the next marker. False: the reply has ended."""
         reader = self.reader
         markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls)
-        found = yield from reader.pass_until(markers, self.content)
+        found = yield from reader.pass_until(markers, self.add_content)
         if not found:
             return False
         if found in self.openers:
             reader.skip(len(found))
             reader.reason()
-            self.held = ""
-            yield from self.open_thought()
+            self.pending_space = ""
+            yield from self.read_thought()
         elif found in self.thoughts.hidden:
             reader.skip(len(found))
         elif found in self.closers:
-            if self.owed:
-                self.owed -= 1
+            if self.pending_closers:
+                self.pending_closers -= 1
                 reader.skip(len(found))
-                self.held = ""
-                self.held = yield from reader.space()
+                self.pending_space = ""
+                self.pending_space = yield from reader.space()
             else:
-                self.content(reader.skip(len(found)))
+                self.add_content(reader.skip(len(found)))
         else:
-            yield from self.block(found, self.content)
+            yield from self.read_calls(found, self.add_content)
         return True
 
-    def open_thought(self) -> Reading[None]:
+    def read_thought(self) -> Reading[None]:
         reader, thoughts = self.reader, self.thoughts
         space = yield from reader.space()
         if (yield from reader.accept(*self.openers)):
@@ -163,32 +166,32 @@ class _MarkedReply:
         if thoughts.header:
             yield from reader.accept(thoughts.header + "\n")
         space += yield from reader.space()
-        self.held = leading(space, self.layout.thought_open)
+        self.pending_space = after_joint(space, self.layout.thought_open)
         markers = (*self.closers, *self.openers, *self.calls, *self.breaks)
         while True:
-            found = yield from reader.pass_until(markers, self.thought)
+            found = yield from reader.pass_until(markers, self.add_thought)
             if not found:
-                reader.reasoning(self.held)
-                self.held = ""
+                reader.reasoning(self.pending_space)
+                self.pending_space = ""
                 return
             if found in self.closers:
                 reader.skip(len(found))
-                reader.reasoning(trailing(self.held, self.layout.thought_close))
-                yield from self.close_thought()
+                reader.reasoning(before_joint(self.pending_space, self.layout.thought_close))
+                yield from self.end_thought()
                 return
             if found in self.openers:
-                self.owed += 1
-                self.thought(reader.skip(len(found)))
+                self.pending_closers += 1
+                self.add_thought(reader.skip(len(found)))
             elif found in self.calls:
-                if (yield from self.block(found, self.thought)):
-                    self.owed += 1
+                if (yield from self.read_calls(found, self.add_thought)):
+                    self.pending_closers += 1
                     return
             elif (yield from self.breaks_thought(found)):
-                self.owed += 1
-                yield from self.close_thought()
+                self.pending_closers += 1
+                yield from self.end_thought()
                 return
             else:
-                self.thought(reader.skip(len(found)))
+                self.add_thought(reader.skip(len(found)))
 
     def breaks_thought(self, marker: str) -> Reading[bool]:
         """Whether `marker` opens a call here; runs no parser."""
@@ -202,29 +205,29 @@ class _MarkedReply:
         reader.rewind(mark)
         return bool(following) and following in follows
 
-    def close_thought(self) -> Reading[None]:
+    def end_thought(self) -> Reading[None]:
         """Skip repeated closers and the line ends before the answer."""
         reader = self.reader
         reader.answer()
-        self.held = ""
+        self.pending_space = ""
         while True:
             space = yield from reader.space()
             if not self.closers or not (yield from reader.accept(*self.closers)):
                 break
-            self.owed = max(0, self.owed - 1)
+            self.pending_closers = max(0, self.pending_closers - 1)
         joint = self.layout.answer_open
         beyond = space[space.rfind("\n") + 1 :]
-        self.held = beyond if joint is None else leading(space, joint)
+        self.pending_space = beyond if joint is None else after_joint(space, joint)
         yield from self.try_first()
 
     def try_first(self) -> Reading[bool]:
         if not self.parser.first:
             return False
         found = yield from self.reader.at(*self.parser.first)
-        return bool(found) and (yield from self.block(found, self.content))
+        return bool(found) and (yield from self.read_calls(found, self.add_content))
 
-    def block(self, marker: str, emit: Emit) -> Reading[bool]:
-        """Read calls at `marker`. False: it was text, which went to `emit`."""
+    def read_calls(self, marker: str, emit: Emit) -> Reading[bool]:
+        """False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.parser
         start, before = reader.position, reader.calls
         scan = self.isolate(scan_block(parser, reader, self.tools))
@@ -234,12 +237,12 @@ class _MarkedReply:
         reader.forget_marks()
         reader.answer()
         self.dropping = parser.after == "drop" and reader.settled > start
-        self.held = ""
+        self.pending_space = ""
         if reader.calls > before:
             ends, markers = parser.turn_ends, parser.visible()
-            self.held = yield from read_turn_ends(reader, ends, self.calls, markers)
+            self.pending_space = yield from read_turn_ends(reader, ends, self.calls, markers)
         else:
-            self.held = yield from reader.space()
+            self.pending_space = yield from reader.space()
         return True
 
     def isolate(self, scan: Reading[None]) -> Reading[None]:
@@ -251,8 +254,8 @@ class _MarkedReply:
             except (NotACall, TextEnded) as found:
                 failure = found
         if isolation.fault is not None:
-            told, trace = isolation.fault.summary, isolation.fault.trace
-            self.note(f"tool parser {self.parser.name!r} failed: {told}", trace)
-            failure = NotACall(told)
+            summary, trace = isolation.fault.summary, isolation.fault.trace
+            self.note(f"tool parser {self.parser.name!r} failed: {summary}", trace)
+            failure = NotACall(summary)
         if failure is not None:
             raise failure

@@ -27,7 +27,7 @@ class TurnLayout:
     before_call: str | None = None
     turn_open: str | None = None
 
-    def behind(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
+    def after(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
         """The layout of a reply to `prompt`, which may have opened the thought. `begins`: no part
         of the reply is in the prompt."""
         if not begins:
@@ -42,16 +42,11 @@ class TurnLayout:
 NO_LAYOUT = TurnLayout()
 
 
-def leading(space: str, joint: str | None) -> str:
+def after_joint(space: str, joint: str | None) -> str:
     return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
 
 
-def beginning(space: str, joint: str | None) -> str:
-    """As `leading`, at the beginning of a reply: all of it if it differs from the template's."""
-    return space.removeprefix(joint or "")
-
-
-def trailing(space: str, joint: str | None) -> str:
+def before_joint(space: str, joint: str | None) -> str:
     return "" if joint is None or not space.endswith(joint) else space[: len(space) - len(joint)]
 
 
@@ -68,15 +63,15 @@ def layout_of(
     return replace(around, turn_open=before.turn_open)
 
 
-def _measure(show: Callable[[str], TurnLayout]) -> TurnLayout:
-    """`show` takes the white space around each text. Its errors are ignored."""
-    shown: list[TurnLayout] = []
+def _measure(find: Callable[[str], TurnLayout]) -> TurnLayout:
+    """`find` takes the white space around each text. Its errors are ignored."""
+    found: list[TurnLayout] = []
     for pad in ("", PAD):
         with Isolation():
-            shown.append(show(pad))
-    if len(shown) < 2:
+            found.append(find(pad))
+    if len(found) < 2:
         return NO_LAYOUT
-    plain, padded = shown
+    plain, padded = found
     return TurnLayout(
         **{
             field.name: _exact(
@@ -157,7 +152,7 @@ class AnswerEdge:
         return shown
 
     def call(self) -> str:
-        kept = "" if self._called else trailing(self._space, self._joint)
+        kept = "" if self._called else before_joint(self._space, self._joint)
         self._space, self._called = self._space[len(kept) :], True
         return kept
 

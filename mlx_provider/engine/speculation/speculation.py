@@ -10,7 +10,7 @@ from itertools import islice, takewhile
 
 import mlx.core as mx
 
-from ...isolation import CircuitBreaker, Fault, Isolation, attempt
+from ...isolation import Fault, Isolation, attempt
 from ...records import (
     DeviceTokens,
     Drafter,
@@ -20,6 +20,7 @@ from ...records import (
     PrefillChunk,
     ShowsHidden,
 )
+from ..circuit_breaker import CircuitBreaker
 from ..execution.decode_batch import Drafts, Forward, PassResult
 from ..request import PrefillJob, Row
 from ..scheduling.step import StepPlan

@@ -135,7 +135,7 @@ def _read_template(template: str) -> _TemplateTexts | None:
     strings = [text[1:-1] for kind, text in tokens if kind == "string"]
     after = pairwise(tokens)
     fields = [text for (_, before), (kind, text) in after if before == "." and kind == "name"]
-    texts = [each for text in (*data, *strings) for each in (text, text.strip())]
+    texts = [form for text in (*data, *strings) for form in (text, text.strip())]
     return _TemplateTexts(texts, frozenset([*strings, *fields]), frozenset(_removed_texts(tokens)))
 
 
@@ -164,7 +164,7 @@ def is_vocabulary(token: Any, template: str) -> bool:
     an HTML tag that the template neither opens nor closes."""
     shown = token.content.replace(SPACE_SIGN, " ").strip()
     pair = (shown.replace("</", "<"), shown.replace("</", "<").replace("<", "</"))
-    tag = HTML_TAG.fullmatch(shown) is not None and not any(each in template for each in pair)
+    tag = HTML_TAG.fullmatch(shown) is not None and not any(text in template for text in pair)
     return not token.special and (tag or len(shown) < 2 or shown.isalnum())
 
 

@@ -37,7 +37,7 @@ def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 class HFTokenizer:
     """Encode, decode and render. Safe from any thread. No text of a client becomes a control token:
-    `rendered` hides it, and `tokens` spells it in letters.
+    `hide_and_render` hides it, and `tokens` spells it in letters.
 
     `backend`: a transformers tokenizer (of a processor: the nested one). `renderer`: an object with
     `apply_chat_template`, if the template is trusted Python code (mlx-lm's); a template that is
@@ -239,7 +239,7 @@ class HFTokenizer:
             ) from error
         return str(text)
 
-    def rendered(
+    def hide_and_render(
         self,
         messages: Messages,
         tools: Messages,
@@ -260,7 +260,7 @@ class HFTokenizer:
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
-        hidden, text = self.rendered(messages, tools, variables)
+        hidden, text = self.hide_and_render(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
         ends = (len(prefix) for prefix in prefixes if text.startswith(prefix))

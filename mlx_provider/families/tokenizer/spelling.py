@@ -58,11 +58,7 @@ class Hidden:
 
 
 def hide(
-    control: ControlTokens,
-    given: Hidden,
-    *,
-    escaped: Container[str] | None = (),
-    taken: str = "",
+    control: ControlTokens, given: Hidden, *, escaped: Container[str] | None = (), taken: str = ""
 ) -> Hidden:
     """Input in which no string of the client holds a control token.
 

@@ -31,7 +31,7 @@ def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[s
     ordered = ordered if form.user_after_result else _users_in_results(ordered)
     if not form.lone_system and [message.get("role") for message in ordered] == ["system"]:
         ordered = [{**ordered[0], "role": "user"}]
-    fitted = [each for message in ordered for each in _turns(message, form)]
+    fitted = [turn for message in ordered for turn in _turns(message, form)]
     if form.parts_only:
         for message in fitted:
             if isinstance(message.get("content"), str):
@@ -176,7 +176,7 @@ def _tool(tool: Message, form: TemplateForm) -> dict[str, Any]:
 def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
     """Add the fields that `form` requires, at any depth. `described`: it is a parameter's."""
     if isinstance(schema, (list, tuple)):
-        return [_schema(each, form) for each in schema]
+        return [_schema(part, form) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     fitted = {
@@ -186,9 +186,9 @@ def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
     }
     types = fitted.get("type")
     if isinstance(types, list) and not form.type_lists:
-        named = [each for each in types if each != "null"] or ["null"]
+        named = [kind for kind in types if kind != "null"] or ["null"]
         del fitted["type"]
-        either = {"anyOf": [{"type": each} for each in named]}
+        either = {"anyOf": [{"type": kind} for kind in named]}
         fitted |= {"type": named[0]} if len(named) == 1 else either
     if described and "properties" in form.tool_fields and fitted.get("description") is None:
         fitted["description"] = ""

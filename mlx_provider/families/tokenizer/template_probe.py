@@ -158,10 +158,10 @@ def _call_form(
 ) -> TemplateForm | None:
     """Prefers a form whose text begins with the `prompt`: a reply's tokens are then found again."""
     turn = _turn(1)
-    fits = [each for each in _call_forms(form) if arrives(each, turn)]
-    for each in fits:
-        if (probe(_conversation(turn), each, tools) or "").startswith(prompt):
-            return each
+    fits = [variant for variant in _call_forms(form) if arrives(variant, turn)]
+    for variant in fits:
+        if (probe(_conversation(turn), variant, tools) or "").startswith(prompt):
+            return variant
     return fits[0] if fits else None
 
 
@@ -204,7 +204,7 @@ def _arrives(text: str | None, prompt: str, words: Sequence[str], calls: int) ->
     if text.count(NAME) < prompt.count(NAME) + calls:
         return False
     odd = ("None", f"'{KEY}'", f'\\"{KEY}')
-    return all(text.count(each) <= prompt.count(each) for each in odd)
+    return all(text.count(word) <= prompt.count(word) for word in odd)
 
 
 def _roles_in_parts(probe: Probe, form: TemplateForm) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Renders chat templates for the engine, in a process of `bounded_process`.
 
 A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox; the process
-limits its processor time and memory, and `rendered` its output.
+limits its processor time and memory, and `render_text` its output.
 The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
 `_cached_compile_jinja_template`); a test compares the two.
 """
@@ -88,23 +88,23 @@ def strftime_now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
+    jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = strftime_now
-    made.globals["dict"] = Dictionary()
-    made.globals["namespace"] = Namespace
-    return made
+    jinja.filters["tojson"] = tojson
+    jinja.globals["raise_exception"] = raise_exception
+    jinja.globals["strftime_now"] = strftime_now
+    jinja.globals["dict"] = Dictionary()
+    jinja.globals["namespace"] = Namespace
+    return jinja
 
 
-def render_text(template: Any, asked: dict[str, Any]) -> str:
+def render_text(template: Any, request: dict[str, Any]) -> str:
     if isinstance(template, Exception):
         raise template
-    messages = [_alias_thoughts(message) for message in asked["messages"]]
-    tools = asked["tools"]
-    prompt = asked["generation_prompt"]
+    messages = [_alias_thoughts(message) for message in request["messages"]]
+    tools = request["tools"]
+    prompt = request["generation_prompt"]
 
     def text(tools: Any) -> str:
         pieces, length = [], 0
@@ -113,12 +113,12 @@ def render_text(template: Any, asked: dict[str, Any]) -> str:
             tools=tools,
             documents=None,
             add_generation_prompt=prompt,
-            **asked["variables"],
+            **request["variables"],
         ):
             pieces.append(piece)
             length += len(piece)
-            if length > asked["characters"]:
-                raise TooLarge(f"it writes more than {asked['characters']} characters")
+            if length > request["characters"]:
+                raise TooLarge(f"it writes more than {request['characters']} characters")
         return "".join(pieces)
 
     if tools:
@@ -136,18 +136,18 @@ def _alias_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     return {**dict.fromkeys(REASONING, thought), **message, "reasoning_content": thought}
 
 
-def timed_answer(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def answer_in_time(templates: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """The text, or the error with its line in the template; and the seconds spent."""
-    signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+    signal.setitimer(signal.ITIMER_PROF, request["seconds"])
     began = time.process_time()
-    found = _render(templates, asked)
+    found = _render(templates, request)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return {**found, "spent": time.process_time() - began}
 
 
-def _render(templates: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def _render(templates: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"text": render_text(templates[asked["template"]], asked)}
+        return {"text": render_text(templates[request["template"]], request)}
     except MemoryError:
         return {"error": "it takes too much memory", "limit": True}
     except TooLarge as error:
@@ -172,26 +172,26 @@ def _line(error: Exception) -> int | None:
     return line
 
 
-def compile_template(made: ImmutableSandboxedEnvironment, source: str, seconds: float) -> Any:
+def compile_template(jinja: ImmutableSandboxedEnvironment, source: str, seconds: float) -> Any:
     """A template, or the error of its source."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        return made.from_string(source)
+        return jinja.from_string(source)
     except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
         return error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def answerer() -> Callable[[dict[str, Any]], dict[str, Any] | None]:
-    made = environment()
+def make_answerer() -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+    jinja = environment()
     templates: dict[str, Any] = {}
 
     def answer(message: dict[str, Any]) -> dict[str, Any] | None:
         if "source" not in message:
-            return timed_answer(templates, message)
+            return answer_in_time(templates, message)
         templates[message["template"]] = compile_template(
-            made, message["source"], message["seconds"]
+            jinja, message["source"], message["seconds"]
         )
         return None
 

@@ -131,7 +131,7 @@ def build_prompt(
     variables: Mapping[str, Any],
 ) -> Prompt:
     """Raises `BadRequest` (template, or media that it did not place)."""
-    hidden, text = tokenizer.rendered(messages, tools, variables)
+    hidden, text = tokenizer.hide_and_render(messages, tools, variables)
     text = with_places(tokenizer, marks.placeholders, hidden, text, media)
     filled, blocks = _fill(text, marks, media)
     # a template writes its own BOS, so the tokenizer must not add another
@@ -210,7 +210,7 @@ def _place_all(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
         except MediaError as error:
             failed.append(name_item(error, item))
     if failed:
-        raise MediaError.joined(failed)
+        raise MediaError.with_others(failed)
     return placed
 
 

@@ -75,7 +75,7 @@ class Laboratory:
     def folder(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._folder.name))
 
-    def written(self, write: Callable[[Path], object]) -> Path:
+    def write_folder(self, write: Callable[[Path], object]) -> Path:
         folder = self.folder()
         write(folder)
         return folder
@@ -130,7 +130,7 @@ def find(name: str) -> tuple[Plugin, EntryPoint]:
 def cases_of(plugin: Plugin, point: EntryPoint, lab: Laboratory) -> list[Case]:
     loaded = attempt(lambda: load(point))
     contents = None if isinstance(loaded, Fault) else loaded
-    listed = next((each for each in lab.registry.plugins if each.key == plugin.key), plugin)
+    listed = next((other for other in lab.registry.plugins if other.key == plugin.key), plugin)
     if isinstance(loaded, Fault):
         listed = replace(listed, error=loaded.summary)
     found = [*cases("plugin", "", PLUGIN_CHECKS, lambda: Installed(listed, contents))]
@@ -199,7 +199,7 @@ class Collecting:
 
     def _builders(self, name: str) -> Mapping[str, Callable[[Path], object]]:
         found = self._hook.pytest_mlx_conformance_models(name=name)
-        return {label: write for each in found for label, write in (each or {}).items()}
+        return {label: write for models in found for label, write in (models or {}).items()}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(

@@ -79,7 +79,7 @@ def function(name: str, *required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-def named(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
+def function_of(name: str, keys: Sequence[str], kind: str) -> dict[str, Any]:
     return function(name, **{key: {"type": kind} for key in keys})
 
 
@@ -195,7 +195,7 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
     )
 
 
-def meant(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
+def expected_arguments(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
     """Between tags, "null" for a union of types is no text."""
     tags = parser.call_grammar().tagged
     if tags is None or tags.text is None or tags.tells_text:
@@ -225,7 +225,7 @@ class ByteModel:
     def request(self, **given: Any) -> GenerateRequest:
         return GenerateRequest(model="m", messages=[{"role": "user", "content": "x"}], **given)
 
-    def started(self, calls: CallGrammar | None = None, **given: Any) -> Holds:
+    def start(self, calls: CallGrammar | None = None, **given: Any) -> Holds:
         structure = self.compiler.structure(self.request(**given), calls)
         assert structure is not None
         return structure.constraint
@@ -236,7 +236,7 @@ class ByteModel:
     def decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
-    def allowed(self, constraint: Holds) -> list[int]:
+    def allowed_tokens(self, constraint: Holds) -> list[int]:
         bits = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")
         return [int(token) for token in np.flatnonzero(bits)]
 
@@ -254,7 +254,7 @@ class ByteModel:
         chance = random.Random(seed)  # noqa: S311
         tokens: list[int] = []
         while len(tokens) < limit and not constraint.finished:
-            token = chance.choice(self.allowed(constraint))
+            token = chance.choice(self.allowed_tokens(constraint))
             if token in self.eos:
                 return self.decode(tokens), True
             constraint.advance(token)

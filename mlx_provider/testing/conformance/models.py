@@ -161,7 +161,7 @@ def _check_types(what: str, run_it: Callable[[], object], *, must: bool = False)
         demand(not must, f"{what} raises nothing")
         return
     summary = f"{what} raises no error of mlx_provider.errors: {found.summary}"
-    demand(found.ours, summary)
+    demand(found.deliberate, summary)
 
 
 def chunked_prefill(of: Specimen) -> None:
@@ -199,7 +199,7 @@ def company(of: Specimen) -> None:
     """A request gets the tokens that it gets alone, whoever joins, leaves or is cancelled beside
     it."""
     stored = PrefixCache(budget=lambda: 2**22)
-    twins = [alone(of.model, _arriving(of, each)) for each in ARRIVALS]
+    twins = [alone(of.model, _arriving(of, arrival)) for arrival in ARRIVALS]
     for chunk, prefixes in ((16, None), (32, stored), (64, stored)):
         engine = new_engine(
             of.model,
@@ -209,8 +209,8 @@ def company(of: Specimen) -> None:
             max_chunk=chunk,
             prefix_cache=prefixes,
         )
-        requests = [_arriving(of, each) for each in ARRIVALS]
-        for step in range(max(each.step for each in ARRIVALS) + 1):
+        requests = [_arriving(of, arrival) for arrival in ARRIVALS]
+        for step in range(max(arrival.step for arrival in ARRIVALS) + 1):
             for arrival, request in zip(ARRIVALS, requests, strict=True):
                 if arrival.step == step:
                     engine.submit(request)
@@ -312,7 +312,7 @@ def cases_of(families: Iterable[ModelFamily], lab: Laboratory) -> Iterator[Case]
         subject = f"model family {family.name}"
         writers = lab.builders(family.name)
         folders: dict[str, Callable[[], Path]] = {
-            label: cache(partial(lab.written, write)) for label, write in writers.items()
+            label: cache(partial(lab.write_folder, write)) for label, write in writers.items()
         }
         for demo in (DEMO, HYBRID) if not writers else ():
             if family.matches(json.loads((demo / "config.json").read_text("utf-8"))):

@@ -91,15 +91,15 @@ class Format:
         return _sound(read_chunks(chunks, tools=tools, **formats), chunks)
 
     def replies(self) -> st.SearchStrategy[str]:
-        call = self.written("put", calls.PLAIN, calls.SCHEMA)
+        call = self.call_text("put", calls.PLAIN, calls.SCHEMA)
         return replies((*self.parser.visible(), call, call[: len(call) // 2]))
 
-    def written(self, name: str, arguments: Any, schema: Any) -> str:
+    def call_text(self, name: str, arguments: Any, schema: Any) -> str:
         return written_call(self.parser.call_grammar(), name, arguments, schema)
 
     def constraint(self, tools: Sequence[Any]) -> Any:
         grammar = self.parser.call_grammar()
-        return self.model.started(grammar, tools=list(tools), tool_choice="required")
+        return self.model.start(grammar, tools=list(tools), tool_choice="required")
 
     def calls_in(self, text: str, tools: Sequence[Any]) -> tuple[list[calls.Called], str]:
         """And the text beside them. Raises `Nonconformity` for broken JSON."""
@@ -114,9 +114,9 @@ class Format:
         return tuple(mark for mark in every if mark.rstrip("[{"))
 
     def bombs(self) -> Iterator[tuple[str, int]]:
-        call = self.written("put", {"text": "x"}, calls.SCHEMA)
+        call = self.call_text("put", {"text": "x"}, calls.SCHEMA)
         head = call[: call.index("x")] if "x" in call else call[: len(call) // 2]
-        heads = ["", head, self.written("put", {"list": []}, calls.SCHEMA).partition("[]")[0]]
+        heads = ["", head, self.call_text("put", {"list": []}, calls.SCHEMA).partition("[]")[0]]
         openers = self.parser.openers() + self.parser.first
         bodies = [opener * 300 for opener in openers]
         bodies += [
@@ -173,7 +173,7 @@ def grammar_to_parser(of: Format) -> None:
     """Whatever the grammar lets a model write, the parser reads as exactly that call, and its
     arguments fit the tool's schema."""
     first, ended = of.constraint(calls.TOOLS), 0
-    schemas = {each["function"]["name"]: each["function"] for each in calls.TOOLS}
+    schemas = {tool["function"]["name"]: tool["function"] for tool in calls.TOOLS}
     for seed in range(SEEDS):
         text, done = of.model.sample(first.fork(), seed, LONGEST)
         if not done:
@@ -191,9 +191,9 @@ def grammar_to_parser(of: Format) -> None:
     first = of.constraint([calls.TOOL])
 
     def check(arguments: dict[str, Any]) -> None:
-        text = of.written("put", arguments, calls.SCHEMA)
+        text = of.call_text("put", arguments, calls.SCHEMA)
         if of.model.accepts(first.fork(), text):
-            plain = [("put", calls.meant(of.parser, arguments))]
+            plain = [("put", calls.expected_arguments(of.parser, arguments))]
             summary = f"the grammar allows {text!r}, which the parser reads otherwise"
             same(of.calls_in(text, [calls.TOOL]), (plain, ""), summary)
 
@@ -207,7 +207,7 @@ def parser_to_grammar(of: Format) -> None:
     """A call that the parser reads may be written under the grammar."""
     tools = [calls.TOOL, calls.PING]
     for name, arguments, schema in (("put", calls.PLAIN, calls.SCHEMA), ("ping", {}, {})):
-        text = of.written(name, arguments, schema)
+        text = of.call_text(name, arguments, schema)
         same(of.calls_in(text, tools), ([(name, arguments)], ""), f"{text!r} reads otherwise")
         summary = f"the grammar does not allow {text!r}, which the parser reads"
         demand(of.model.accepts(of.constraint(tools), text), summary)
@@ -226,9 +226,9 @@ def odd_names(of: Format) -> None:
 
     def check(value: tuple[str, list[str], str]) -> None:
         called, keys, kind = value
-        tool = calls.named(called, keys, kind)
+        tool = calls.function_of(called, keys, kind)
         arguments = dict.fromkeys(keys, calls.VALUES[kind])
-        text = of.written(called, arguments, tool["function"]["parameters"])
+        text = of.call_text(called, arguments, tool["function"]["parameters"])
         of.read([text], tools=[tool])
         if not refusal_of(tool):
             demand(of.model.accepts(of.constraint([tool]), text), f"the grammar bars {text!r}")
@@ -239,14 +239,14 @@ def odd_names(of: Format) -> None:
     keys = st.lists(names, max_size=3, unique=True)
     for_examples(st.tuples(names, keys, st.sampled_from(sorted(calls.VALUES))), 40, check)
     for name in ("f", "get_weather", "Bash", "mcp__server__tool", "a1"):
-        refusal = refusal_of(calls.named(name, ["path", "old_string", "X"], "string"))
+        refusal = refusal_of(calls.function_of(name, ["path", "old_string", "X"], "string"))
         demand(not refusal, f"a name that people give is refused: {refusal}")
 
 
 def cut_replies(of: Format) -> None:
     """A reply that ends inside a call raises nothing, and no text of it is lost."""
     arguments = {"text": "two\nlines", "count": 3, "list": ["a", {"b": None}]}
-    call = of.written("put", arguments, calls.SCHEMA)
+    call = of.call_text("put", arguments, calls.SCHEMA)
     for end in range(len(call)):
         for before in ("", BEFORE):
             text = before + call[:end]

@@ -111,7 +111,7 @@ def steps_in(text: str) -> tuple[Step, ...] | None:
             steps = reading(found[-1])
         except ValueError:
             continue
-        if isinstance(steps, list) and all(isinstance(each, dict) for each in steps):
+        if isinstance(steps, list) and all(isinstance(step, dict) for step in steps):
             return tuple(map(Step.read, steps))
     raise BadScript(f"no JSON list of steps: {found[-1][:200]!r}")
 

@@ -227,7 +227,7 @@ class ScriptedModel:
     def _reply_to(self, tokens: bytes) -> Reply:
         ids = np.frombuffer(tokens, dtype=np.int64)
         starts = np.flatnonzero(ids == self._start)
-        return reply_to([self._turn(each) for each in np.split(ids, starts)[1:]], self._calls)
+        return reply_to([self._turn(turn) for turn in np.split(ids, starts)[1:]], self._calls)
 
     def _turn(self, ids: Tokens) -> Turn:
         text = self.tokenizer.decode(ids.tolist(), skip_special=False)
@@ -244,7 +244,7 @@ def rest_of(text: str, said: str) -> str | None:
         return text[len(said) :]
     wanted = iter(enumerate(text))
     end = 0
-    for letter in filter(lambda each: not each.isspace(), said):
+    for letter in filter(lambda letter: not letter.isspace(), said):
         end, found = next(((i + 1, c) for i, c in wanted if not c.isspace()), (0, ""))
         if found != letter:
             return None

@@ -1,5 +1,6 @@
-"""Requests of the Messages API as those of chat. What no model can see is refused in the system
-prompt and in a message that a user has just typed; in an earlier turn it becomes text."""
+"""Turns requests of the Messages API into those of chat completions. What no model can see is
+refused in the system prompt and in a message that a user has just typed; in an earlier turn it
+becomes text."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +20,83 @@ BLOCKS: Mapping[str, Collection[str]] = {
 }
 RESULT_BLOCKS = ("text", "image", "tool_reference")
 IMAGE_SOURCES = {"base64": "data", "url": "url"}
+MEMBERS = ("name", "description", "strict")
+BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
+"""Types of tools whose schema Anthropic's models know. All other types run on its servers."""
+NO_PARALLEL_CALLS = "tool_choice.disable_parallel_tool_use"
+CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
+ERROR_PREFIX = "Error: "
+CHAT_ONLY = (
+    "function_call functions logprobs max_completion_tokens n parallel_tool_calls response_format"
+    " stop top_logprobs user".split()
+)
+"""Parameters of chat for which the reply has no room, or which have another name here."""
+
+
+def message_request(
+    body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
+) -> tuple[GenerateRequest, ClientNames]:
+    """The request, with parameters of chat where Anthropic has none, and the names of its parts.
+    `counted`: only its prompt is wanted, which needs no `max_tokens`."""
+    params = Parameters(body)
+    if not counted and body.get("max_tokens") is None:
+        raise wrong_part("max_tokens", "is missing")
+    for name in CHAT_ONLY:
+        params.choice(name, (), "the Messages API has no such parameter")
+    params.take("cache_control")  # every prompt is cached, as far as there is room
+    messages, places = chat_messages(params.take("system"), params.take("messages"))
+    values = {
+        **chat_tools(params),
+        **answer_format(params),
+        "stop": params.take("stop_sequences"),
+        "user": _session(params.mapping("metadata")),
+        "prompt_cache_retention": "24h" if retains(body) else None,
+    }
+    given = params.rest() | {name: v for name, v in values.items() if v is not None}
+    names = ClientNames(_names(body) | places).before(parameter_names(given))
+    with names.naming():
+        (request,) = generate_requests(Parameters(given), sender, messages, continues=True)
+    return request, names
+
+
+def _names(body: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters of this API, by those of chat."""
+    config, form = body.get("output_config") or {}, _format_name(body.get("output_config"))
+    names = {
+        "parallel_tool_calls": NO_PARALLEL_CALLS,
+        "response_format": form,
+        "response_format.json_schema": form,
+        SCHEMA: f"{form}.schema",
+        "stop": "stop_sequences",
+    }
+    if config.get("effort") is not None:
+        names["reasoning_effort"] = "output_config.effort"
+    for at in range(len(body.get("tools") or [])):
+        tool = f"tools[{at}]"
+        names |= {f"{tool}.function": tool, f"{tool}.function.parameters": f"{tool}.input_schema"}
+    return names
+
+
+def _format_name(config: Any) -> str:
+    return "output_config.format" if config and config.get("format") else "output_format"
+
+
+def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Messages, and the places of their parts in the request. Chat itself reads text, images and
+    thoughts in Anthropic's form."""
+    _check_blocks(system, "system", BLOCKS["system"])
+    if not messages:
+        raise wrong_part("messages", "must be a list of at least one message")
+    turns, listed = Turns(), [*objects(messages, "messages")]
+    if system:
+        turns.add({"role": "system", "content": system}, "system", "system")
+    typed = is_new_user_message([message for _, message in listed[-2:]])
+    for at, (where, message) in enumerate(listed, 1):
+        role = check_kind(message.get("role"), f"{where}.role", ROLES)
+        strict = role == "system" or (typed and at == len(listed))
+        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
+        _add_turn(turns, message, where)
+    return turns.messages, turns.places
 
 
 def is_new_user_message(last: Sequence[Mapping[str, Any]]) -> bool:
@@ -49,11 +127,52 @@ def check_image(block: Mapping[str, Any], where: str) -> None:
     expect(source.get(place) or None, str, where, f".{place}")
 
 
-MEMBERS = ("name", "description", "strict")
-BUILT_IN = ("bash_", "computer_", "memory_", "text_editor_")
-"""Types of tools whose schema Anthropic's models know. All other types run on its servers."""
-NO_PARALLEL_CALLS = "tool_choice.disable_parallel_tool_use"
-CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
+def _add_turn(turns: Turns, message: Mapping[str, Any], where: str) -> None:
+    role, content = message["role"], message.get("content")
+    if not isinstance(content, list):
+        turns.add({"role": role, "content": content}, where)
+        return
+    blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
+    for block, at in blocks:  # templates accept no text between calls and their results
+        if block["type"] == "tool_result":
+            _add_result(turns, block, at)
+    calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
+    others = [(b, at) for b, at in blocks if b["type"] not in ("tool_result", "tool_use")]
+    parts = [_part(block) for block, _ in others]
+    if calls:
+        functions = [_call(block) for block, _ in calls]
+        turns.add({"role": role, "content": parts or None, "tool_calls": functions}, where)
+    elif others or not content:
+        turns.add({"role": role, "content": parts}, where)
+    for n, (_, at) in enumerate(others):
+        turns.place(f".content[{n}]", at)
+    for n, (_, at) in enumerate(calls):
+        turns.place(f".tool_calls[{n}]", at)
+        turns.place(f".tool_calls[{n}].function", at)
+        turns.place(f".tool_calls[{n}].function.arguments", f"{at}.input")
+
+
+def _add_result(turns: Turns, block: Mapping[str, Any], where: str) -> None:
+    content, parts = block.get("content"), []
+    if block.get("is_error") is True:
+        parts = content if isinstance(content, list) else []
+        first = ERROR_PREFIX + content if isinstance(content, str) else ERROR_PREFIX.rstrip()
+        content = [{"type": "text", "text": first}, *parts] if parts else first
+    turns.add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, where)
+    turns.place(".tool_call_id", f"{where}.tool_use_id")
+    for at in range(len(parts)):
+        turns.place(f".content[{at + 1}]", f"{where}.content[{at}]")
+
+
+def _call(block: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    if block["type"] == "compaction":
+        return {"type": "text", "text": block.get("content")}
+    return block
 
 
 def chat_tools(params: Parameters) -> dict[str, Any]:
@@ -94,130 +213,6 @@ def _choice(choice: Mapping[str, Any]) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-ERROR_PREFIX = "Error: "
-
-
-def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Messages, and the places of their parts in the request. Chat itself reads text, images and
-    thoughts in Anthropic's form."""
-    _check_blocks(system, "system", BLOCKS["system"])
-    if not messages:
-        raise wrong_part("messages", "must be a list of at least one message")
-    turns, listed = Turns(), [*objects(messages, "messages")]
-    if system:
-        turns.add({"role": "system", "content": system}, "system", "system")
-    typed = is_new_user_message([message for _, message in listed[-2:]])
-    for at, (where, message) in enumerate(listed, 1):
-        role = check_kind(message.get("role"), f"{where}.role", ROLES)
-        strict = role == "system" or (typed and at == len(listed))
-        _check_blocks(message.get("content"), f"{where}.content", BLOCKS[role] if strict else None)
-        _add_turn(turns, message, where)
-    return turns.messages, turns.places
-
-
-def _add_turn(turns: Turns, message: Mapping[str, Any], where: str) -> None:
-    role, content = message["role"], message.get("content")
-    if not isinstance(content, list):
-        turns.add({"role": role, "content": content}, where)
-        return
-    blocks = [(block, f"{where}.content[{at}]") for at, block in enumerate(content)]
-    for block, at in blocks:  # templates accept no text between calls and their results
-        if block["type"] == "tool_result":
-            _add_result(turns, block, at)
-    calls = [(block, at) for block, at in blocks if block["type"] == "tool_use"]
-    others = [(b, at) for b, at in blocks if b["type"] not in ("tool_result", "tool_use")]
-    said = [_part(block) for block, _ in others]
-    if calls:
-        made = [_call(block) for block, _ in calls]
-        turns.add({"role": role, "content": said or None, "tool_calls": made}, where)
-    elif others or not content:
-        turns.add({"role": role, "content": said}, where)
-    for n, (_, at) in enumerate(others):
-        turns.place(f".content[{n}]", at)
-    for n, (_, at) in enumerate(calls):
-        turns.place(f".tool_calls[{n}]", at)
-        turns.place(f".tool_calls[{n}].function", at)
-        turns.place(f".tool_calls[{n}].function.arguments", f"{at}.input")
-
-
-def _add_result(turns: Turns, block: Mapping[str, Any], where: str) -> None:
-    content, parts = block.get("content"), []
-    if block.get("is_error") is True:
-        parts = content if isinstance(content, list) else []
-        first = ERROR_PREFIX + content if isinstance(content, str) else ERROR_PREFIX.rstrip()
-        content = [{"type": "text", "text": first}, *parts] if parts else first
-    turns.add({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, where)
-    turns.place(".tool_call_id", f"{where}.tool_use_id")
-    for at in range(len(parts)):
-        turns.place(f".content[{at + 1}]", f"{where}.content[{at}]")
-
-
-def _call(block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": block.get("input")}
-    return {"id": block.get("id"), "type": "function", "function": function}
-
-
-def _part(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    if block["type"] == "compaction":
-        return {"type": "text", "text": block.get("content")}
-    return block
-
-
-CHAT_ONLY = (
-    "function_call functions logprobs max_completion_tokens n parallel_tool_calls response_format"
-    " stop top_logprobs user".split()
-)
-"""Parameters of chat for which the reply has no room, or which have another name here."""
-
-
-def message_request(
-    body: Mapping[str, Any], sender: Mapping[str, Any], *, counted: bool = False
-) -> tuple[GenerateRequest, ClientNames]:
-    """The request, with parameters of chat where Anthropic has none, and the names of its parts.
-    `counted`: only its prompt is wanted, which needs no `max_tokens`."""
-    params = Parameters(body)
-    if not counted and body.get("max_tokens") is None:
-        raise wrong_part("max_tokens", "is missing")
-    for name in CHAT_ONLY:
-        params.choice(name, (), "the Messages API has no such parameter")
-    params.take("cache_control")  # every prompt is cached, as far as there is room
-    messages, places = chat_messages(params.take("system"), params.take("messages"))
-    values = {
-        **chat_tools(params),
-        **answer_format(params),
-        "stop": params.take("stop_sequences"),
-        "user": _session(params.mapping("metadata")),
-        "prompt_cache_retention": "24h" if retains(body) else None,
-    }
-    given = params.rest() | {name: v for name, v in values.items() if v is not None}
-    model = {**sender, "model": body.get("model")}
-    names = ClientNames(_names(body) | places).before(parameter_names(given))
-    with names.naming():
-        (request,) = generate_requests(Parameters(given), model, messages, continues=True)
-    return request, names
-
-
-def _names(body: Mapping[str, Any]) -> dict[str, str]:
-    config, form = body.get("output_config") or {}, _format_name(body.get("output_config"))
-    names = {
-        "parallel_tool_calls": NO_PARALLEL_CALLS,
-        "response_format": form,
-        "response_format.json_schema": form,
-        SCHEMA: f"{form}.schema",
-        "stop": "stop_sequences",
-    }
-    if config.get("effort") is not None:
-        names["reasoning_effort"] = "output_config.effort"
-    for at in range(len(body.get("tools") or [])):
-        own = f"tools[{at}]"
-        names |= {f"{own}.function": own, f"{own}.function.parameters": f"{own}.input_schema"}
-    return names
-
-
-def _format_name(config: Any) -> str:
-    return "output_config.format" if config and config.get("format") else "output_format"
-
-
 def answer_format(params: Parameters) -> dict[str, Any]:
     config, older = params.mapping("output_config"), params.take("output_format")
     form = config.get("format") or older
@@ -234,7 +229,7 @@ def answer_format(params: Parameters) -> dict[str, Any]:
 def cache_marks(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     messages = [message.get("content") for message in body["messages"]]
     lists = [body.get("system"), body.get("tools"), *messages]
-    blocks = [body, *(block for each in lists if isinstance(each, list) for block in each)]
+    blocks = [body, *(block for items in lists if isinstance(items, list) for block in items)]
     marks = [block.get("cache_control") for block in blocks if isinstance(block, Mapping)]
     return [mark for mark in marks if isinstance(mark, Mapping)]
 

@@ -24,11 +24,20 @@ DISPLAYS = ("summarized", "omitted")
 """Of thoughts: a local model's are sent whole in place of a summary."""
 
 
-def error_body(error: MLXProviderError) -> dict[str, Any]:
-    other = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = TYPES.get(error.status, other)
-    shown = {"type": kind, "message": error.message, "details": {"error_code": error.code}}
-    return {"type": "error", "error": shown, "request_id": None}
+def _read_message(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    params = Parameters(body)
+    reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
+    if thinking.get("display") is not None:
+        check_kind(thinking["display"], "thinking.display", DISPLAYS)
+    request, names = message_request(body, sender)
+    shows, stored = thinking.get("display") != "omitted", bool(cache_marks(body))
+    make = partial(reply, wanted=body["max_tokens"], thoughts=shows, stored=stored)
+    return ParsedRequest([request], make, names)
+
+
+def _read_count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    request, names = message_request(body, sender, counted=True)
+    return ParsedRequest([request], partial(Whole, wanted=None), names)
 
 
 class _Message:
@@ -122,29 +131,6 @@ class _Message:
         return counts | {"output_tokens_details": details, "server_tool_use": None}
 
 
-def ending(finish: Finish, *, clipped: bool) -> Part:
-    """`clipped`: the context left less room than `max_tokens`."""
-    reason = finish_reason(finish)
-    if reason == "length":
-        reason = "model_context_window_exceeded" if clipped else "max_tokens"
-    elif reason == "tool_calls":
-        reason = "tool_use"
-    else:
-        reason = "stop_sequence" if finish.stop else "end_turn"
-    return {"stop_reason": reason, "stop_sequence": finish.stop}
-
-
-def _counts(prompt: int, cached: int, stored: int, completion: int) -> Part:
-    """Anthropic's input count excludes tokens read from the cache and stored in it."""
-    return {
-        "input_tokens": prompt - cached - stored,
-        "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": stored,
-        "output_tokens": completion,
-        "output_tokens_details": None,
-    }
-
-
 class Stream(_Message, api.Stream):
     heartbeat = PING
 
@@ -172,21 +158,35 @@ class Whole(_Message, api.Whole):
         return message | {"content": content}
 
 
-def _messages(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
-    params = Parameters(body)
-    reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
-    if thinking.get("display") is not None:
-        check_kind(thinking["display"], "thinking.display", DISPLAYS)
-    request, names = message_request(body, sender)
-    shows, stored = thinking.get("display") != "omitted", bool(cache_marks(body))
-    make = partial(reply, wanted=body["max_tokens"], thoughts=shows, stored=stored)
-    return ParsedRequest([request], make, names)
+def ending(finish: Finish, *, clipped: bool) -> Part:
+    """`clipped`: the context left less room than `max_tokens`."""
+    reason = finish_reason(finish)
+    if reason == "length":
+        reason = "model_context_window_exceeded" if clipped else "max_tokens"
+    elif reason == "tool_calls":
+        reason = "tool_use"
+    else:
+        reason = "stop_sequence" if finish.stop else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": finish.stop}
 
 
-def _count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
-    request, names = message_request(body, sender, counted=True)
-    return ParsedRequest([request], partial(Whole, wanted=None), names)
+def _counts(prompt: int, cached: int, stored: int, completion: int) -> Part:
+    """Anthropic's input count excludes tokens read from the cache and stored in it."""
+    return {
+        "input_tokens": prompt - cached - stored,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": stored,
+        "output_tokens": completion,
+        "output_tokens_details": None,
+    }
 
 
-GENERATE: Mapping[str, Read] = {"/v1/messages": _messages}
-ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/messages/count_tokens": _count}
+def error_body(error: MLXProviderError) -> dict[str, Any]:
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = TYPES.get(error.status, other)
+    shown = {"type": kind, "message": error.message, "details": {"error_code": error.code}}
+    return {"type": "error", "error": shown, "request_id": None}
+
+
+GENERATE: Mapping[str, Read] = {"/v1/messages": _read_message}
+ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/messages/count_tokens": _read_count}

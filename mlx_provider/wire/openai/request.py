@@ -1,5 +1,5 @@
-"""Parameters of chat and text completions to the engine's requests, and the form in which the
-client wants the answer."""
+"""Turns the parameters of chat and text completions into the engine's requests. The other APIs and
+LiteLLM's provider translate their parameters into these first."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -37,6 +37,15 @@ constraint of any kind fails as a grammar."""
 SCHEMA = "response_format.json_schema.schema"
 MEMBERS = ("name", "description", "parameters", "strict", "return", "returns", "response")
 """Of a function."""
+COMPLETION_TOKENS = 16
+"""Default of `max_tokens` in `/completions`, as in OpenAI's API."""
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+PREFIX_KEY = "prefix"
+"""A caller of LiteLLM marks such a message with it (1.106.2,
+`convert_prefix_message_to_non_prefix_messages`)."""
+SAMPLING = tuple(Sampling.model_fields)
+_SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
 class Parameters:
@@ -96,93 +105,6 @@ class Parameters:
             raise BadRequest(f"unknown parameter: {names}", param=min(self._left))
 
 
-def constraint(params: Parameters) -> dict[str, Any]:
-    form, grammar = params.take("response_format"), params.take("grammar")
-    if isinstance(form, dict) and form.get("type") == "text":
-        form = None
-    if form is not None and grammar is not None:
-        raise BadRequest("only one of response_format, grammar can be given", param="grammar")
-    if form is not None:
-        return {"response_format": expect_object(form, "response_format")}
-    match grammar:
-        case None:
-            return {}
-        case str():
-            return {"grammar": {"type": "lark", "value": grammar}}
-        case {"type": "regex" | "lark", "value": str()} if len(grammar) == 2:
-            return {"grammar": grammar}
-    allowed = 'a Lark text or {"type": "regex" | "lark", "value": text}'
-    raise wrong_part("grammar", f"must be {allowed}, got {quote(grammar)}")
-
-
-def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
-    given = {name for name, value in values.items() if value is not None}
-    found = {
-        ours: name
-        for ours, names in NAMES.items()
-        if (name := next(filter(given.__contains__, names), None)) is not None
-    }
-    if content != "messages":
-        found |= {name: content for name in ("messages", "prompt") if name not in given}
-        found["top_logprobs"] = "logprobs"
-    if "thinking" in given and "thinking_budget" not in given:
-        found["thinking_budget"] = "thinking.budget_tokens"
-    return ClientNames(found)
-
-
-def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
-    """Variables for the chat template, and the budget of thought tokens. Precedence:
-    `chat_template_kwargs`, `enable_thinking`, `thinking` (Anthropic), `reasoning_effort`
-    (OpenAI)."""
-    variables = _effort(params.take("reasoning_effort"))
-    switches, budget = _thinking(params.mapping("thinking"))
-    variables.update(switches)
-    if (enabled := params.flag("enable_thinking")) is not None:
-        variables["enable_thinking"] = enabled
-    if (verbosity := params.take("verbosity")) is not None:
-        variables["verbosity"] = verbosity
-    own = params.mapping("chat_template_kwargs")
-    if taken := RENDERER_ARGUMENTS & own.keys():
-        raise wrong_part("chat_template_kwargs", f"cannot set {', '.join(sorted(taken))}")
-    given_budget = params.number("thinking_budget")
-    return variables | own, budget if given_budget is None else given_budget
-
-
-def _effort(value: object) -> dict[str, Any]:
-    if isinstance(value, dict):
-        value = value.get("effort")
-    if value is None:
-        return {}
-    if not isinstance(value, str):
-        raise wrong_part("reasoning_effort", f"must be a word, got {quote(value)}")
-    if value in ("none", "disable"):
-        return {"enable_thinking": False}
-    return {"reasoning_effort": value, "enable_thinking": True}
-
-
-def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-    if not value:
-        return {}, None
-    kind = value.get("type")
-    if kind not in ("enabled", "adaptive", "disabled"):
-        raise BadRequest(
-            f"thinking.type must be enabled, adaptive or disabled, got {quote(kind)}",
-            param="thinking",
-        )
-    return {"enable_thinking": kind != "disabled"}, value.get("budget_tokens")
-
-
-COMPLETION_TOKENS = 16
-"""Default of `max_tokens` in `/completions`, as in OpenAI's API."""
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
-PREFIX_KEY = "prefix"
-"""A caller of LiteLLM marks such a message with it (1.106.2,
-`convert_prefix_message_to_non_prefix_messages`)."""
-SAMPLING = tuple(Sampling.model_fields)
-_SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
-
-
 def generate_requests(
     params: Parameters,
     sender: Mapping[str, Any],
@@ -210,20 +132,68 @@ def generate_requests(
     params.choice("modalities", (["text"],), "this model writes text only")
     params.choice("audio", (), "this model writes text only")
     if text:
-        each = completions(params, content, fields)
+        of_request = _completions(params, content, fields)
     else:
-        each = [_chat(params, content, continues=continues)]
+        of_request = [_chat(params, content, continues=continues)]
     fields["ignored"] = params.take_ignored()
     params.refuse_rest()
     try:
-        return [GenerateRequest.model_validate({**sender, **fields, **more}) for more in each]
+        return [GenerateRequest.model_validate({**sender, **fields, **own}) for own in of_request]
     except ValidationError as error:
         raise bad_request(error, flat=True) from None
+
+
+def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
+    """Variables for the chat template, and the budget of thought tokens. Precedence:
+    `chat_template_kwargs`, `enable_thinking`, `thinking` (Anthropic), `reasoning_effort`
+    (OpenAI)."""
+    variables = _effort(params.take("reasoning_effort"))
+    switches, budget = _thinking(params.mapping("thinking"))
+    variables.update(switches)
+    if (enabled := params.flag("enable_thinking")) is not None:
+        variables["enable_thinking"] = enabled
+    if (verbosity := params.take("verbosity")) is not None:
+        variables["verbosity"] = verbosity
+    kwargs = params.mapping("chat_template_kwargs")
+    if reserved := RENDERER_ARGUMENTS & kwargs.keys():
+        raise wrong_part("chat_template_kwargs", f"cannot set {', '.join(sorted(reserved))}")
+    given_budget = params.number("thinking_budget")
+    return variables | kwargs, budget if given_budget is None else given_budget
+
+
+def _effort(value: object) -> dict[str, Any]:
+    if isinstance(value, dict):
+        value = value.get("effort")
+    if value is None:
+        return {}
+    if not isinstance(value, str):
+        raise wrong_part("reasoning_effort", f"must be a word, got {quote(value)}")
+    if value in ("none", "disable"):
+        return {"enable_thinking": False}
+    return {"reasoning_effort": value, "enable_thinking": True}
+
+
+def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    if not value:
+        return {}, None
+    kind = value.get("type")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise BadRequest(
+            f"thinking.type must be enabled, adaptive or disabled, got {quote(kind)}",
+            param="thinking",
+        )
+    return {"enable_thinking": kind != "disabled"}, value.get("budget_tokens")
 
 
 def _take_all(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]:
     taken = {name: take(name) for name in names}
     return {name: value for name, value in taken.items() if value is not None}
+
+
+def _session(params: Parameters, known: Any) -> str | None:
+    names = ("prompt_cache_key", "user", "safety_identifier")
+    given = (known, *[params.take(name) for name in names])
+    return next((str(name)[:MAX_NAME] for name in given if name), None)
 
 
 def _max_tokens(params: Parameters) -> dict[str, Any]:
@@ -232,10 +202,51 @@ def _max_tokens(params: Parameters) -> dict[str, Any]:
     return {} if limit is None else {"max_tokens": None if limit == -1 else limit}
 
 
-def _session(params: Parameters, known: Any) -> str | None:
-    names = ("prompt_cache_key", "user", "safety_identifier")
-    given = (known, *[params.take(name) for name in names])
-    return next((str(name)[:MAX_NAME] for name in given if name), None)
+def constraint(params: Parameters) -> dict[str, Any]:
+    form, grammar = params.take("response_format"), params.take("grammar")
+    if isinstance(form, dict) and form.get("type") == "text":
+        form = None
+    if form is not None and grammar is not None:
+        raise BadRequest("only one of response_format, grammar can be given", param="grammar")
+    if form is not None:
+        return {"response_format": expect_object(form, "response_format")}
+    match grammar:
+        case None:
+            return {}
+        case str():
+            return {"grammar": {"type": "lark", "value": grammar}}
+        case {"type": "regex" | "lark", "value": str()} if len(grammar) == 2:
+            return {"grammar": grammar}
+    allowed = 'a Lark text or {"type": "regex" | "lark", "value": text}'
+    raise wrong_part("grammar", f"must be {allowed}, got {quote(grammar)}")
+
+
+def _completions(
+    params: Parameters, prompts: Sequence[Any], shared: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
+    fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
+    if "max_tokens" not in shared:
+        fields["max_tokens"] = COMPLETION_TOKENS
+    n = shared.get("n", 1)
+    params.choice("best_of", (n,), "ask for n choices and compare their log-probabilities")
+    if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
+        raise BadRequest(
+            f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
+            "send them in several requests",
+            param="prompt",
+        )
+    return [{"prompt": prompt, **fields} for prompt in prompts]
+
+
+def _logprobs(params: Parameters) -> dict[str, Any]:
+    count = params.take("logprobs")
+    if count is None:
+        return {}
+    if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
+        bounds = f"from 0 to {MAX_LOGPROBS}"
+        raise wrong_part("logprobs", f"must be a whole number {bounds}, got {count!r}")
+    return {"logprobs": True, "top_logprobs": count}
 
 
 def _chat(params: Parameters, messages: Any, *, continues: bool) -> dict[str, Any]:
@@ -281,66 +292,54 @@ def _tools(params: Parameters) -> dict[str, Any]:
 
 def as_functions(tools: Sequence[Any]) -> list[dict[str, Any]]:
     """The tools of a request. Members that templates do not know are left out."""
-    found = [_function(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
+    functions = [_function(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
     return [
-        {"type": "function", "function": {n: v for n, v in own.items() if n in MEMBERS}}
-        for own in found
+        {"type": "function", "function": {name: f[name] for name in f if name in MEMBERS}}
+        for f in functions
     ]
 
 
 def _function(tool: Any, where: str) -> Mapping[str, Any]:
     kind = expect_object(tool, where).get("type") or "function"
     if kind != "function":
-        called = "only tools of type function can be called, and no server runs others here"
-        raise wrong_part(where, f"is {quote(kind)}: {called}", ".type")
-    own = tool.get("function")
-    if not isinstance(own, Mapping):
+        reason = "only tools of type function can be called, and no server runs others here"
+        raise wrong_part(where, f"is {quote(kind)}: {reason}", ".type")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
         raise wrong_part(where, "must be an object with a name", ".function")
-    if not isinstance(own.get("name"), str) or not own["name"].strip():
+    if not isinstance(function.get("name"), str) or not function["name"].strip():
         raise wrong_part(f"{where}.function.name", "must be a text")
-    if own.get("parameters"):
-        expect_object(own["parameters"], f"{where}.function.parameters")
-    return own
-
-
-def completions(
-    params: Parameters, prompts: Sequence[Any], shared: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    params.choice("suffix", ("",), "write the model's own fill-in-the-middle tokens into prompt")
-    fields: dict[str, Any] = {"echo": params.flag("echo") or False, **_logprobs(params)}
-    if "max_tokens" not in shared:
-        fields["max_tokens"] = COMPLETION_TOKENS
-    n = shared.get("n", 1)
-    params.choice("best_of", (n,), "ask for n choices and compare their log-probabilities")
-    if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
-        raise BadRequest(
-            f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
-            "send them in several requests",
-            param="prompt",
-        )
-    return [{"prompt": prompt, **fields} for prompt in prompts]
+    if function.get("parameters"):
+        expect_object(function["parameters"], f"{where}.function.parameters")
+    return function
 
 
 def prompt_list(given: Any, name: str) -> list[Any]:
     items = [given] if isinstance(given, str) or _is_tokens(given) else given
     if not isinstance(items, list) or not items:
         raise wrong_part(name, f"{_SHAPES}, got {type(items).__name__}")
-    for index, each in enumerate(items):
-        if not isinstance(each, str) and not _is_tokens(each):
+    for index, item in enumerate(items):
+        if not isinstance(item, str) and not _is_tokens(item):
             at = f"{name}[{index}]"
             raise BadRequest(f"{at}: each {name} {_SHAPES}", param=at)
     return items
 
 
 def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _logprobs(params: Parameters) -> dict[str, Any]:
-    count = params.take("logprobs")
-    if count is None:
-        return {}
-    if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
-        bounds = f"from 0 to {MAX_LOGPROBS}"
-        raise wrong_part("logprobs", f"must be a whole number {bounds}, got {count!r}")
-    return {"logprobs": True, "top_logprobs": count}
+def parameter_names(values: Mapping[str, Any], content: str = "messages") -> ClientNames:
+    """The client's name of each field. `content`: its parameter with the messages or the prompt."""
+    given = {name for name, value in values.items() if value is not None}
+    found = {
+        ours: name
+        for ours, names in NAMES.items()
+        if (name := next(filter(given.__contains__, names), None)) is not None
+    }
+    if content != "messages":
+        found |= {name: content for name in ("messages", "prompt") if name not in given}
+        found["top_logprobs"] = "logprobs"
+    if "thinking" in given and "thinking_budget" not in given:
+        found["thinking_budget"] = "thinking.budget_tokens"
+    return ClientNames(found)

@@ -1,4 +1,5 @@
-"""The routes of OpenAI's API: from a body to a request, and vectors in the client's form."""
+"""The routes of OpenAI's API, except Responses, and vLLM's `/tokenize`: how each reads a body, and
+the response of `/v1/embeddings`. `request` has the parameters, `answer` all other responses."""
 
 import sys
 from array import array
@@ -19,6 +20,44 @@ from .answer import Stream, Whole, usage_of
 from .request import Parameters, generate_requests, parameter_names, prompt_list
 
 FORMATS = ("float", "base64")
+ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
+
+
+def _read_generation(
+    body: dict[str, Any], sender: Mapping[str, Any], *, text: bool, content: str
+) -> ParsedRequest:
+    given = body.pop(content, None)
+    if text:
+        given = prompt_list(given, content)
+    params = Parameters(body)
+    streamed = params.flag("stream")
+    usage = params.mapping("stream_options").get("include_usage") is True
+    names = parameter_names(body, content)
+    with names.naming():
+        requests = generate_requests(params, sender, given, text=text)
+    reply = partial(Stream, text=text, usage=usage) if streamed else partial(Whole, text=text)
+    return ParsedRequest(requests, reply, names)
+
+
+def _read_tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    """The body is a request of chat or text completions, as in vLLM; its prompt is tokenized."""
+    text = "messages" not in body
+    names = ONLY_TRUE if text else ONLY_TRUE[:1]  # chat itself reads the second one
+    params = Parameters({name: body.pop(name, None) for name in names})
+    for name in names:
+        params.choice(name, (True,), "the prompt is what a request would have")
+    return _read_generation(body, sender, text=text, content="prompt" if text else "messages")
+
+
+def _read_detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    expect(body.get("tokens"), list, "tokens")
+    return _read_generation(body, sender, text=True, content="tokens")
+
+
+def _read_embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    given = body.pop("input", None)
+    request, form = embed_request(Parameters(body), sender, given)
+    return ParsedRequest([request], partial(Embeddings, form=form))
 
 
 def embed_request(
@@ -69,53 +108,13 @@ def decode_vector(vector: str) -> list[float]:
     return found.tolist()
 
 
-ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
-
-
-def _completion(
-    body: dict[str, Any], sender: Mapping[str, Any], *, text: bool, content: str
-) -> ParsedRequest:
-    given = body.pop(content, None)
-    if text:
-        given = prompt_list(given, content)
-    params = Parameters(body)
-    streamed = params.flag("stream")
-    usage = params.mapping("stream_options").get("include_usage") is True
-    names = parameter_names(body, content)
-    with names.naming():
-        requests = generate_requests(params, _with_model(body, sender), given, text=text)
-    reply = partial(Stream, text=text, usage=usage) if streamed else partial(Whole, text=text)
-    return ParsedRequest(requests, reply, names)
-
-
-def _tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
-    """With the parameters of the request whose prompt is meant, as in vLLM."""
-    text = "messages" not in body
-    always = ONLY_TRUE if text else ONLY_TRUE[:1]  # chat itself reads the second one
-    own = Parameters({name: body.pop(name, None) for name in always})
-    for name in always:
-        own.choice(name, (True,), "the prompt is what a request would have")
-    return _completion(body, sender, text=text, content="prompt" if text else "messages")
-
-
-def _detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
-    expect(body.get("tokens"), list, "tokens")
-    return _completion(body, sender, text=True, content="tokens")
-
-
-def _embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
-    given = body.pop("input", None)
-    request, form = embed_request(Parameters(body), _with_model(body, sender), given)
-    return ParsedRequest([request], partial(Embeddings, form=form))
-
-
-def _with_model(body: Mapping[str, Any], sender: Mapping[str, Any]) -> dict[str, Any]:
-    return {**sender, "model": body.get("model")}
-
-
 GENERATE: Mapping[str, Read] = {
-    "/v1/chat/completions": partial(_completion, text=False, content="messages"),
-    "/v1/completions": partial(_completion, text=True, content="prompt"),
-    "/v1/embeddings": _embeddings,
+    "/v1/chat/completions": partial(_read_generation, text=False, content="messages"),
+    "/v1/completions": partial(_read_generation, text=True, content="prompt"),
+    "/v1/embeddings": _read_embeddings,
 }
-ROUTES: Mapping[str, Read] = {**GENERATE, "/tokenize": _tokenize, "/detokenize": _detokenize}
+ROUTES: Mapping[str, Read] = {
+    **GENERATE,
+    "/tokenize": _read_tokenize,
+    "/detokenize": _read_detokenize,
+}

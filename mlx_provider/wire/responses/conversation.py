@@ -109,7 +109,7 @@ class ChatTools:
         if called.chat_name in self.called:
             raise wrong_part(where, f"has the name of another tool, {called.chat_name}")
         self.called[called.chat_name] = called
-        texts = [each.get("description") for each in (space, tool)]
+        texts = [part.get("description") for part in (space, tool)]
         described = "\n\n".join(text for text in texts if isinstance(text, str) and text)
         given = {key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None}
         if called.custom:

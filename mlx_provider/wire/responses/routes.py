@@ -40,6 +40,98 @@ ECHOED: Mapping[str, Any] = {
 }
 """Parameters that a response repeats, with their defaults."""
 OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
+STORED = {
+    **ABSENT,
+    "previous_response_id": "answers are not stored: send the whole conversation as input",
+    "conversation": "conversations are not stored: send the whole conversation as input",
+}
+OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
+NAMES = {
+    "logprobs": "top_logprobs",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+}
+WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
+    **dict.fromkeys(("client_metadata", "prompt_cache_options", *STORED)),
+    "access_programs": (),
+    "background_options": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "truncation": ("disabled",),
+}
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+    streamed = Parameters(body).flag("stream")
+    request, names, tools = response_request(body, sender)
+    echo = echo_of(body)
+    reply = partial(Stream if streamed else Whole, tools=tools, echo=echo)
+    # Codex shortens a conversation only if a stream says that it is too long
+    return ParsedRequest([request], reply, names, in_stream=(ContextTooLong,))
+
+
+def response_request(
+    body: Mapping[str, Any], sender: Mapping[str, Any]
+) -> tuple[GenerateRequest, ClientNames, ChatTools]:
+    check_parameters(body, STORED)
+    instructions = Parameters(body).take_typed("instructions", str)
+    tools = ChatTools(body.get("tools"))
+    values = {name: value for name, value in body.items() if name not in OWN}
+    own = Parameters(values)
+    for name, here in NAMES.items():
+        own.choice(name, (), f"the Responses API has {here} in its place")
+    values |= _text(body) | _logprobs(body)
+    values |= {"reasoning_effort": body.get("reasoning"), "tools": tools.tools}
+    values["tool_choice"] = tools.choice(body.get("tool_choice"))
+    values["max_tokens"] = values.pop("max_output_tokens", None)
+    params = Parameters(values, WITHOUT_EFFECT, tools.ignored)
+    params.choice("n", (1,), "send the request again for another answer")
+    messages, places = messages_of(body.get("input"), instructions)
+    if not messages:
+        raise wrong_part("input", "must hold at least one item")
+    fields = {**sender, "tool_grammars": tools.grammars}
+    names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
+    with names.naming():
+        (request,) = generate_requests(params, fields, messages)
+    return request, names, tools
+
+
+def _names(body: Mapping[str, Any]) -> dict[str, str]:
+    names = {**NAMES, "response_format.json_schema": "text.format", SCHEMA: "text.format.schema"}
+    if not isinstance(body.get("reasoning"), Mapping):
+        names["reasoning_effort"] = "reasoning"
+    return names
+
+
+def _text(body: Mapping[str, Any]) -> dict[str, Any]:
+    text = Parameters(body).mapping("text")
+    form = text.get("format")
+    wanted = {"verbosity": text.get("verbosity")}
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        wanted["response_format"] = {"type": "json_schema", "json_schema": form}
+    elif form is not None:
+        wanted["response_format"] = form
+    return wanted
+
+
+def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
+    include = Parameters(body).take_typed("include", list) or []
+    return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
+
+
+def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    tools = [
+        {**OF_FUNCTIONS, **tool} if tool.get("type") == "function" else tool
+        for tool in given.get("tools", [])
+    ]
+    return {**ECHOED, **given, "tools": tools, "store": False}
 
 
 @dataclass
@@ -128,45 +220,6 @@ def _call(at: int, item_id: str, piece: ToolCallDelta, called: Called) -> _Item:
         fields["namespace"] = called.namespace
     word = CUSTOM if called.custom else "function_call_arguments"
     return _Item(at, fields, key, word, call=piece.index)
-
-
-def echo_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: body[name] for name in ECHOED if body.get(name) is not None}
-    tools = [
-        {**OF_FUNCTIONS, **tool} if tool.get("type") == "function" else tool
-        for tool in given.get("tools", [])
-    ]
-    return {**ECHOED, **given, "tools": tools, "store": False}
-
-
-def response_usage(done: Done) -> dict[str, Any]:
-    usage = usage_of(done)
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    details = {"cached_tokens": cached, "cache_write_tokens": done.usage.stored_tokens}
-    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    return {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": details,
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": usage["total_tokens"],
-    }
-
-
-def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": f"resp_{name}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "completed_at": None,
-        "model": model,
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-        **echo,
-    }
 
 
 class _Response:
@@ -268,6 +321,36 @@ class Stream(_Response, api.Stream):
         yield DONE
 
 
+def response_usage(done: Done) -> dict[str, Any]:
+    usage = usage_of(done)
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    details = {"cached_tokens": cached, "cache_write_tokens": done.usage.stored_tokens}
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": details,
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _head(name: str, model: str, echo: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{name}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "model": model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        **echo,
+    }
+
+
 def _code(error: MLXProviderError) -> str:
     """One of OpenAI's words (openai 2.54, `ResponseError`), or the one by which Codex knows that a
     conversation is too long."""
@@ -278,90 +361,5 @@ def _code(error: MLXProviderError) -> str:
     return "rate_limit_exceeded" if error.status == 429 else "invalid_prompt"
 
 
-STORED = {
-    **ABSENT,
-    "previous_response_id": "answers are not stored: send the whole conversation as input",
-    "conversation": "conversations are not stored: send the whole conversation as input",
-}
-OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
-NAMES = {
-    "logprobs": "top_logprobs",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "messages": "input",
-    "reasoning_effort": "reasoning.effort",
-    "response_format": "text.format",
-    "verbosity": "text.verbosity",
-}
-WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
-    **dict.fromkeys(("client_metadata", "prompt_cache_options", *STORED)),
-    "access_programs": (),
-    "background_options": (),
-    "image": (),
-    "max_tool_calls": (),
-    "moderation": (),
-    "truncation": ("disabled",),
-}
-LOGPROBS = "message.output_text.logprobs"
-
-
-def response_request(
-    body: Mapping[str, Any], sender: Mapping[str, Any]
-) -> tuple[GenerateRequest, ClientNames, ChatTools]:
-    check_parameters(body, STORED)
-    instructions = Parameters(body).take_typed("instructions", str)
-    tools = ChatTools(body.get("tools"))
-    values = {name: value for name, value in body.items() if name not in OWN}
-    own = Parameters(values)
-    for name, here in NAMES.items():
-        own.choice(name, (), f"the Responses API has {here} in its place")
-    values |= _text(body) | _logprobs(body)
-    values |= {"reasoning_effort": body.get("reasoning"), "tools": tools.tools}
-    values["tool_choice"] = tools.choice(body.get("tool_choice"))
-    values["max_tokens"] = values.pop("max_output_tokens", None)
-    params = Parameters(values, WITHOUT_EFFECT, tools.ignored)
-    params.choice("n", (1,), "send the request again for another answer")
-    messages, places = messages_of(body.get("input"), instructions)
-    if not messages:
-        raise wrong_part("input", "must hold at least one item")
-    fields = {**sender, "model": body.get("model"), "tool_grammars": tools.grammars}
-    names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
-    with names.naming():
-        (request,) = generate_requests(params, fields, messages)
-    return request, names, tools
-
-
-def _names(body: Mapping[str, Any]) -> dict[str, str]:
-    names = {**NAMES, "response_format.json_schema": "text.format", SCHEMA: "text.format.schema"}
-    if not isinstance(body.get("reasoning"), Mapping):
-        names["reasoning_effort"] = "reasoning"
-    return names
-
-
-def _text(body: Mapping[str, Any]) -> dict[str, Any]:
-    text = Parameters(body).mapping("text")
-    form = text.get("format")
-    wanted = {"verbosity": text.get("verbosity")}
-    if isinstance(form, dict) and form.get("type") == "json_schema":
-        wanted["response_format"] = {"type": "json_schema", "json_schema": form}
-    elif form is not None:
-        wanted["response_format"] = form
-    return wanted
-
-
-def _logprobs(body: Mapping[str, Any]) -> dict[str, Any]:
-    include = Parameters(body).take_typed("include", list) or []
-    return {"logprobs": True} if LOGPROBS in include or body.get("top_logprobs") else {}
-
-
-def _respond(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
-    streamed = Parameters(body).flag("stream")
-    request, names, tools = response_request(body, sender)
-    echo = echo_of(body)
-    reply = partial(Stream if streamed else Whole, tools=tools, echo=echo)
-    # Codex shortens a conversation only if a stream says that it is too long
-    return ParsedRequest([request], reply, names, in_stream=(ContextTooLong,))
-
-
-GENERATE: Mapping[str, Read] = {"/v1/responses": _respond}
-ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _respond}
+GENERATE: Mapping[str, Read] = {"/v1/responses": _read_response}
+ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _read_response}

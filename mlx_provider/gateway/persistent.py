@@ -64,7 +64,7 @@ class GatewayFiles:
         self._record = self.folder / "record.json"
 
     def prepare(self) -> None:
-        with _usable(self.folder):
+        with _report_unusable(self.folder):
             make_folder(self.folder)
             self.folder.parent.chmod(0o700)
             state = self.folder.lstat()
@@ -75,7 +75,7 @@ class GatewayFiles:
     def key(self) -> tuple[str, bool]:
         """The proxy's master key, and whether it is new. A key that other users could read is
         replaced."""
-        with _usable(self.key_file):
+        with _report_unusable(self.key_file):
             with suppress(FileNotFoundError), os.fdopen(open_own(self.key_file), "rb") as file:
                 key = file.read(LARGEST).decode("ascii", "replace").strip()
                 closed = not os.fstat(file.fileno()).st_mode & 0o077
@@ -86,12 +86,12 @@ class GatewayFiles:
         return key, True
 
     def record(self) -> Record | None:
-        with _usable(self._record), suppress(FileNotFoundError, ValidationError):
+        with _report_unusable(self._record), suppress(FileNotFoundError, ValidationError):
             return RECORD.validate_json(read_own(self._record, LARGEST))
         return None
 
     def write(self, record: Record | None) -> None:
-        with _usable(self._record):
+        with _report_unusable(self._record):
             if record is None:
                 self._record.unlink(missing_ok=True)
             else:
@@ -123,7 +123,7 @@ class GatewayFiles:
 
 
 @contextmanager
-def _usable(path: Path) -> Iterator[None]:
+def _report_unusable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -158,7 +158,7 @@ def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell:
         proxy.wait_ready()
         tell("proxy", proxy.url)
         # the engine then has a client, and does not end when idle
-        proxy.answer_once(record.served.name, FIRST_LIMIT)
+        proxy.generate_token(record.served.name, FIRST_LIMIT)
         failing.pop_all()
     return True
 

@@ -1,0 +1,38 @@
+"""Log entries whose text, which clients or third parties may have written, stays in its line."""
+
+import copy
+import logging
+
+
+class Trace(str):
+    """In a log entry: its lines follow the entry, indented."""
+
+
+class LogLines(logging.Formatter):
+    """Escapes unprintable characters, so that no text can start a line or control a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = copy.copy(record)
+        entry.exc_info = entry.exc_text = entry.stack_info = None
+        given = record.args if isinstance(record.args, tuple) else ()
+        traces = [arg for arg in given if isinstance(arg, Trace)]
+        if traces:
+            entry.args = tuple("" if isinstance(arg, Trace) else arg for arg in given)
+        if record.exc_info:
+            traces.append(Trace(self.formatException(record.exc_info)))
+        lines = (line for trace in traces for line in trace.splitlines() if line.strip())
+        first = printable(super().format(entry).rstrip("\n"))
+        return "\n    ".join([first, *map(printable, lines)])
+
+
+def printable(text: str) -> str:
+    """Escapes control characters, line ends and half surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
