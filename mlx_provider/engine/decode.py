@@ -199,7 +199,7 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
         return _finish(row, "stop")
     if row.constraint is not None:
         row.constraint.advance(token)
-    if row.forecast is not None and engine.batch.can_verify_drafts:
+    if row.predictor is not None and engine.batch.can_verify_drafts:
         engine.drafting.follow(row, token)
     described = None if logprob is None else engine.output.describe(token, logprob)
     deltas = list(row.output.push(token, described))

@@ -66,7 +66,7 @@ class RowConstraint(Protocol):
         """An independent copy in the same state. `None`: the constraint cannot be copied."""
 
 
-class RowForecast(Protocol):
+class TextPredictor(Protocol):
     """Predicts the text of one choice. It restricts nothing."""
 
     def likely(self) -> Sequence[int]:
@@ -119,7 +119,7 @@ class Row:
     index: int
     output: RowOutput
     constraint: RowConstraint | None = None
-    forecast: RowForecast | None = None
+    predictor: TextPredictor | None = None
     tokens: list[int] = field(default_factory=list)
     """Committed tokens: drawn, read back, and pushed to `output`."""
     finish: FinishReason | None = None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chat.constraints.call_text import CallMatchers, CallPredictor
 from ..chat.constraints.compiler import Thoughts
-from ..chat.constraints.forecast import CallForecast, CallMatchers
 from ..chat.messages.tools_as_text import check_readable
 from ..chat.output.reply import Reply
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
@@ -125,8 +125,8 @@ def make_row(
         budget.reply = reply
         constraint = budget
     calls = form.calls
-    forecast = CallForecast(calls) if calls is not None and calls.marker else None
-    return Row(request, index, reply, constraint, forecast)
+    predictor = CallPredictor(calls) if calls is not None and calls.marker else None
+    return Row(request, index, reply, constraint, predictor)
 
 
 def _reply(index: int, wire: GenerateRequest, form: Form, view: ModelView) -> Reply:

@@ -1,4 +1,4 @@
-"""Weights in another dtype: the same model, within the memory that was foretold."""
+"""Weights in another dtype: the same model, within the memory that was predicted."""
 
 import gc
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def test_what_a_model_keeps_wide_is_not_narrowed(tmp_path: Path) -> None:
         for j, source in enumerate(["four", "bfloat16", "float32"])
     ],
 )
-def test_memory_is_foretold(
+def test_memory_is_predicted(
     family: str, source: str, tmp_path: Path, four_bits: Callable[[str], Path]
 ) -> None:
     folder = four_bits(family) if source == "four" else build(tmp_path / "m", family, dtype=source)

@@ -1,10 +1,10 @@
-"""What marks a call before its tool is named, in every format, and that the call is foretold."""
+"""What marks a call before its tool is named, in every format, and that the call is predicted."""
 
 import pytest
 
 from byte_model import ENDS, byte_tokenizer
+from mlx_provider.chat.constraints.call_text import CallMatchers, CallPredictor, call_marker
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers, call_marker
 from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.protocol.requests import GenerateRequest
 
@@ -69,16 +69,16 @@ def test_every_format_marks_its_calls_or_is_known_not_to() -> None:
 
 
 @pytest.mark.parametrize("name", MARKERS)
-def test_a_call_of_each_format_is_foretold(name: str) -> None:
+def test_a_call_of_each_format_is_predicted(name: str) -> None:
     parser = TOOL_PARSERS[name]
     asked = GenerateRequest(model="m", tools=[TOOL])
-    forecast = CallForecast(CallMatchers(COMPILER, asked, parser))
+    predictor = CallPredictor(CallMatchers(COMPILER, asked, parser))
     grammar = parser.call_grammar()
     text = written_call(grammar, "read_file", {"path": "a.py", "lines": 12}, SCHEMA)
     ids = TOKENIZER.encode(f"I read. {text}", add_special_tokens=False).ids
     right = 0
     for token in ids:
-        right += forecast.likely()[:1] == [token]
-        forecast.advance(token)
+        right += predictor.likely()[:1] == [token]
+        predictor.advance(token)
     written = TOKENIZER.encode(text.partition(MARKERS[name])[2], add_special_tokens=False).ids
     assert right > 0.6 * len(written)

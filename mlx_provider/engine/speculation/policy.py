@@ -20,7 +20,7 @@ from ...records.extensions import MOST_DRAFTS
 Kind = frozenset[int]
 """The drafters of a pass."""
 KNOWN_TEXT: Kind = frozenset({-1})
-"""Text predicted by a grammar or a forecast."""
+"""Text that a grammar or a text predictor knows ahead."""
 Seconds = Callable[[int], float]
 """Duration of a pass by the number of its extra tokens."""
 

@@ -1,5 +1,5 @@
-"""Drafts of an engine's rows: requested from drafters, grammars and forecasts, and judged by the
-tokens that the model draws."""
+"""Drafts of an engine's rows: requested from drafters, grammars and text predictors, and judged by
+the tokens that the model draws."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ from ..execution.decode_batch import Drafts, Forward, PassResult
 from ..request import PrefillJob, Row
 from ..scheduling.step import StepPlan
 from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcceptance, Seconds
-from .tokens_ahead import Isolated, after_run, known_run, let_through, no_more_forecasts, places
+from .tokens_ahead import Isolated, after_run, drop_predictor, known_run, let_through, places
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Origin:
     """Who made the drafts of a row in the last pass."""
 
     known: int = 0
-    """Number of leading drafts from its grammar or its forecast."""
+    """Number of leading drafts from its grammar or its text predictor."""
     source: int | None = None
     """The drafter of the others."""
     refused: bool = False
@@ -276,11 +276,11 @@ class Speculation:
         ]
 
     def follow(self, row: Row, token: int) -> None:
-        if row.forecast is None or not self.sources:
+        if row.predictor is None or not self.sources:
             return
-        with Isolation(partial(no_more_forecasts, row)):
-            predicted = row.forecast.likely()
-            row.forecast.advance(token)
+        with Isolation(partial(drop_predictor, row)):
+            predicted = row.predictor.likely()
+            row.predictor.advance(token)
             if predicted and (own := self.rows.get(row)) is not None:
                 self.policy.predicted.learn_both(own.predicted, int(predicted[0] == token))
 
@@ -289,7 +289,7 @@ class Speculation:
     ) -> Sequence[int]:
         """Predicted text of a row that pays in a pass of `rows`. `drawn`: number of its leading
         tokens that are no drafts any more."""
-        predictable = row.constraint is not None or row.forecast is not None
+        predictable = row.constraint is not None or row.predictor is not None
         able = predictable and row in self.rows and can_draft(row)
         if not (able and any(breaker.closed for breaker in self._breakers)):
             return ()

@@ -1,5 +1,5 @@
 """The tokens of a row and its drafts, as if these were accepted: what the sampler and the grammar
-see. Text that a grammar forces, or a forecast predicts."""
+see. Text that a grammar forces, or that is likely in a call."""
 
 import copy
 import logging
@@ -86,22 +86,22 @@ def after_run(run: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
 
 def known_run(row: Row) -> tuple[Sequence[int], int]:
     """Tokens after the last committed one: those that the grammar forces, then those that the
-    forecast predicts; and the number of the former."""
+    predictor predicts; and the number of the former."""
     left = max(0, min(MOST_DRAFTS + 1, row.request.max_tokens - len(row.tokens) - 1))
     forced: Sequence[int] = ()
     if row.constraint is not None:
         with Isolation():  # a grammar that fails reports it with its next mask
             forced = row.constraint.forced()[:left]
-    foretold: Sequence[int] = ()
-    if row.forecast is not None:
-        with Isolation(partial(no_more_forecasts, row)):
-            foretold = row.forecast.likely()[:left]
-    return after_run(forced, foretold), len(forced)
+    predicted: Sequence[int] = ()
+    if row.predictor is not None:
+        with Isolation(partial(drop_predictor, row)):
+            predicted = row.predictor.likely()[:left]
+    return after_run(forced, predicted), len(forced)
 
 
-def no_more_forecasts(row: Row, fault: Fault) -> None:
-    log.error("request %s: its forecast failed\n%s", row.request.id, fault.trace)
-    row.forecast = None
+def drop_predictor(row: Row, fault: Fault) -> None:
+    log.error("request %s: its predictor of call text failed\n%s", row.request.id, fault.trace)
+    row.predictor = None
 
 
 def let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Calls that are foretold take fewer passes, and no token changes: any format, any company."""
+"""Calls that are predicted take fewer passes, and no token changes: any format, any company."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 
 from byte_model import ENDS, byte_tokenizer
 from mlx_provider import LoadOptions
+from mlx_provider.chat.constraints.call_text import CallMatchers, CallPredictor
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.forecast import CallForecast, CallMatchers
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Request, SamplingParams
@@ -72,22 +72,22 @@ TEXT, PLACES = text_of(list(REPLIES.values()))
 LENGTHS = [len(ids(reply)) for reply in REPLIES.values()]
 
 
-def asked(at: int, *, foretold: bool = True, **more: Any) -> Request:
+def asked(at: int, *, predicted: bool = True, **more: Any) -> Request:
     request = new_request(
         TEXT[: PLACES[at]], max_tokens=LENGTHS[at], stop_tokens=EOS, logprobs=1, **more
     )
     tools = GenerateRequest(model="m", tools=TOOLS)
     matchers = CallMatchers(COMPILER, tools, PARSER)
     for row in request.rows:
-        row.forecast = CallForecast(matchers) if foretold else None
+        row.predictor = CallPredictor(matchers) if predicted else None
     return request
 
 
-def everything(*, foretold: bool = True) -> list[Request]:
+def everything(*, predicted: bool = True) -> list[Request]:
     """Every reply greedily, and two sampled choices of one request."""
     warm = SamplingParams(temperature=0.4, seed=7)
-    made = [asked(at, foretold=foretold) for at in range(len(REPLIES))]
-    return [*made, asked(0, foretold=foretold, params=warm, n=2)]
+    made = [asked(at, predicted=predicted) for at in range(len(REPLIES))]
+    return [*made, asked(0, predicted=predicted, params=warm, n=2)]
 
 
 def drafting_engine(
@@ -130,8 +130,8 @@ def reciting(qwen3: TextModel) -> Reciting:
     return Reciting(qwen3, TEXT, LIKELIER)
 
 
-def test_forecasts_change_no_token(model: Reciting) -> None:
-    plain = everything(foretold=False)
+def test_predicted_text_changes_no_token(model: Reciting) -> None:
+    plain = everything(predicted=False)
     serve(new_engine(model), plain)
     together, apart = everything(), everything()
     serve(drafting_engine(model, Lookup()), together)
@@ -176,7 +176,7 @@ def test_rows_that_join_wait_for_memory_and_are_cancelled(reciting: Reciting) ->
 
 
 class Wrong:
-    """Foretells what never comes."""
+    """Predicts what never comes."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -190,28 +190,28 @@ class Wrong:
 
 class Broken(Wrong):
     def advance(self, token: int) -> None:
-        raise ValueError("a forecast of a plugin")
+        raise ValueError("a predictor of a plugin")
 
 
-def test_a_forecast_that_is_always_wrong_soon_costs_nothing(qwen3: TextModel) -> None:
+def test_a_predictor_that_is_always_wrong_soon_costs_nothing(qwen3: TextModel) -> None:
     request = new_request(range(20, 40), max_tokens=80)
-    request.rows[0].forecast = Wrong()
+    request.rows[0].predictor = Wrong()
     policy = Policy()
     serve(drafting_engine(qwen3, ForcedText(), policy), [request])
     assert tokens([request]) == tokens([alone(qwen3, request)])
     assert 0 < request.drafted < 30
     later = new_request(range(20, 40), max_tokens=20)
-    later.rows[0].forecast = Wrong()
+    later.rows[0].predictor = Wrong()
     serve(drafting_engine(qwen3, ForcedText(), policy), [later])
     assert later.drafted == 0, "what other rows have shown counts, too"
 
 
-def test_a_fault_of_a_forecast_costs_only_the_forecast(qwen3: TextModel) -> None:
+def test_a_fault_of_a_predictor_costs_only_the_predictor(qwen3: TextModel) -> None:
     request = new_request(range(20, 40), max_tokens=20)
-    request.rows[0].forecast = Broken()
+    request.rows[0].predictor = Broken()
     serve(drafting_engine(qwen3, ForcedText()), [request])
     assert tokens([request]) == tokens([alone(qwen3, request)])
-    assert request.rows[0].forecast is None
+    assert request.rows[0].predictor is None
 
 
 class Written(TokenOutput):
@@ -227,13 +227,13 @@ class Written(TokenOutput):
 
 
 @pytest.mark.parametrize("budget", [3, 40])
-def test_a_thinking_budget_ends_a_thought_as_without_forecasts(
+def test_a_thinking_budget_ends_a_thought_as_without_predictors(
     reciting: Reciting, budget: int
 ) -> None:
     """The thought, which is a call, too, is cut where it is cut without drafts."""
 
-    def thinking(*, foretold: bool) -> Request:
-        request = asked(1, foretold=foretold)
+    def thinking(*, predicted: bool) -> Request:
+        request = asked(1, predicted=predicted)
         reply = Reply(
             reasoning_parser=ReasoningParser("think", "<think>", "</think>"), reasoning_open=True
         )
@@ -243,9 +243,9 @@ def test_a_thinking_budget_ends_a_thought_as_without_forecasts(
         row.constraint, row.output = constraint, Written(reply)
         return request
 
-    plain, foretold = thinking(foretold=False), thinking(foretold=True)
+    plain, predicted = thinking(predicted=False), thinking(predicted=True)
     serve(new_engine(reciting), [plain])
-    serve(drafting_engine(reciting, ForcedText()), [foretold])
-    assert_same([foretold], [plain])
+    serve(drafting_engine(reciting, ForcedText()), [predicted])
+    assert_same([predicted], [plain])
     assert output_of(plain).tokens[budget] == ids("</think>")[0]
-    assert foretold.accepted > 10
+    assert predicted.accepted > 10

@@ -100,7 +100,7 @@ def _begin(pool: Executor | None, make: Callable[[], LLMatcher | None]) -> Futur
     return done
 
 
-class CallForecast:
+class CallPredictor:
     """Predicts the calls of one choice. Belongs to the engine thread."""
 
     def __init__(self, matchers: CallMatchers) -> None:

@@ -1,4 +1,4 @@
-"""Calls that no grammar demands are foretold from their marker on."""
+"""Calls that no grammar demands are predicted from their marker on."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from byte_model import ENDS, byte_tokenizer
+from mlx_provider.chat.constraints.call_text import REPLAYED, CallMatchers, CallPredictor
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.constraints.forecast import REPLAYED, CallForecast, CallMatchers
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, TaggedArguments, ToolParser
 
@@ -55,8 +55,8 @@ def matchers(background: Executor | None = None, **asked: Any) -> CallMatchers:
 
 
 @pytest.fixture
-def forecast() -> CallForecast:
-    return CallForecast(matchers())
+def predictor() -> CallPredictor:
+    return CallPredictor(matchers())
 
 
 def ids(text: str) -> list[int]:
@@ -64,69 +64,73 @@ def ids(text: str) -> list[int]:
     return found
 
 
-def foretold(forecast: CallForecast, text: str) -> int:
-    """Feed a text; how many of its tokens were foretold."""
+def predicted(predictor: CallPredictor, text: str) -> int:
+    """Feed a text; how many of its tokens were predicted."""
     right = 0
     for token in ids(text):
-        right += forecast.likely()[:1] == [token]
-        forecast.advance(token)
+        right += predictor.likely()[:1] == [token]
+        predictor.advance(token)
     return right
 
 
-def likely(forecast: CallForecast) -> str:
-    text: str = TOKENIZER.decode(list(forecast.likely()), skip_special_tokens=False)
+def likely(predictor: CallPredictor) -> str:
+    text: str = TOKENIZER.decode(list(predictor.likely()), skip_special_tokens=False)
     return text
 
 
 @pytest.mark.parametrize("text", [SPACED, COMPACT])
-def test_most_of_a_call_is_foretold_however_it_is_spelt(forecast: CallForecast, text: str) -> None:
-    foretold(forecast, "I look at it.\n")
-    assert foretold(forecast, text) > 0.75 * len(ids(text))
-    again = foretold(forecast, text)
-    assert again >= foretold(forecast, text) > 0.75 * len(ids(text)), "the next call begins so"
+def test_most_of_a_call_is_predicted_however_it_is_spelt(
+    predictor: CallPredictor, text: str
+) -> None:
+    predicted(predictor, "I look at it.\n")
+    assert predicted(predictor, text) > 0.75 * len(ids(text))
+    again = predicted(predictor, text)
+    assert again >= predicted(predictor, text) > 0.75 * len(ids(text)), "the next call begins so"
 
 
-def test_a_refused_call_is_followed_no_further_and_the_next_one_is(forecast: CallForecast) -> None:
+def test_a_refused_call_is_followed_no_further_and_the_next_one_is(
+    predictor: CallPredictor,
+) -> None:
     refused = '<tool_call>{"name": "get_weather", "arguments": {"kind": "late'
-    assert foretold(forecast, refused) > 15
-    assert foretold(forecast, '", "hot": true}}</tool_call>') == 0
-    assert foretold(forecast, SPACED) > 30
+    assert predicted(predictor, refused) > 15
+    assert predicted(predictor, '", "hot": true}}</tool_call>') == 0
+    assert predicted(predictor, SPACED) > 30
 
 
-def test_calls_in_sequence_and_markers_in_text_are_told_apart(forecast: CallForecast) -> None:
-    foretold(forecast, "A call begins with <tool_call> and a brace. ")
-    assert likely(forecast) == ""
-    foretold(forecast, f"{SPACED}\n<tool_call>")
-    assert likely(forecast) == '{"name": "'
-    foretold(forecast, '{"name": "r')
-    assert likely(forecast) == 'ead_file", "arguments": {"path": "'
+def test_calls_in_sequence_and_markers_in_text_are_told_apart(predictor: CallPredictor) -> None:
+    predicted(predictor, "A call begins with <tool_call> and a brace. ")
+    assert likely(predictor) == ""
+    predicted(predictor, f"{SPACED}\n<tool_call>")
+    assert likely(predictor) == '{"name": "'
+    predicted(predictor, '{"name": "r')
+    assert likely(predictor) == 'ead_file", "arguments": {"path": "'
 
 
 def test_a_marker_may_be_cut_anywhere_and_stand_in_a_value() -> None:
     parser = ToolParser("named", "Call:", "", grammar=CallGrammar('Call:{"{name}": ', "}"))
     compiler = GrammarCompiler(TOKENIZER, EOS, 384)
     asked = GenerateRequest(model="m", tools=TOOLS[1:])
-    forecast = CallForecast(CallMatchers(compiler, asked, parser))
-    foretold(forecast, 'A Call, Call:{"')
-    assert likely(forecast) == 'read_file": {"path": "'
-    foretold(forecast, 'read_file": {"path": "a Call: b"')
-    assert likely(forecast) == "}}"
+    predictor = CallPredictor(CallMatchers(compiler, asked, parser))
+    predicted(predictor, 'A Call, Call:{"')
+    assert likely(predictor) == 'read_file": {"path": "'
+    predicted(predictor, 'read_file": {"path": "a Call: b"')
+    assert likely(predictor) == "}}"
 
 
 def test_nothing_is_compiled_before_a_marker_nor_where_tokens_are_taken() -> None:
     later = Later()
     shared = matchers(later)
-    one, other = CallForecast(shared), CallForecast(shared)
-    foretold(one, "No call. " * 20)
+    one, other = CallPredictor(shared), CallPredictor(shared)
+    predicted(one, "No call. " * 20)
     assert not later.waiting
     begun = '<tool_call>{"name": "g'
     for each in (one, other):
-        assert foretold(each, begun) == 0
+        assert predicted(each, begun) == 0
     assert len(later.waiting) == 1, "one grammar for all choices"
     later.run()
-    assert foretold(one, "et_") == 2, "it catches up with its next token"
+    assert predicted(one, "et_") == 2, "it catches up with its next token"
     assert likely(one) == 'weather", "arguments": {"kind": "'
-    assert foretold(other, '","') == 0, "another spelling is compiled, too"
+    assert predicted(other, '","') == 0, "another spelling is compiled, too"
     assert len(later.waiting) == 1
 
 
@@ -137,24 +141,24 @@ def test_a_long_call_is_not_followed_again_in_another_spelling(length: int, afte
     tools = [tool("note", text={"type": "string"}, at={"type": "array"})]
     compiler = GrammarCompiler(TOKENIZER, EOS, 384)
     asked = GenerateRequest(model="m", tools=tools)
-    forecast = CallForecast(CallMatchers(compiler, asked, parser))
-    foretold(forecast, f"Call:note <text>{'x' * length}</>")
-    assert likely(forecast) == "<at>["
-    foretold(forecast, "<at>[1,2]")
-    assert likely(forecast) == after
+    predictor = CallPredictor(CallMatchers(compiler, asked, parser))
+    predicted(predictor, f"Call:note <text>{'x' * length}</>")
+    assert likely(predictor) == "<at>["
+    predicted(predictor, "<at>[1,2]")
+    assert likely(predictor) == after
 
 
-def test_tools_that_cannot_be_enforced_are_not_foretold() -> None:
+def test_tools_that_cannot_be_enforced_are_not_predicted() -> None:
     strict = tool("count", number={"type": "integer", "multipleOf": 1e-300})
     strict["function"]["strict"] = True
     compiler = GrammarCompiler(TOKENIZER, EOS, 384)
     asked = GenerateRequest(model="m", tools=[strict])
-    forecast = CallForecast(CallMatchers(compiler, asked, PARSER))
-    assert foretold(forecast, '<tool_call>{"name": "count"') == 0
+    predictor = CallPredictor(CallMatchers(compiler, asked, PARSER))
+    assert predicted(predictor, '<tool_call>{"name": "count"') == 0
 
 
-def test_a_named_tool_is_foretold_from_its_first_letter() -> None:
+def test_a_named_tool_is_predicted_from_its_first_letter() -> None:
     named = {"type": "function", "function": {"name": "read_file"}}
-    forecast = CallForecast(matchers(tool_choice=named))
-    foretold(forecast, "<tool_call>")
-    assert likely(forecast) == '{"name": "read_file", "arguments": {"path": "'
+    predictor = CallPredictor(matchers(tool_choice=named))
+    predicted(predictor, "<tool_call>")
+    assert likely(predictor) == '{"name": "read_file", "arguments": {"path": "'

@@ -11,7 +11,7 @@ import httpx
 import litellm
 import pytest
 
-from mlx_provider.chat.constraints import forecast
+from mlx_provider.chat.constraints import call_text
 from mlx_provider.config import EngineSettings
 from mlx_provider.engine.speculation import speculation
 from mlx_provider.engine.speculation.policy import Policy
@@ -76,9 +76,9 @@ class AtAnyCost(Policy):
 
 @pytest.fixture
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is foretold depends on no time: nor on when a grammar is compiled."""
-    begun = forecast._begin
-    monkeypatch.setattr(forecast, "_begin", lambda pool, make: begun(None, make))
+    """What is predicted depends on no time: nor on when a grammar is compiled."""
+    begun = call_text._begin
+    monkeypatch.setattr(call_text, "_begin", lambda pool, make: begun(None, make))
     monkeypatch.setattr(speculation, "Policy", AtAnyCost)
 
 
