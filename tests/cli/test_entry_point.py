@@ -1,8 +1,8 @@
 """The program's own ends, before a command has its handlers."""
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import invoke
 from mlx_provider.cli import app
 from mlx_provider.registry import PluginRegistry
 
@@ -19,15 +19,13 @@ def test_ctrl_c_during_the_imports_ends_with_130(monkeypatch: pytest.MonkeyPatch
 
 def test_a_list_without_models_names_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_provider.serving.hub.models_on_disk", list)
-    registry = PluginRegistry.discover()
-    shown = CliRunner().invoke(app.build(registry), ["list"], obj=registry).stdout
+    shown = invoke("list", plugins=None).stdout
     assert shown.startswith("none yet; `demo` is part of this package")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_limit_that_is_no_number_is_refused(value: str) -> None:
-    registry = PluginRegistry.discover()
-    done = CliRunner().invoke(app.build(registry), ["bench", "compare", "--limit", value])
+    done = invoke("bench", "compare", "--limit", value, plugins=None)
     assert done.exit_code == 2
 
 

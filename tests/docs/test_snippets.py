@@ -27,9 +27,9 @@ from litellm.proxy.types_utils.utils import get_instance_fn
 from sybil import Document, Example, Region
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
-from typer.testing import CliRunner
 
 import mlx_provider.litellm as ours
+from command_line import invoke
 from mlx_provider.cli.app import build
 from mlx_provider.client.connection import Connections
 from mlx_provider.errors import BadRequest
@@ -170,8 +170,7 @@ def run_console(example: Example) -> None:
 
 
 def run_command(words: list[str]) -> None:
-    registry = PluginRegistry.discover()
-    done = CliRunner().invoke(build(registry), words, obj=registry, catch_exceptions=False)
+    done = invoke(*words, plugins=None, catch_exceptions=False)
     assert done.exit_code == 0, done.output
 
 

@@ -1,7 +1,6 @@
 """One proxy, started from what `mlx-provider init` has written, and stand-ins of clients."""
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from command_line import invoke
+from litellm_command import write_litellm
 from mlx_provider.client.connection import Connections
 from mlx_provider.gateway.config import START
 from mlx_provider.gateway.engine import end_engine
@@ -61,14 +61,9 @@ def written(runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("written")
     done = invoke("init", "demo", "--folder", str(folder), plugins=None)
     assert done.exit_code == 0, done.output
-    command = folder / "bin" / "litellm"
-    command.parent.mkdir()
-    run = f'exec {shlex.quote(sys.executable)} -P -m litellm.proxy.proxy_cli "$@"'
-    command.write_text(f'#!/bin/sh\nprintf %s "$LITELLM_MASTER_KEY" > key\n{run}\n')
-    command.chmod(0o755)
     port = free_port()
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    own |= {"PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PORT": str(port)}
+    own |= {"PATH": f"{write_litellm(folder)}{os.pathsep}{os.environ['PATH']}", "PORT": str(port)}
     own["MLX_PROVIDER_RUNTIME_DIR"] = str(runtime)
     connections = Connections(own)
     with (folder / "log").open("wb") as log:

@@ -16,8 +16,7 @@ ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 
 def init(*arguments: str) -> tuple[int, str]:
     result = invoke("init", *arguments, plugins=None)
-    error = f"{result.exception}" if result.exception else ""
-    return result.exit_code, result.output + error
+    return result.exit_code, result.output + str(result.exception or "")
 
 
 def test_workers_may_take_a_minute_to_start() -> None:

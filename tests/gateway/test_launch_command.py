@@ -39,8 +39,7 @@ def mlx_clients():
 
 def run(*arguments: str, registry: PluginRegistry = OURS) -> tuple[int, str, str]:
     result = invoke("launch", *arguments, plugins=registry)
-    told = f"{result.exception}" if result.exception else ""
-    return result.exit_code, result.stdout, result.stderr + told
+    return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
 
 
 @pytest.fixture

@@ -89,8 +89,7 @@ def stand_in_proxy(
 
 def run(*arguments: str) -> tuple[int, str, str]:
     result = invoke(*arguments, plugins=OURS)
-    told = f"{result.exception}" if result.exception else ""
-    return result.exit_code, result.stdout, result.stderr + told
+    return result.exit_code, result.stdout, result.stderr + str(result.exception or "")
 
 
 def mode(path: Path) -> int:

@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from mlx_provider.cli.demo import demo
+from command_line import invoke
 
 CODE = "import typer; from mlx_provider.cli.demo import demo; typer.run(demo)"
 
@@ -50,6 +48,4 @@ def test_ctrl_c_ends_it_with_130(monkeypatch):
         yield
 
     monkeypatch.setattr("mlx_provider.demo.stage", stage)
-    app = typer.Typer()
-    app.command()(demo)
-    assert CliRunner().invoke(app, []).exit_code == 128 + signal.SIGINT
+    assert invoke("demo").exit_code == 128 + signal.SIGINT

@@ -5,7 +5,6 @@ The proxy gets the options of the reference's page, too.
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from litellm_command import write_litellm
 from mlx_provider.litellm.model_info import operator_options
 from ports import free_port
 from waiting import wait_for_proxy
@@ -63,17 +63,12 @@ def test_the_operators_options_are_valid():
 
 @pytest.fixture
 def folder(tmp_path):
-    """The README's config, and `litellm` as a command that leaves its key where we find it."""
+    """The README's config."""
     config = block(CONFIG).replace("litellm_settings:\n", f"{OPTIONS}litellm_settings:\n")
     for large, small in SMALL.items():
         assert large in config
         config = config.replace(large, small)
     (tmp_path / "config.yaml").write_text(config)
-    run = f'exec {shlex.quote(sys.executable)} -P -m litellm.proxy.proxy_cli "$@"'
-    command = tmp_path / "bin" / "litellm"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nprintf %s "$LITELLM_MASTER_KEY" > key\n{run}\n')
-    command.chmod(0o755)
     return tmp_path
 
 
@@ -81,7 +76,7 @@ def folder(tmp_path):
 def test_the_config_the_command_and_the_script(folder, own_engine):
     port = free_port()
     own = {k: v for k, v in os.environ.items() if not k.startswith(("LITELLM_", "DATABASE_"))}
-    paths = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), own["PATH"]])
+    paths = f"{write_litellm(folder)}:{Path(sys.executable).parent}:{own['PATH']}"
     local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}  # no network
     environ = {**own, **local, "PATH": paths, "PORT": str(port)}
     with (folder / "log").open("wb") as log:
