@@ -30,9 +30,10 @@ from .drafting import LoadedDrafters, load_drafters, sparse_prefill_of
 from .loader import load_error
 from .measurements import Measurements, batching, circumstances, fixed_passes
 from .probe import Probe, Reserve, probe, unlimited
+from .reproducible import Reproducible
 from .residents import RowBudgets, RowLedger
 from .stats import LoadProgress
-from .weights import EngineInstance, Reproducible, Weights, kv_kind
+from .weights import EngineInstance, Weights, kv_kind
 
 log = logging.getLogger(__name__)
 

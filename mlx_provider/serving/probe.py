@@ -54,12 +54,6 @@ NOT_USED = {
 }
 OPTIONAL = {"shared", "padded"}
 """Not tried again if they fail."""
-KINDS = ((11, 0), (270, 9))
-"""Prompt lengths of the tested rows, with their rotary deltas."""
-REPEATED = (256, 512, 535)
-"""Ends of the passes of the prompt that is computed twice. Its last pass is short, and it decodes
-beyond 512 places: with such shapes, one prompt gave two texts on an H100."""
-ROWS_ALONE = "each row decodes in a pass of its own"
 
 
 @dataclass(frozen=True)
@@ -267,60 +261,3 @@ def _run_drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> Results:
         kept = zip(trial.logits, counts, strict=False)
         trial.step(kept={row: count for row, count in kept if count})
     return zip(rows, (each[:STEPS] for each in trial.logits.values()), strict=True)
-
-
-# -- passes of a reproducible model
-
-
-@dataclass(frozen=True)
-class Exact:
-    rows: int
-    """Rows of every pass."""
-    note: str = ""
-    """Why there are fewer rows than requested."""
-    steady: bool = True
-    """Whether one prompt, computed twice alone, gave the same bits."""
-
-
-def exact_rows(
-    model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve = unlimited
-) -> Exact:
-    """`wanted` rows, or one, if kernels of the device treat places differently, or the model does
-    not accept rows with separate caches. Runs on the engine thread. Never raises. `reserve`: if it
-    returns `False` for the memory of the passes, none is run."""
-    found = attempt(lambda: _exact_rows(model, make_cache, wanted, reserve))
-    if isinstance(found, Exact):
-        return found
-    why = found.summary if isinstance(found, Fault) else found
-    return Exact(1, note=f"{ROWS_ALONE}: {why}")
-
-
-def _exact_rows(
-    model: LoadedModel, make_cache: MakeCache, wanted: int, reserve: Reserve
-) -> Exact | str:
-    """Else why rows must not share passes."""
-    if not has_room(model, make_cache, REPEATED[-1] + STEPS, reserve):
-        return NO_ROOM
-    ends = [n for n in REPEATED if n + STEPS <= model.info.context_length]
-    tokens = solo_rows.some_tokens(model, ends[-1], 0) if ends else []
-    twice = (solo_rows.in_chunks(model, make_cache(), tokens, ends) for _ in range(2))
-    if not _equal(*twice):
-        return Exact(1, steady=False)
-    if wanted == 1:
-        return Exact(1)
-    decode = partial(solo_rows.decoding, model, make_cache)
-    rows = [decode(solo_rows.some_tokens(model, *kind), kind[1]) for kind in KINDS]
-    alone = [Trial(model, "fixed", [row], wanted).run(STEPS)[0] for row in rows]
-    if problem := next(filter(None, map(SoloRow.problem, rows, alone)), ""):
-        return problem
-    order = [i % len(rows) for i in range(wanted)]
-    for several in (order, order[::-1]):
-        found = Trial(model, "fixed", [rows[i] for i in several], wanted).run(STEPS)
-        for place, (i, logits) in enumerate(zip(several, found, strict=True)):
-            if not _equal(alone[i], logits):
-                return f"at place {place} of {wanted} its logits differ from those alone"
-    return Exact(wanted)
-
-
-def _equal(some: ByStep, others: ByStep) -> bool:
-    return all(mx.array_equal(a, b, equal_nan=True) for a, b in zip(some, others, strict=True))

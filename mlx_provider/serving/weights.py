@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,16 +11,14 @@ from ..chat.constraints.compiler import GrammarCompiler
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
 from ..engine.engine import Engine
 from ..engine.inputs import FeatureCache
-from ..engine.scheduling.chunking import FixedShapes
-from ..engine.scheduling.ledger import Limits
 from ..errors import EngineDied, wrong_option
-from ..protocol.health import FixedPasses, ModelStatus
+from ..protocol.health import ModelStatus
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, ModelInfo, ReasoningParser, ToolParser
 from .hub import no_folder
-from .probe import Probe, Reserve, exact_rows
+from .probe import Probe
+from .reproducible import Reproducible
 
-UNSTEADY = "set MLX_CUDA_USE_CUDNN_SDPA=0 for the engine on an NVIDIA GPU and load it again"
 GONE = "the engine thread died, and the model with it"
 """While a request has a lease, only that removes its model."""
 WARMED = 4096
@@ -87,43 +85,6 @@ class ModelView:
             reasoning_parser=self.reasoning_parser.name if self.reasoning_parser else None,
             notes=[*info.notes, *instance.notes],
         )
-
-
-@dataclass(frozen=True)
-class Reproducible:
-    shapes: FixedShapes
-    note: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        model: LoadedModel,
-        make_cache: Callable[[], list[Any]],
-        found: Probe,
-        limits: Limits,
-        reserve: Reserve,
-    ) -> Reproducible:
-        """The passes with the most rows that give equal bits (engine thread). `reserve`: see
-        `exact_rows`. Raises `BadRequest` if the device gives different ones for one prompt."""
-        shapes = FixedShapes.within(limits.max_rows, limits.max_chunk)
-        wanted = shapes.rows if found.layout == "grouped" else 1
-        exact = exact_rows(model, make_cache, wanted, reserve)
-        if not exact.steady:
-            why = "one prompt, computed twice alone, gives two results on this device"
-            raise wrong_option("reproducible", f"{why}: leave it out, or {UNSTEADY}")
-        return cls(replace(shapes, rows=exact.rows), exact.note)
-
-    def passing(
-        self, passes: Callable[[int, int], int], state_bytes: int
-    ) -> Callable[[int, int], int]:
-        """Bytes of passes, padded with rows of `state_bytes` each."""
-        rows = self.shapes.rows
-        beside = (rows - 1) * state_bytes
-        return lambda tokens, live: passes(tokens, max(rows, live)) + beside
-
-    @property
-    def summary(self) -> FixedPasses:
-        return FixedPasses(rows=self.shapes.rows, tokens=self.shapes.tokens)
 
 
 @dataclass(eq=False)

@@ -13,8 +13,8 @@ from mlx_provider.engine.scheduling.chunking import ROWS
 from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import load_text
-from mlx_provider.serving.probe import NO_ROOM, Probe, exact_rows
-from mlx_provider.serving.weights import Reproducible
+from mlx_provider.serving.probe import NO_ROOM, Probe
+from mlx_provider.serving.reproducible import Reproducible, exact_rows
 from tiny import build
 
 SOLO = Probe("solo", MemoryProfile(0, 0), ())

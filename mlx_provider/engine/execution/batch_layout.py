@@ -7,7 +7,7 @@
   group launches operations in every layer, which takes longer than padding on some GPUs.
 - `fixed`: passes of one size, for reproducible models. Each row is its own group and attends only
   to its own keys; fillers replace missing rows. The place of a row and the other rows do not change
-  its result (`probe.exact_rows` checks it).
+  its result (`reproducible.exact_rows` checks it).
 
 A merged cache is padded to its longest row and copied as a whole when a row joins or leaves, so it
 has rows of similar length, up to a limit in bytes.
