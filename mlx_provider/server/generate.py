@@ -110,12 +110,11 @@ class _Answer:
         unknown = Accepted(id=first.id, model=first.model, prompt_tokens=0, max_tokens=0)
         self._reply = parsed.reply(unknown)
         """To say something before the request is accepted."""
-        self._model = first.model
         self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
-        self._submitting, self._announcing = anyio.CancelScope(), anyio.CancelScope()
-        self._begun = False
-        """Whether a stream has begun before the request is accepted."""
+        self._submitting, self._sending = anyio.CancelScope(), anyio.Lock()
+        self._accepted = self._begun = False
+        """`_begun`: whether a stream has begun before the request is accepted."""
         self._submitted = 0
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +127,8 @@ class _Answer:
                 watchers.start_soon(self._announce_load, send)
                 try:
                     generation = await self._accept()
-                    self._announcing.cancel()
+                    async with self._sending:  # nothing of the load is half written
+                        self._accepted = True
                     await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
@@ -160,13 +160,15 @@ class _Answer:
         self._submitting.cancel()
 
     async def _announce_load(self, send: Send) -> None:
-        """Begin the stream of a request whose model takes long to load, with comments on that. An
-        error then comes in the stream, without its HTTP status."""
+        """Begin the stream of a request that waits long while models load, with comments on that.
+        An error then comes in the stream, without its HTTP status."""
         began, beat = time.monotonic(), self._reply.heartbeat
-        with self._announcing:
-            await anyio.sleep(LONG_LOAD)
-            while beat:
-                loading = self._service.loading(self._model)
+        await anyio.sleep(LONG_LOAD)
+        while beat:
+            async with self._sending:
+                if self._accepted:
+                    return
+                loading = self._service.loading
                 if loading and not self._begun:
                     await send(_start(self._reply, []))
                     self._begun = True
@@ -174,7 +176,7 @@ class _Answer:
                     text = header_text([f"loading: {loading} ({time.monotonic() - began:.0f} s)"])
                     body = f": {text}\n\n".encode() if loading else beat
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                await anyio.sleep(HEARTBEAT)
+            await anyio.sleep(HEARTBEAT)
 
     async def _accept(self) -> Generation:
         """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""

@@ -94,6 +94,14 @@ class Measured:
         """Whether no part has failed in a way that a later attempt can mend."""
         return self.probe.conclusive and self.curve != UNMEASURED
 
+    def where(self, *, shared: bool) -> Measured:
+        """`shared`: options need rows that share passes, also if passes of one row are faster."""
+        probe = self.probe
+        if probe.layout != "solo" or not probe.padded:
+            return self
+        alone = replace(probe, mixes=False, drafts=False, shares=False)
+        return replace(self, probe=replace(probe, layout="grouped") if shared else alone)
+
 
 @dataclass
 class Times:
@@ -116,7 +124,8 @@ class Times:
         mixes = probe.mixes and MIXED in rows and width > 1
         mixed = self._time([width] if mixes else [], several)
         one = partial(self.passes.rows, self._lengths(1), probe.layout, 0)
-        drafted = self._time(DRAFTS if probe.drafts and 1 in rows else [], one)
+        verifies = probe.drafts and 1 in rows and probe.layout != "solo"
+        drafted = self._time(DRAFTS if verifies else [], one)
         found = Measured(probe, curve)
         if curve == UNMEASURED:
             return found
@@ -168,7 +177,6 @@ class Times:
             if sum(other[n] for n in both) < CLEARLY * sum(found[n] for n in both):
                 best, found = name, other
         if found is apart:
-            probe = replace(probe, mixes=False, drafts=False, shares=False)
             return replace(probe, layout=best), {1: grouped[1]}
         return replace(probe, layout=best), {1: grouped[1], **found, **run(best, many)}
 

@@ -26,7 +26,7 @@ from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
 from ..upstream import mlx_lm
 from .calibration import Measured, calibrate, compile_kernels
-from .drafting import LoadedDrafters, load_drafters, sparse_prefill_of
+from .drafting import UNNAMED, LoadedDrafters, load_drafters, sparse_prefill_of
 from .loader import load_error
 from .measurements import Measurements, batching, circumstances, fixed_passes
 from .probe import Probe, Reserve, probe, unlimited
@@ -94,7 +94,8 @@ class EngineBuilder:
 
     def _build(self, weights: Weights, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
-        measured = self._measure(weights, kv, options)
+        named = options.sparse_prefill is not None or options.drafter not in UNNAMED
+        measured = self._measure(weights, kv, options).where(shared=named)
         s, found, fixed = self._settings, measured.probe, None
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:

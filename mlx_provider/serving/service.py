@@ -260,7 +260,6 @@ class ChatService:
 
     def health(self) -> Health:
         engines, alive = self.models.engines(), self.worker.alive
-        loads = "; ".join(stage.summary for stage in self.models.progress.stats())
         return Health(
             ok=alive,
             version=version("mlx-provider"),
@@ -280,13 +279,13 @@ class ChatService:
             queued=sum(len(e.engine.scheduler.queued) + len(e.arriving) for e in engines),
             running=sum(e.engine.scheduler.active_rows for e in engines),
             active_memory=mx.get_active_memory(),
-            detail=loads if alive else "the engine thread does not run",
+            detail=self.loading if alive else "the engine thread does not run",
         )
 
-    def loading(self, model: str) -> str:
-        """What is done to load a model, for those who wait for it. Empty: nothing, or unknown."""
-        stages = (each for each in self.models.progress.stats() if each.model == model)
-        return "; ".join(each.summary for each in stages)
+    @property
+    def loading(self) -> str:
+        """What is done to load models, one after the other. Empty: nothing."""
+        return "; ".join(stage.summary for stage in self.models.progress.stats())
 
     def metrics(self) -> bytes:
         return self._recorder.exposition()

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
+from mlx_provider.engine.scheduling.costs import Curve
 from simulated_engine import DIAL, Device, Engine, h100, m3_max
 
 DEVICES = {"H100": h100, "M3 Max": m3_max}
@@ -84,6 +85,15 @@ def test_what_a_new_shape_costs_and_the_layout_are_measured() -> None:
     assert [curve.mixing > 0 for curve in curves] == [True, False, False, False]
     for each in engines:
         assert each.device.took <= 5
+    *others, solo = (each.measured for each in engines)
+    assert all(each.where(shared=True) is each for each in others)
+    where = [solo.where(shared=shared).probe for shared in (True, False)]
+    assert [(each.layout, each.mixes) for each in where] == [("grouped", True), ("solo", False)]
+
+
+def test_a_curve_of_a_damaged_file_is_measured_anew() -> None:
+    damaged = Curve(((1, 0.0), (2, 0.0)), (), rows=((1, 0.0), (8, 0.02)))
+    assert damaged.contradicts(damaged)
 
 
 @pytest.mark.parametrize("slower", [4.0, 0.25])

@@ -1,7 +1,7 @@
 """Rows share passes only where a device treats every place in them alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from mlx_provider.engine.scheduling.chunking import ROWS
 from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import load_text
-from mlx_provider.serving.probe import NO_ROOM, Probe
+from mlx_provider.serving.probe import NO_ROOM, Probe, unlimited
 from mlx_provider.serving.reproducible import Reproducible, exact_rows
 from tiny import build
 
@@ -77,6 +77,15 @@ class Unsteady:
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
         self.passes += not self.prompts and cache[0].offset > 512
         return self.inner.decode(tokens, cache, positions) * (1 + 1e-6 * self.passes)
+
+
+@pytest.mark.parametrize("layout", ["grouped", "padded", "solo"])
+def test_the_rows_of_a_pass_depend_on_no_measured_time(
+    load: Callable[..., LoadedModel], layout: str
+) -> None:
+    model, found = load("qwen3"), replace(SOLO, layout=layout, padded=True)
+    fixed = Reproducible.of(model, model.make_cache, found, Limits(4, 8, 0.1, 256, 256), unlimited)
+    assert fixed.shapes.rows == 4
 
 
 @pytest.mark.parametrize("wanted", [1, 5])

@@ -150,8 +150,7 @@ class FakeService:
             models=[MODEL],
         )
 
-    def loading(self, model: str) -> str:
-        return ""
+    loading = ""
 
     def metrics(self) -> bytes:
         from mlx_provider.serving.metrics import EngineMetrics  # imports mlx-lm: most of a start

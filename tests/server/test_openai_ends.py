@@ -178,9 +178,10 @@ def slow_load(fake_service: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             assert all(self.reported.acquire(timeout=60) for _ in range(2))
             return super().submit(*given)  # type: ignore[no-any-return]
 
-        def loading(self, model: str) -> str:
+        @property
+        def loading(self) -> str:
             self.reported.release()
-            return self.says if model == "fake" else ""
+            return self.says
 
     monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
     monkeypatch.setattr(mlx_provider.server.generate, "LONG_LOAD", 0.01)
@@ -203,6 +204,22 @@ async def test_a_stream_that_waits_for_a_long_load_says_so(
     assert all(frame.startswith(("event: ", "data: ")) for frame in frames)
     assert any("scripted" in frame for frame in frames) == ("fail" in prompt)
     assert ("error" in frames[-1] or "failed" in frames[-2]) == ("fail" in prompt)
+
+
+async def test_a_stream_begins_once_if_the_load_ends_meanwhile(slow_load: Any) -> None:
+    exchange = Exchange(PATH, "count 2 0", stream=True)
+    own = exchange.send
+
+    async def send(message: dict[str, Any]) -> None:
+        await own(message)
+        if message["type"] == "http.response.start":
+            slow_load.reported.release(2)
+            await anyio.sleep(0.2)
+
+    exchange.send = send
+    await exchange.run(slow_load)
+    assert exchange.statuses == [200]
+    assert exchange.said.endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_request_that_waits_for_something_else_keeps_the_status_of_an_error(

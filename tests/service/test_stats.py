@@ -4,6 +4,7 @@ import logging
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mlx_provider.engine.prefix_cache.tree import Match
 from mlx_provider.engine.step_output import Recorder, StepOutput
 from mlx_provider.protocol.requests import Sampling
-from mlx_provider.serving import engine_builder, prefixes
+from mlx_provider.serving import engine_builder, loader, prefixes
 from waiting import wait_until
 
 SECRET = "The vault opens at midnight by the eastern door. "
@@ -52,30 +53,29 @@ def test_what_is_loaded_and_measured(
     folder = str(build_tiny("qwen3"))
     model = tiny_class(client, service, folder)
     seen: dict[str, str] = {}
-    healthy, waiting, others = set[str](), set[str](), set[str]()
+    healthy = set[str]()
 
-    def look() -> None:
-        while not loaded.wait(0.001):
+    def looking(work: Callable[..., Any]) -> Callable[..., Any]:
+        def look(*given: Any) -> Any:
             seen.update((each.what, each.summary) for each in client.stats().loading)
             healthy.add(client.health().detail)
-            waiting.add(service.loading(folder))
-            others.add(service.loading("another"))
+            return work(*given)
 
-    loaded = threading.Event()
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        model.start("Hello", max_tokens=1).get()
-    finally:
-        loaded.set()
-        looking.join()
+        return look
+
+    for module, name in (
+        (loader, "equip"),
+        (engine_builder, "compile_kernels"),
+        (engine_builder, "probe"),
+    ):
+        monkeypatch.setattr(module, name, looking(getattr(module, name)))
+    model.start("Hello", max_tokens=1).get()
     assert "qwen3: weights, 0.0 of 0.0 GB" in seen["weights"]
     compiling = "compiling kernels, once on this machine"
     assert seen[compiling].endswith(f"qwen3: {compiling}")
     how = "measuring how rows decode together"
     assert seen[how].endswith(f"qwen3: {how}, step 1 of 2")
-    assert healthy & waiting & {summary for summary in seen.values() if compiling in summary}
-    assert others == {""}
+    assert healthy & {summary for summary in seen.values() if compiling in summary}
     assert (client.stats().loading, client.health().detail) == ([], "")
 
 

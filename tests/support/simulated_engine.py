@@ -157,7 +157,7 @@ class Engine:
             for name, value in OF_THE_PRODUCT.items():
                 patch.setattr(calibration, name, value)
             found = Times(device, 40_960, DEPTHS, LONGEST_ROW).measure(PROBE)
-        self.layout = found.probe.layout
+        self.measured, self.layout = found, found.probe.layout
         ledger = TokenLedger(Limits(64, queue, DIAL, 2048, reserve))
         ledger.give(available=lambda: memory)
         self.scheduler = Scheduler(ledger, Costs(found.curve))

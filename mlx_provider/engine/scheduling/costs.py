@@ -112,7 +112,7 @@ class Curve:
     def contradicts(self, measured: Curve) -> bool:
         """Whether corrections of that curve, of which this one is the result, are needed still."""
         both = (self.seconds(1), measured.seconds(1)), (self.of_rows(1), measured.of_rows(1))
-        return any(not 1 / WRONG < now / then < WRONG for now, then in both)
+        return any(not now < WRONG * then or not then < WRONG * now for now, then in both)
 
     @classmethod
     def through(cls, short: Mapping[int, float], deep: Mapping[int, float], depth: int) -> Curve:
