@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from mlx_provider.testing.scripted import build, environment
+from sdk_clients import anthropic_client, openai_client
 from tiny import build as build_tiny
 
 PROGRAM = """
@@ -113,21 +114,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def claude(engine: Engine) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(
-        base_url=engine.url,
-        api_key=KEY,
-        max_retries=0,
-        http_client=anthropic.DefaultHttpxClient(trust_env=False),
-    ) as made:
+    with anthropic_client(engine.url, KEY) as made:
         yield made
 
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=engine.url + "/v1",
-        api_key=KEY,
-        max_retries=0,
-        http_client=openai.DefaultHttpxClient(trust_env=False),
-    ) as made:
+    with openai_client(engine.url, KEY) as made:
         yield made
