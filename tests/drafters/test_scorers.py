@@ -22,9 +22,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 def served(engine: Any, *requests: Request) -> None:
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
 
 
 def plain(model: TextModel, tokens: Sequence[int], count: int = 8) -> list[int]:

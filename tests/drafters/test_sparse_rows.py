@@ -96,9 +96,7 @@ def in_format(tmp_path_factory: pytest.TempPathFactory) -> Formed:
 
 
 def served(engine: Engine, *requests: Request) -> None:
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
 
 
 def tokens_of(requests: Sequence[Request]) -> list[list[int]]:

@@ -66,8 +66,7 @@ reserved = engine.scheduler.ledger.reservation(request.rows)
 mx.clear_cache()
 before = mx.get_active_memory()
 mx.reset_peak_memory()
-engine.submit(request)
-run(engine)
+run(engine, request)
 print(json.dumps([mx.get_peak_memory() - before, reserved, rows.row_bytes(1564)]))
 """
 """A process of its own: functions of MLX are replaced in one for good by whatever test needs it,

@@ -165,8 +165,7 @@ def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypat
         prompt = model.prepare(turns, tools=[], media=media, variables={})
         request = new_request(prompt.tokens, max_tokens=4)
         request.prompt = prompt
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         assert request.cached >= before
         done.append(request)
         before = prompt.snapshot_points[-1] - 1

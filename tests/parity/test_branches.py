@@ -34,8 +34,7 @@ def ask(engine: Engine, content: Any, media: list[MediaItem] | None = None) -> R
     prompt = engine.model.prepare(messages, tools=[], media=media or [], variables={})
     request = new_request(prompt.tokens, max_tokens=6, logprobs=1)
     request.prompt = prompt
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return request
 
 

@@ -124,8 +124,7 @@ def test_every_kind_of_prompt(name: str, bits: int | None, wide: Load) -> None:
     wanted: list[TokenOutput] = []
     for request in requests_for(model, sees):
         engine = new_engine(model, layout="solo", max_chunk=4096, make_cache=make_cache)
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         wanted.append(output_of(request))
     engine = new_engine(
         model, layout="grouped", mixes=found.mixes, scheduler=Alternating, max_chunk=12,

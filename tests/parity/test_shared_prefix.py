@@ -382,8 +382,7 @@ def test_an_image_inside_a_shared_prefix(
     model, item = seeing(family)
     engine, _ = sharing(model, max_chunk=256)
     for question in ("Which is the first?", "How many are there?"):  # the branch is stored
-        engine.submit(looking(model, item, question, 1))
-        run(engine)
+        run(engine, looking(model, item, question, 1))
     requests = [looking(model, item, each, 30) for each in ("How much of it?", "Is it red?")]
     for request in requests:
         decoding(engine, request)

@@ -36,8 +36,7 @@ def test_an_image_gives_the_same_bits(
     model = load(family)
     cold = request_of(model, before, "what is it " * 9)
     engine = new_engine(model, fixed=SHAPES, max_chunk=32)
-    engine.submit(cold)
-    run(engine)
+    run(engine, cold)
 
     engine = new_engine(
         model, fixed=SHAPES, max_chunk=32, prefix_cache=PrefixCache(budget=lambda: 2**24)
