@@ -1,7 +1,6 @@
 """The command line as a whole: what it loads, how it fails."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from mlx_provider.cli import app
 from mlx_provider.cli.app import build
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.registry.discovery import find_plugins
+from python_process import python
 
 RUN = "from mlx_provider.cli import main; main()"
 Run = Callable[..., tuple[int, str, str]]
@@ -42,10 +42,8 @@ atexit.register(lambda: print("HEAVY", sorted(heavy & sys.modules.keys())))
 sys.argv = ["mlx-provider", "--help"]
 {RUN}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert "HEAVY []" in done.stdout, done.stdout + done.stderr
+    done = python(code)
+    assert "HEAVY []" in done.stdout
     assert "plugins" in done.stdout
 
 

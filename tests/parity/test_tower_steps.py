@@ -14,6 +14,7 @@ from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from tiny import build
+from wrapped_model import WrappedModel
 
 IMAGES = 8
 IMAGE_SECONDS = 0.04
@@ -41,19 +42,15 @@ def asked(model: LoadedModel, images: Sequence[MediaItem], max_tokens: int = 6) 
 
 
 @dataclass
-class Timed:
+class Timed(WrappedModel):
     """A model whose tower advances a clock, for each image, that does not move otherwise."""
 
-    inner: Any
     seconds: float = IMAGE_SECONDS
     now: float = 0.0
     fails_at: int = 0
     """The image that raises, counted from 1; 0: none."""
     ran: list[Any] = field(default_factory=list)
     """The images that ran."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def embed(self, span: Any) -> Any:
         if len(self.ran) + 1 == self.fails_at:
@@ -81,8 +78,7 @@ def solo(model: LoadedModel, request: Request) -> Request:
     twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens)
     twin.prompt = request.prompt
     engine = new_engine(model, layout="solo", max_chunk=4096)
-    engine.submit(twin)
-    run(engine)
+    run(engine, twin)
     return twin
 
 
@@ -145,8 +141,7 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
     assert output_of(stream).tokens == output_of(solo(qwen, stream)).tokens
     timed.fails_at = 0
     again = several(qwen)
-    engine.submit(again)
-    run(engine)
+    run(engine, again)
     assert output_of(again).tokens == output_of(solo(qwen, again)).tokens
 
 

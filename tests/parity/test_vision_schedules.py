@@ -24,6 +24,7 @@ from mlx_provider.testing.driver import Alternating, new_engine, new_request, ou
 from references import assert_as_alone, assert_near_alone
 from schedules import run_arrivals
 from tiny import build
+from wrapped_model import WrappedModel
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
 SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))
@@ -133,14 +134,10 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: in
 
 
 @dataclass
-class CountingEmbeds:
+class CountingEmbeds(WrappedModel):
     """A model that counts how often its vision tower runs."""
 
-    inner: LoadedModel
     embeds: int = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def embed(self, span: Any) -> Any:
         self.embeds += 1
@@ -149,8 +146,7 @@ class CountingEmbeds:
 
 def ask(engine: Any, model: LoadedModel, turn: Turn) -> Request:
     request = request_of(model, turn)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return request
 
 
@@ -196,6 +192,5 @@ def test_a_text_request_runs_as_with_the_text_family(vision: Load) -> None:
     request = request_of(model, Turn(0, (), 4, 10, False, None))
     twin = new_request(request.prompt.tokens, max_tokens=10)
     engine = new_engine(model)
-    engine.submit(twin)
-    run(engine)
+    run(engine, twin)
     assert_as_alone(model, twin)

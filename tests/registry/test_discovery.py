@@ -1,13 +1,12 @@
 """Which plugins are loaded, in what order, and what happens to broken ones."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from mlx_provider import hookspecs
 from mlx_provider.registry import PluginRegistry
+from python_process import python
 
 Install = Callable[..., str]
 
@@ -230,7 +229,4 @@ for found in pkgutil.iter_modules():
 heavy = {"litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "huggingface_hub", "typer"}
 print(sorted(heavy & sys.modules.keys()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+    assert python(code).stdout.strip() == "[]"
