@@ -7,7 +7,7 @@ from typer.main import get_group
 
 from command_line import invoke
 from mlx_provider_bench.commands import bench
-from python_process import python
+from python_process import run_python
 
 RUN = "from mlx_provider.cli import main; main()"
 
@@ -29,7 +29,7 @@ def test_without_mlx_the_remedy_is_told(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "core.py").write_text("raise ImportError('no library here')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = python(RUN, "bench", "prefix", status=1, env=os.environ | {"PYTHONPATH": path})
+    done = run_python(RUN, "bench", "prefix", status=1, env=os.environ | {"PYTHONPATH": path})
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("error: MLX cannot be imported (no library here): pip install ")
     assert done.stdout == ""

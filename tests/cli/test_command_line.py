@@ -11,9 +11,9 @@ from typer.main import get_group
 from mlx_provider import __version__
 from mlx_provider.cli import app
 from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.registry.discovery import find_plugins
-from python_process import python
+from named_plugins import discover
+from python_process import run_python
 
 RUN = "from mlx_provider.cli import main; main()"
 Run = Callable[..., tuple[int, str, str]]
@@ -42,7 +42,7 @@ atexit.register(lambda: print("HEAVY", sorted(heavy & sys.modules.keys())))
 sys.argv = ["mlx-provider", "--help"]
 {RUN}
 """
-    done = python(code)
+    done = run_python(code)
     assert "HEAVY []" in done.stdout
     assert "plugins" in done.stdout
 
@@ -80,6 +80,6 @@ def test_wrong_usage_is_exit_code_2(run: Run) -> None:
 def test_the_reference_lists_every_command() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text(encoding="utf-8")
     ours = ",".join(plugin.name for plugin, _ in find_plugins() if plugin.built_in)
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ours}))
+    cli = build(discover(ours))
     commands = set(get_group(cli).commands)
     assert commands == set(re.findall(r"^\| `mlx-provider ([\w-]+)` \|", page, re.MULTILINE))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from command_line import invoke
-from python_process import python
+from python_process import run_python
 
 CODE = """
 import atexit, sys
@@ -24,7 +24,7 @@ def test_it_says_what_to_do_next_and_loads_nothing_heavy(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--maker--small").mkdir()
-    done = python(CODE)
+    done = run_python(CODE)
     assert "HEAVY []" in done.stdout
     assert "does not run" in done.stdout
     assert "maker/small" in done.stdout

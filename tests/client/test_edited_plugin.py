@@ -13,7 +13,7 @@ from mlx_provider.client.messages import Address
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.requests import GenerateRequest
-from python_process import python
+from python_process import run_python
 
 
 @dataclass
@@ -146,7 +146,7 @@ from mlx_provider.registry.discovery import times
 for module in ("toy", "space.inner", "alone", "toy.part", "nowhere", "nowhere.else"):
     print(sorted(times(EntryPoint("x", module, "mlx_provider"))))
 """
-    told = python(script).stdout
+    told = run_python(script).stdout
     found = [line.replace(f"{toys.folder}/", "") for line in told.splitlines()]
     assert found == [
         "['toy/__init__.py', 'toy/part.py']",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.testing.conformance import Collecting
-from python_process import python
+from python_process import run_python
 
 PLUGIN = """
 from mlx_provider import ReasoningParser, hookimpl
@@ -78,4 +78,4 @@ def test_whoever_runs_pytest_imports_next_to_nothing() -> None:
         f"print(sorted(set({heavy}) & set(sys.modules)))"
     )
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    assert python(code, env=os.environ | path).stdout == "[]\n"
+    assert run_python(code, env=os.environ | path).stdout == "[]\n"

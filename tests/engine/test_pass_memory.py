@@ -20,7 +20,7 @@ from mlx_provider.serving import residents as memory
 from mlx_provider.serving.calibration import calibrate, deep_cache
 from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.probe import Probe
-from python_process import python
+from python_process import run_python
 from tiny import build
 
 GIGA = 2**30
@@ -78,7 +78,7 @@ and with others than MLX's own, attention here never holds its scores."""
 )
 def test_the_peak_of_a_request_is_within_its_reservation(family: str, tmp_path: Path) -> None:
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = python(PROGRAM, tmp_path / "m", family, env=os.environ | path)
+    done = run_python(PROGRAM, tmp_path / "m", family, env=os.environ | path)
     peak, reserved, kept = json.loads(done.stdout)
     assert peak <= 1.2 * reserved
     assert reserved <= 2 * peak

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from greedy import features_of, greedy, start
 from mlx_provider import BadRequest, LoadOptions, MediaError
-from python_process import python
+from python_process import run_python
 from tiny import build
 from tiny.models import tiny_image
 
@@ -221,7 +221,7 @@ def test_the_file_limit_survives_the_import(module: str) -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64\n"
     )
-    python(code)
+    run_python(code)
 
 
 def adapter_for(folder: Path, to: Path) -> Path:

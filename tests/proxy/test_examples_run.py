@@ -10,7 +10,7 @@ from litellm.proxy.types_utils.utils import get_instance_fn
 
 import mlx_provider.litellm as ours
 from mlx_provider.litellm.model_info import operator_options
-from python_process import python
+from python_process import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -38,7 +38,7 @@ def test_a_client(proxy, own_engine, capsys, monkeypatch, name, path, key, said)
 
 
 def test_a_script_with_the_handler_loads_no_engine(own_engine):
-    out = python(CODE, EXAMPLES / "sdk_script.py").stdout
+    out = run_python(CODE, EXAMPLES / "sdk_script.py").stdout
     assert "Paris" in out
     assert "Once upon a time" in out
     assert out.splitlines()[-1] == "[]"

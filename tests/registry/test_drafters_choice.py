@@ -13,6 +13,7 @@ from mlx_provider.logs import LogLines
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import load_drafters
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -54,10 +55,6 @@ def drafter(
         keeps=keeps,
         reads=reads,
     )
-
-
-def discover(*names: str) -> PluginRegistry:
-    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
 
 
 MODEL: Any = SimpleNamespace(info=SimpleNamespace(vocab_size=100))
@@ -163,7 +160,6 @@ def test_only_the_best_one_that_reads_states_is_taken(install_plugin: Install) -
     registry = discover(first, second, small, large)
     found = load_drafters(registry, Path(), state, ModelOptions(), ROOM)
     assert (found.drafter, found.nbytes) == ("small + first", ROOM)
-    assert found.speculation is not None
     assert [source.shows is state for source in found.speculation.sources] == [True, False]
 
 

@@ -12,7 +12,7 @@ from command_line import invoke
 from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.scaffold import KINDS
-from python_process import python
+from python_process import run_python
 
 Install = Callable[..., str]
 PLUGINS = {option: f"own-{option}" for option in KINDS}
@@ -68,7 +68,7 @@ def installed(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_tests_of_a_new_plugin_pass_at_once(folders: list[Path]) -> None:
-    assert python(TESTS, *folders).stdout.count(" passed in ") == len(KINDS)
+    assert run_python(TESTS, *folders).stdout.count(" passed in ") == len(KINDS)
 
 
 @pytest.mark.parametrize("arguments", [["check"], ["format", "--check", "--line-length", "100"]])
@@ -82,7 +82,7 @@ def test_the_style_of_a_new_plugin_is_clean(folders: list[Path], arguments: list
 
 def test_a_new_plugin_brings_what_it_is_named_for(installed: dict[str, str]) -> None:
     code = "from mlx_provider.cli import main; main()"
-    done = python(code, "plugins", "--json", env=installed)
+    done = run_python(code, "plugins", "--json", env=installed)
     found = {plugin["name"]: plugin for plugin in json.loads(done.stdout)}
     for kind in KINDS.values():
         name = PLUGINS[kind.option].replace("-", "_")

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_provider.cores import cores
 from mlx_provider.upstream import runtime
-from python_process import python
+from python_process import run_python
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a Mac has Accelerate")
 PROGRAM = """
@@ -22,7 +22,7 @@ print(before, said, os.environ.get("OPENBLAS_NUM_THREADS"), sep="|")
 
 def run(program: str = PROGRAM, **environment: str) -> list[str]:
     path = {"PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
-    result = python(program, env={"PATH": "/usr/bin:/bin", **path, **environment})
+    result = run_python(program, env={"PATH": "/usr/bin:/bin", **path, **environment})
     return result.stdout.strip().split("|")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_provider.client.runtime_folder import identity
 from mlx_provider.upstream.runtime import BUFFERS, CUDA, KERNEL_FOLDER, set_variables
-from python_process import python
+from python_process import run_python
 
 
 def variables(given: dict[str, str] | None = None, state: Path | None = None, **of: object) -> dict:
@@ -65,4 +65,4 @@ def test_variables_are_set_before_mlx_is_imported() -> None:
         "run.prepare_mlx()\n"
         "assert seen == [False], seen"
     )
-    python(program)
+    run_python(program)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from python_process import python
+from python_process import run_python
 
 ARRAYS = """
 import resource, sys
@@ -29,7 +29,7 @@ print(faults() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps freed memory itself")
 def test_arrays_as_large_as_freed_ones_cost_no_new_pages() -> None:
-    pages = {choice: int(python(ARRAYS, choice).stdout) for choice in ("keep", "default")}
+    pages = {choice: int(run_python(ARRAYS, choice).stdout) for choice in ("keep", "default")}
     # 5 rows of 24 arrays of 4 MiB are 120 thousand pages
     assert pages["keep"] < 2_000 < 20_000 < pages["default"]
 
@@ -55,5 +55,5 @@ print(libc.mallinfo().smblks)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has fast bins")
 def test_no_small_free_block_waits_for_a_large_one() -> None:
-    found = {choice: int(python(BLOCKS, choice).stdout) for choice in ("keep", "default")}
+    found = {choice: int(run_python(BLOCKS, choice).stdout) for choice in ("keep", "default")}
     assert found["keep"] == 0 < 900 < found["default"]

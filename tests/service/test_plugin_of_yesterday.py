@@ -12,7 +12,7 @@ import pytest
 from command_line import invoke
 from mlx_provider import hookspecs
 from mlx_provider.protocol.requests import ModelOptions
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 FROZEN = Path(__file__).parents[1] / "data" / "plugins"
 OPTIONS = ModelOptions(tool_parser="day-before", reasoning_parser="yesterday", drafter="yesterday")
@@ -36,7 +36,7 @@ def test_a_plugin_of_an_older_api_serves_and_is_called_as_promised(
 ) -> None:
     source = (FROZEN / f"plugin_of_api_{version}.py").read_text(encoding="utf-8")
     name = install_plugin("yesterday", source)
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},text"})
+    registry = discover(name, "text")
     own = registry.plugins[1]
     assert (own.error, set(own.hooks)) == (None, HOOKS)
     assert own.notes == () or version < hookspecs.API_VERSION

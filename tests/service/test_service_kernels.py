@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mlx_lm.models import llama
 
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -53,7 +53,7 @@ def ask(install_plugin: Install, own_model: Any, build_tiny: Any) -> Ask:
 
     def run(*, fails: bool) -> list[int]:
         name = install_plugin("counting", KERNELS.format(fails=fails))
-        registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"text,{name}"})
+        registry = discover("text", name)
         tiny = own_model(build_tiny("llama"), registry=registry)
         first, second = (tiny.start(text, max_tokens=12) for text in ("Hello", "A lazy dog " * 200))
         assert len(tiny.read(first).only.content) > 0

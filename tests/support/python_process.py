@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 
 
-def python(
+def run_python(
     code: str, *arguments: object, status: int = 0, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, which must have that exit status."""
