@@ -18,6 +18,7 @@ from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from reciting import Reciting
 from references import alone
+from schedules import steps_of
 
 VOCAB = 384
 FILE = [20 + (i * i * 31 + i // 7) % 300 for i in range(150)]
@@ -128,11 +129,7 @@ def steps(engine: Engine, requests: Sequence[Request]) -> int:
         engine.submit(request)
     while engine.scheduler.waiting or engine.scheduler.queued:
         engine.step()
-    count = 0
-    while not engine.idle:
-        engine.step()
-        count += 1
-    return count
+    return steps_of(engine, [])
 
 
 def test_a_rewritten_file_takes_half_of_the_steps_at_most(reciting: Any) -> None:

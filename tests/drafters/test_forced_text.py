@@ -49,7 +49,6 @@ def constraint() -> Any:
         parallel_tool_calls=False,
     )
     structure = COMPILER.structure(asked, CALLS)
-    assert structure is not None
     return structure.constraint
 
 

@@ -28,8 +28,7 @@ FIRST: Messages = [SYSTEM, {"role": "user", "content": "How is it in Paris? " * 
 
 def ask(engine: Engine, messages: Messages, busy: bool = False, **more: Any) -> Request:
     prompt = engine.model.prepare(messages, tools=[], media=[], variables={})
-    request = new_request(prompt.tokens, max_tokens=10, logprobs=1, **more)
-    request.prompt = prompt
+    request = new_request(prompt, max_tokens=10, logprobs=1, **more)
     beside = [new_request([50 + i] * (9 * i + 3), max_tokens=25) for i in range(3 * busy)]
     for other in beside:
         engine.submit(other)

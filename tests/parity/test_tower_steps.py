@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from equipped import load_by_family
+from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.families.checkpoint import read_json
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from tiny import build
 from wrapped_model import WrappedModel
@@ -23,8 +22,7 @@ IMAGE_SECONDS = 0.04
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     folder = build(tmp_path_factory.mktemp("tower") / "qwen", "qwen3_vl")
-    family, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
-    return family.load(folder, LoadOptions())
+    return load_by_family(folder)
 
 
 def picture(seed: int, height: int = 64, width: int = 96) -> MediaItem:
@@ -36,9 +34,7 @@ def asked(model: LoadedModel, images: Sequence[MediaItem], max_tokens: int = 6) 
     content = [*({"type": item.kind} for item in images), {"type": "text", "text": "what is this?"}]
     messages = [{"role": "user", "content": content}]
     prompt = model.prepare(messages, tools=[], media=images, variables={})
-    request = new_request(prompt.tokens, max_tokens=max_tokens)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=max_tokens)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,13 @@ Load = Callable[[str], LoadedModel]
 @pytest.fixture(scope="session")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> Load:
     registry = PluginRegistry.discover({})
-    loaded: dict[str, LoadedModel] = {}
 
+    @cache
     def get(name: str) -> LoadedModel:
-        if name not in loaded:
-            folder: Path = build(tmp_path_factory.mktemp("vision") / name, name)
-            family, _ = registry.family_for(read_json(folder / "config.json"))
-            assert family.name == name.removesuffix("_moe")
-            loaded[name] = equipped(family.load(folder, LoadOptions()))
-        return loaded[name]
+        folder = build(tmp_path_factory.mktemp("vision") / name, name)
+        family, _ = registry.family_for(read_json(folder / "config.json"))
+        assert family.name == name.removesuffix("_moe")
+        return equipped(family.load(folder, LoadOptions()))
 
     return get
 
@@ -95,9 +93,7 @@ def request_of(model: LoadedModel, turn: Turn) -> Request:
         messages_of(turn), tools=[], media=[picture(i) for i in turn.images], variables={}
     )
     assert len(prompt.spans) == len(turn.images)
-    request = new_request(prompt.tokens, max_tokens=turn.max_tokens, logprobs=1)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=turn.max_tokens, logprobs=1)
 
 
 @pytest.mark.parametrize("examples", [1, pytest.param(15, marks=pytest.mark.sweep)])

@@ -23,9 +23,7 @@ def request_of(model: LoadedModel, before: int, after: str) -> Request:
     prompt = model.prepare(
         [{"role": "user", "content": content}], tools=[], media=[media], variables={}
     )
-    request = new_request(prompt.tokens, max_tokens=6, logprobs=1)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=6, logprobs=1)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "qwen2_vl"])
