@@ -200,7 +200,6 @@ def kill_engine_thread(model: Any, *held: Generation) -> None:
     served.engine.step = die
     for generation in held:
         answer = model.read(generation)
-        assert answer.error is not None
         assert (answer.error.code, answer.error.status) == ("engine_died", 503)
     threads[0].join(300)
 
@@ -248,7 +247,6 @@ def test_a_request_whose_reader_is_given_up_ends(qwen: Any) -> None:
     generation.events.give_up()
     wait_until(lambda: qwen.client.health().running == 0)
     answer = qwen.read(generation)
-    assert answer.error is not None
     assert "unread" in answer.error.message
     assert qwen.ask(max_tokens=3).usage is not None
 
@@ -258,7 +256,6 @@ def test_closing_the_service_ends_running_requests(own_model: Any, qwen: Any) ->
     generation = model.start(max_tokens=30_000, sampling=warm(1))
     model.client.close()
     answer = model.read(generation)
-    assert answer.error is not None
     assert answer.error.code == "engine_died"
     with pytest.raises(MLXProviderError):
         model.start()

@@ -72,7 +72,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         cwd=folder,
         env={**os.environ, **environ, **{f"MLX_PROVIDER_{k}": v for k, v in variables.items()}},
     )
-    assert process.stderr is not None
     said = iter(process.stderr.readline, "")
     url = re.search(r"engine on (\S+)", next(line for line in said if " engine on " in line))
     assert url is not None

@@ -79,9 +79,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         text=True,
         env={**os.environ, **own},
     ) as process:
-        assert process.stderr is not None
         url = re.search(r"engine on (\S+)", process.stderr.readline())
-        assert url is not None
         yield url[1]
         process.kill()
 
