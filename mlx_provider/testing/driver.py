@@ -141,8 +141,10 @@ def new_engine(
     )
 
 
-def run(engine: Engine, max_steps: int = 10_000) -> list[Event]:
-    """Step until nothing is left to do. Returns every event in order."""
+def run(engine: Engine, *requests: Request, max_steps: int = 10_000) -> list[Event]:
+    """Submit these requests and step until nothing is left to do. Returns every event in order."""
+    for request in requests:
+        engine.submit(request)
     events: list[Event] = []
     for _ in range(max_steps):
         if engine.idle:
@@ -164,8 +166,7 @@ def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
         logprobs=request.logprobs,
     )
     engine = new_engine(model, layout="solo", max_chunk=4096, **more)
-    engine.submit(twin)
-    run(engine)
+    run(engine, twin)
     return twin
 
 

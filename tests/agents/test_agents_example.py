@@ -128,7 +128,6 @@ def test_a_run_that_is_ended_ends_its_gateway() -> None:
     background = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     command = [*background, sys.executable, "-c", ENDED_BY_SIGNAL, str(EXAMPLE)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "a client ends by SIGINT\n"
         process.terminate()
         assert process.stdout.read() == "gateway ended\n"

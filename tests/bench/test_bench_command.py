@@ -1,27 +1,15 @@
 """The group `bench`: when it is there, what it costs the others, and what it needs."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from typer.main import get_group
 
 from command_line import invoke
 from mlx_provider_bench.commands import bench
+from python_process import run_python
 
 RUN = "from mlx_provider.cli import main; main()"
-
-
-def python(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 def test_without_plugins_there_is_no_such_command() -> None:
@@ -41,7 +29,7 @@ def test_without_mlx_the_remedy_is_told(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "core.py").write_text("raise ImportError('no library here')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = python(RUN, "bench", "prefix", PYTHONPATH=path)
+    done = run_python(RUN, "bench", "prefix", status=1, env=os.environ | {"PYTHONPATH": path})
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("error: MLX cannot be imported (no library here): pip install ")
-    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stdout == ""

@@ -116,7 +116,6 @@ def test_a_template_that_shows_lines_allows_them(model: Any, text: str, fits: bo
     spaces = choose_whitespace("{{ call.arguments | tojson(indent=4) | indent(8) }}")
     lined = GrammarCompiler(model.tokenizer, model.eos, model.rows, spaces=spaces)
     structure = lined.structure(model.request(response_format=json_schema(POINT)))
-    assert structure is not None
     assert model.accepts(structure.constraint, text) is fits
 
 
@@ -194,7 +193,6 @@ def test_an_output_matrix_smaller_than_the_tokenizer(model: Any) -> None:
     rows = model.tokenizer.get_vocab_size() - 3
     small = GrammarCompiler(model.tokenizer, model.eos, rows)
     structure = small.structure(model.request(grammar={"type": "regex", "value": "(?s:.*)"}))
-    assert structure is not None
     assert structure.constraint.mask().shape == ((rows + 31) // 32,)
     assert max(model.allowed_tokens(structure.constraint)) < rows
 
@@ -300,7 +298,6 @@ def test_plain_text_needs_no_grammar(model: Any) -> None:
         assert model.compiler.structure(model.request(**given), HERMES) is None
     none = model.request(tools=[PING], tool_choice="none", response_format={"type": "json_object"})
     structure = model.compiler.structure(none, HERMES)
-    assert structure is not None
     assert not model.accepts(structure.constraint, "<tool_call>")
 
 
@@ -476,7 +473,6 @@ def test_an_end_marker_spread_over_tokens_and_beyond(model: Any) -> None:
     structure = model.compiler.structure(
         model.request(response_format=json_schema(POINT)), None, thoughts
     )
-    assert structure is not None
     fork = structure.constraint.fork()
     assert model.accepts(structure.constraint, '本 hm</ponder>\n{"x":1,"on":true}')
     assert model.accepts(fork, 'hm[end]{"x":1,"on":true}')
@@ -497,7 +493,6 @@ def test_a_word_that_reaches_beyond_the_marker(model: Any) -> None:
         None,
         thoughts,
     )
-    assert structure is not None
     constraint = structure.constraint
     for token in [*model.encode("t"), *model.encode("h"), *model.encode("e")]:
         constraint.advance(token)
@@ -519,7 +514,6 @@ def test_a_format_that_addresses_every_message(model: Any) -> None:
     ):
         asked = model.request(**given)
         structure = model.compiler.structure(asked, HERMES, messages=ADDRESSED)
-        assert structure is not None
         assert model.accepts(structure.constraint.fork(), text)
         assert model.accepts(structure.constraint.fork(), f"<think>Well {{</think>next{text}")
         assert not model.accepts(structure.constraint.fork(), f"<think>Well</think>{text}")
@@ -529,5 +523,4 @@ def test_a_format_that_addresses_every_message(model: Any) -> None:
 def test_a_regex_under_the_address_of_an_answer(model: Any) -> None:
     asked = model.request(grammar={"type": "regex", "value": "a+"})
     structure = model.compiler.structure(asked, messages=ADDRESSED)
-    assert structure is not None
     assert model.accepts(structure.constraint, "<final>aa")

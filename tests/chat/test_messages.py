@@ -20,6 +20,17 @@ CASES = [json.loads(line) for line in (DATA / "normalize.jsonl").read_text().spl
 CLIENTS = json.loads((DATA / "client_messages.json").read_text())
 
 
+def user_turn(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def image_part(source: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": source}
+
+
+IMAGE = image_part({"url": "data:,"})
+
+
 def canonical(message: dict[str, Any]) -> dict[str, Any]:
     """An expected message of a case in the form that templates take."""
     message = copy.deepcopy(message)
@@ -101,9 +112,7 @@ def test_billing_line_of_claude_code_does_not_reach_the_prompt() -> None:
 
 def test_billing_line_at_the_head_of_a_string() -> None:
     text = "x-anthropic-billing-header: cc_version=1;\nBe kind."
-    done = normalise(
-        [{"role": "system", "content": text}, {"role": "user", "content": text}], hoist_system=False
-    )
+    done = normalise([{"role": "system", "content": text}, user_turn(text)], hoist_system=False)
     assert [m["content"] for m in done.messages] == ["Be kind.", text]
 
 
@@ -151,11 +160,7 @@ def test_strict_templates_get_alternating_turns() -> None:
 
 
 def test_alternating_turns_keep_the_blank_line_between_texts() -> None:
-    url = {"type": "image_url", "image_url": {"url": "data:,"}}
-    turns = [
-        {"role": "user", "content": [url, {"type": "text", "text": "a"}]},
-        {"role": "user", "content": "b"},
-    ]
+    turns = [user_turn([IMAGE, {"type": "text", "text": "a"}]), user_turn("b")]
     done = normalise(turns, hoist_system=False, alternate=True)
     assert done.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "a\n\nb"}]
 
@@ -174,12 +179,10 @@ def test_image_spellings() -> None:
 
 
 def test_frames_of_a_video() -> None:
-    frames = ["data:,a", {"type": "image_url", "image_url": {"url": "data:,b"}}]
-    done = normalise(
-        [{"role": "user", "content": [{"type": "video", "video": frames}]}], hoist_system=False
-    )
+    video = {"type": "video", "video": ["data:,a", image_part({"url": "data:,b"})]}
+    done = normalise([user_turn([video])], hoist_system=False)
     assert done.media[0].source == ("data:,a", "data:,b")
-    assert done.messages == [{"role": "user", "content": [{"type": "video"}]}]
+    assert done.messages == [user_turn([{"type": "video"}])]
 
 
 def calling(*ids: Any, content: Any = None, names: str = "ffffff") -> dict[str, Any]:
@@ -192,7 +195,7 @@ def result(call_id: str | None, content: Any, **more: str) -> dict[str, Any]:
     return {"role": "tool", "content": content, "tool_call_id": call_id, **more}
 
 
-USER = {"role": "user", "content": "go on"}
+USER = user_turn("go on")
 RESULTS: dict[str, tuple[list[Any], str]] = {
     "in another order": ([calling(*"abc"), result("c", "C"), result("a", "A"), result("b", "B")],
                          "abc A B C"),
@@ -274,16 +277,11 @@ def test_a_custom_call_of_another_server_is_kept(text: str) -> None:
 
 
 def test_older_function_messages() -> None:
-    done = normalise(
-        [
-            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}},
-            {"role": "function", "name": "f", "content": "4"},
-        ],
-        hoist_system=False,
-    )
-    assert done.messages[0]["tool_calls"] == [
-        {"type": "function", "function": {"name": "f", "arguments": {}}}
-    ]
+    call = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}
+    sent = [call, {"role": "function", "name": "f", "content": "4"}]
+    done = normalise(sent, hoist_system=False)
+    function = {"name": "f", "arguments": {}}
+    assert done.messages[0]["tool_calls"] == [{"type": "function", "function": function}]
     assert done.messages[1] == {"role": "tool", "content": "4", "name": "f"}
 
 
@@ -300,27 +298,20 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"role": "robot", "content": "x"}], "messages[0].role"),
     ([{"content": "x"}], "messages[0].role"),
     ([{"role": ["user"], "content": "x"}], "messages[0].role"),
-    ([{"role": "user", "content": 3}], "messages[0].content"),
-    ([{"role": "user", "content": [3]}], "messages[0].content[0]"),
-    ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "messages[0].content[0]"),
-    ([{"role": "user", "content": [{"type": "file", "file": {}}]}], "messages[0].content[0]"),
-    ([{"role": "user", "content": [{"type": ["text"]}]}], "messages[0].content[0]"),
-    ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}],
-     "messages[0].content[0]"),
-    ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-     "messages[0].content[0]"),
-    ([{"role": "user", "content": [{"type": "image_url", "image_url": 7}]}],
-     "messages[0].content[0]"),
-    ([{"role": "user",
-       "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": "best"}}]}],
-     "messages[0].content[0]"),
-    ([{"role": "user",
-       "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": ["low"]}}]}],
-     "messages[0].content[0]"),
+    ([user_turn(3)], "messages[0].content"),
+    ([user_turn([3])], "messages[0].content[0]"),
+    ([user_turn([{"type": "text", "text": 3}])], "messages[0].content[0]"),
+    ([user_turn([{"type": "file", "file": {}}])], "messages[0].content[0]"),
+    ([user_turn([{"type": ["text"]}])], "messages[0].content[0]"),
+    ([user_turn([{"type": "input_image", "file_id": "f"}])], "messages[0].content[0]"),
+    ([user_turn([image_part({})])], "messages[0].content[0]"),
+    ([user_turn([image_part(7)])], "messages[0].content[0]"),
+    ([user_turn([image_part({"url": "data:,", "detail": "best"})])], "messages[0].content[0]"),
+    ([user_turn([image_part({"url": "data:,", "detail": ["low"]})])], "messages[0].content[0]"),
     ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
     ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], "messages[0].tool_calls[0]"),
     ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("messages", "param"), REFUSED)
@@ -333,9 +324,8 @@ def test_refusal_names_the_part(messages: Any, param: str) -> None:
 
 def test_no_model_takes_audio() -> None:
     audio = [{"type": "input_audio", "input_audio": {"data": "abc", "format": "wav"}}]
-    sent = [{"role": "user", "content": audio}]
     sees = frozenset({"image", "video"})
-    done = normalise(sent, hoist_system=False, support=MediaSupport(sees))
+    done = normalise([user_turn(audio)], hoist_system=False, support=MediaSupport(sees))
     assert done.messages[0]["content"] == "[audio omitted: this model cannot take it]"
 
 
@@ -354,8 +344,7 @@ def test_text_model_reads_on_past_images_of_users_and_tools(name: str, tool_medi
 
 def test_only_what_is_not_taken_is_left_out() -> None:
     frames = {"type": "video_url", "video_url": ["data:,a"]}
-    image = {"type": "image_url", "image_url": {"url": "data:,"}}
-    sent = [{"role": "user", "content": [image, frames, image]}]
+    sent = [user_turn([IMAGE, frames, IMAGE])]
     done = normalise(sent, hoist_system=False, support=MediaSupport(frozenset({"image"})))
     kinds = [part["type"] for part in done.messages[0]["content"]]
     assert kinds == ["image", "text", "image"]
@@ -367,7 +356,6 @@ def test_accepted_media_change_nothing() -> None:
     assert client("04", support=MediaSupport(frozenset({"image"}))) == client("04")
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 TURNS: list[tuple[list[tuple[str, Any]], list[tuple[str, Any]]]] = [
     ([("user", [IMAGE]), ("user", "a")], [("user", [{"type": "image"}, "a"])]),
     ([("user", "a"), ("user", [IMAGE])], [("user", ["a", {"type": "image"}])]),

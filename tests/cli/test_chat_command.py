@@ -91,7 +91,6 @@ def test_images_go_with_the_first_message_alone(
     options = [option for path in paths for option in ("--image", str(path))]
     talk(monkeypatch, service, "What?\nAnd?\n", *options)
     messages = service.requests[1].messages
-    assert messages is not None
     parts = messages[0]["content"]
     urls = [part["image_url"]["url"] for part in parts[:2]]
     assert urls[0] == "data:image/png;base64," + base64.b64encode(b"a.png").decode()

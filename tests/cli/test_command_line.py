@@ -1,7 +1,6 @@
 """The command line as a whole: what it loads, how it fails."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ from typer.main import get_group
 from mlx_provider import __version__
 from mlx_provider.cli import app
 from mlx_provider.cli.app import build
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.registry.discovery import find_plugins
+from named_plugins import discover
+from python_process import run_python
 
 RUN = "from mlx_provider.cli import main; main()"
 Run = Callable[..., tuple[int, str, str]]
@@ -42,10 +42,8 @@ atexit.register(lambda: print("HEAVY", sorted(heavy & sys.modules.keys())))
 sys.argv = ["mlx-provider", "--help"]
 {RUN}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert "HEAVY []" in done.stdout, done.stdout + done.stderr
+    done = run_python(code)
+    assert "HEAVY []" in done.stdout
     assert "plugins" in done.stdout
 
 
@@ -82,6 +80,6 @@ def test_wrong_usage_is_exit_code_2(run: Run) -> None:
 def test_the_reference_lists_every_command() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text(encoding="utf-8")
     ours = ",".join(plugin.name for plugin, _ in find_plugins() if plugin.built_in)
-    cli = build(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ours}))
+    cli = build(discover(ours))
     commands = set(get_group(cli).commands)
     assert commands == set(re.findall(r"^\| `mlx-provider ([\w-]+)` \|", page, re.MULTILINE))

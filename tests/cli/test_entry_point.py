@@ -5,6 +5,7 @@ import pytest
 from command_line import invoke
 from mlx_provider.cli import app
 from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 
 def test_ctrl_c_during_the_imports_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,5 +31,5 @@ def test_a_limit_that_is_no_number_is_refused(value: str) -> None:
 
 
 def test_the_first_prompt_of_every_client_is_measured() -> None:
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients"})
+    registry = discover("clients")
     assert all(client.prompt_bytes > 0 for client in registry.clients.values())

@@ -1,12 +1,11 @@
 """Bare `mlx-provider`."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from command_line import invoke
+from python_process import run_python
 
 CODE = """
 import atexit, sys
@@ -25,8 +24,7 @@ def test_it_says_what_to_do_next_and_loads_nothing_heavy(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--maker--small").mkdir()
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = run_python(CODE)
     assert "HEAVY []" in done.stdout
     assert "does not run" in done.stdout
     assert "maker/small" in done.stdout

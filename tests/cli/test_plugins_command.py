@@ -7,6 +7,7 @@ import pytest
 
 from command_line import invoke
 from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -31,7 +32,7 @@ def registry(install_plugin: Install) -> PluginRegistry:
         install_plugin("toy", TOY),
         "typo",
     ]
-    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
+    return discover(*names)
 
 
 def run(registry: PluginRegistry, *arguments: str) -> str:
@@ -84,14 +85,14 @@ def test_no_plugins_is_said() -> None:
 
 
 def test_what_a_family_cannot_do_is_said() -> None:
-    shown = run(PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "vision"}))
+    shown = run(discover("vision"))
     assert "where images cannot be embedded one by one" in shown
 
 
 def test_what_a_plugin_replaces_of_upstream_is_listed_with_reason_and_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "gemma3"})
+    registry = discover("gemma3")
     (gemma,) = json.loads(run(registry, "--json"))
     (patch,) = gemma["patches"]
     assert patch["target"] == "mlx_vlm.models.gemma3.language.LanguageModel.sanitize"

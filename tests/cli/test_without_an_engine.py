@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from command_line import invoke
+from python_process import run_python
 
 RUN = "from mlx_provider.cli import main; main()"
 TOLD = "no engine runs in {}: the first request starts one\n"
@@ -46,10 +46,7 @@ def test_a_home_that_is_a_file_is_named_with_its_remedy(words: str, tmp_path: Pa
     own = {**os.environ, **NO_PLUGINS, "HOME": str(home), "HF_ENDPOINT": "http://127.0.0.1:9"}
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HUB_OFFLINE"):
         own.pop(name, None)
-    command = [sys.executable, "-c", RUN, *words.split()]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    (line,) = run_python(RUN, *words.split(), status=1, env=own).stderr.splitlines()
     wanted = "the Hub is out of reach" if "pull" in words else f"{home} is not a folder: set HOME"
     assert wanted in line
 
@@ -82,7 +79,4 @@ def test_nothing_of_transformers_is_on_the_terminal(tmp_path: Path) -> None:
         "told.get_logger('transformers').warning('odd config')\n"
     )
     own = {name: value for name, value in os.environ.items() if "TRANSFORMERS" not in name}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
+    assert run_python(code, env=own).stderr == ""

@@ -123,6 +123,5 @@ def tcp_engine() -> Iterator[str]:
         env={**os.environ, "MLX_PROVIDER_API_KEY": "secret"},
     )
     with process:
-        assert process.stderr is not None
         yield process.stderr.readline().partition(" engine on ")[2].partition(" · ")[0]
         process.kill()

@@ -1,8 +1,6 @@
 """An engine whose plugins were edited, installed or removed: replaced when nobody else uses it."""
 
 import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from mlx_provider.client.messages import Address
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.requests import GenerateRequest
+from python_process import run_python
 
 
 @dataclass
@@ -147,10 +146,8 @@ from mlx_provider.registry.discovery import times
 for module in ("toy", "space.inner", "alone", "toy.part", "nowhere", "nowhere.else"):
     print(sorted(times(EntryPoint("x", module, "mlx_provider"))))
 """
-    told = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    found = [line.replace(f"{toys.folder}/", "") for line in told.stdout.splitlines()]
+    told = run_python(script).stdout
+    found = [line.replace(f"{toys.folder}/", "") for line in told.splitlines()]
     assert found == [
         "['toy/__init__.py', 'toy/part.py']",
         "['space/inner/__init__.py']",

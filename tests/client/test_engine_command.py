@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from mlx_provider.client.runtime_folder import EngineLock
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Failed
 from mlx_provider.protocol.requests import GenerateRequest
+from waiting import is_gone
 
 NOBODY = 2**30
 """A process id that no system gives."""
@@ -62,14 +62,6 @@ def test_an_engine(command: Command, local: Any, wait_until: Any) -> None:
     last = [event for _ in range(9) for event in running.get(300)][-1]
     assert isinstance(last, Failed), "who waits is told"
     assert last.error.code == "engine_unavailable"
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def test_restart(command: Command, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:

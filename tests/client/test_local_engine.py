@@ -17,6 +17,7 @@ from mlx_provider.client.runtime_folder import EngineLock, prepare
 from mlx_provider.config import Runtime
 from mlx_provider.errors import BadRequest, EngineUnavailable, NotInstalled
 from mlx_provider.protocol.events import Failed
+from waiting import is_gone
 
 RACER = """
 import os, sys
@@ -57,7 +58,6 @@ def test_racing_processes_start_one_engine(local: Any) -> None:
         for _ in range(3)
     ]
     for racer in racers:
-        assert racer.stdin is not None
         racer.stdin.write("\n")
         racer.stdin.flush()
     pids = {racer.communicate(timeout=300)[0].strip() for racer in racers}
@@ -126,7 +126,6 @@ def test_a_start_that_hangs_is_ended(local: Any, request_of: Any, read: Any) -> 
 
 def test_a_lock_holder_that_does_not_answer_is_named(local: Any) -> None:
     lock = EngineLock.try_take(local.folder / "engine.lock")
-    assert lock is not None
     lock.sign()
     with pytest.raises(EngineUnavailable, match=f"engine process {os.getpid()} does not answer"):
         local.engine(start_limit=0.2).ensure()
@@ -196,15 +195,7 @@ def test_an_engine_that_was_ended_leaves_no_zombie(
     pid = client.health().pid
     os.kill(pid, how)
     assert isinstance(waiting.get(300)[-1], Failed)
-    wait_until(lambda: not _exists(pid))
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    wait_until(lambda: is_gone(pid))
 
 
 NOISY = """

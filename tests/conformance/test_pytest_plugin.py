@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlx_provider.testing.conformance import Collecting
+from python_process import run_python
 
 PLUGIN = """
 from mlx_provider import ReasoningParser, hookimpl
@@ -76,11 +77,5 @@ def test_whoever_runs_pytest_imports_next_to_nothing() -> None:
         "import sys, mlx_provider.testing.pytest_plugin\n"
         f"print(sorted(set({heavy}) & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert run_python(code, env=os.environ | path).stdout == "[]\n"

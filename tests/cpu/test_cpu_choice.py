@@ -1,12 +1,12 @@
 """Where the kernels are chosen, and what other devices pay for them: nothing."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from mlx_provider_cpu import matches
+from python_process import run_python
 
 PROGRAM = """
 import json, sys
@@ -31,10 +31,7 @@ for device in ("metal", "cuda", "cpu"):
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="MLX is fast there")
 def test_a_cpu_has_its_functions_and_another_device_imports_nothing_of_them() -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    metal, cuda, cpu = map(json.loads, done.stdout.splitlines())
+    metal, cuda, cpu = map(json.loads, run_python(PROGRAM).stdout.splitlines())
     assert metal == cuda == [None, False, ["mlx_provider_cpu"], []]
     assert cpu[:2] == ["cpu", True]
     assert "mlx_provider_cpu.attention" in cpu[2]

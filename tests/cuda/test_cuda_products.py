@@ -23,6 +23,7 @@ from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import new_request
 from mlx_provider_cuda import matches
 from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE
+from noted_calls import note_calls
 from tiny import build
 from tiny.models import tiny_image
 
@@ -32,15 +33,7 @@ SIZE, OUT = 64, 32
 @pytest.fixture
 def forms(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the inputs of all quantised products."""
-    seen: list[tuple[int, ...]] = []
-    product = mx.quantized_matmul
-
-    def record(x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        seen.append(tuple(x.shape))
-        return product(x, *args, **kwargs)
-
-    monkeypatch.setattr(mx, "quantized_matmul", record)
-    return seen
+    return note_calls(monkeypatch, mx, "quantized_matmul", lambda x, *_, **more: tuple(x.shape))
 
 
 @pytest.fixture
@@ -99,15 +92,8 @@ def test_every_product_of_a_decode_step_is_one_matrix(
     folder = build(tmp_path / "model", family, dtype="float32")
     model = load_text(folder, LoadOptions(dtype="float32"))
     nn.quantize(model.model, group_size=32, bits=4, class_predicate=_divisible)
-    gathers: list[tuple[int, ...]] = []
-    gather = mx.gather_qmm
-
-    def record(x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        gathers.append(tuple(x.shape))
-        return gather(x, *args, **kwargs)
-
     rows = prefilled(model, 16)
-    monkeypatch.setattr(mx, "gather_qmm", record)
+    gathers = note_calls(monkeypatch, mx, "gather_qmm", lambda x, *_, **more: tuple(x.shape))
     forms.clear()
     mx.eval(step(model, rows))
     assert forms

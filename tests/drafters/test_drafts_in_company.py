@@ -18,6 +18,7 @@ from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from reciting import Reciting
 from references import alone
+from schedules import steps_of
 
 VOCAB = 384
 FILE = [20 + (i * i * 31 + i // 7) % 300 for i in range(150)]
@@ -69,8 +70,7 @@ def decode(engine: Engine, request: Request, tokens: int) -> None:
 def test_a_row_by_itself(reciting: Any, drafting: Drafting) -> None:
     requests = asked([SENT + 7])
     engine = drafted(reciting, drafting)
-    engine.submit(requests[0])
-    run(engine)
+    run(engine, requests[0])
     assert_as_alone(reciting, requests)
     assert requests[0].drafted > 0
 
@@ -102,9 +102,7 @@ def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
     room[0] = 2**40
     run(engine)
     again = asked([SENT, SENT + 60])
-    for request in again:
-        engine.submit(request)
-    run(engine)
+    run(engine, *again)
     assert all(request.cached > SENT - 2 for request in again)
     assert requests[2].rows[0].finish == "cancelled"
     assert_as_alone(reciting, [*requests, *again])
@@ -121,9 +119,7 @@ def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
 def test_six_rows_at_once(reciting: Any, drafting: Drafting) -> None:
     requests = asked([SENT + 9 * i for i in range(6)])
     engine = drafted(reciting, drafting)
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
     assert_as_alone(reciting, requests)
     assert all(request.drafted for request in requests)
 
@@ -133,11 +129,7 @@ def steps(engine: Engine, requests: Sequence[Request]) -> int:
         engine.submit(request)
     while engine.scheduler.waiting or engine.scheduler.queued:
         engine.step()
-    count = 0
-    while not engine.idle:
-        engine.step()
-        count += 1
-    return count
+    return steps_of(engine, [])
 
 
 def test_a_rewritten_file_takes_half_of_the_steps_at_most(reciting: Any) -> None:
@@ -170,6 +162,5 @@ def test_what_a_row_has_taken_is_free_with_its_end(qwen3: TextModel) -> None:
     engine = drafted(qwen3, drafting)
     for tokens in (FILE[:9], FILE[:12]):
         request = new_request(tokens, max_tokens=9)
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         assert request.drafted > 0

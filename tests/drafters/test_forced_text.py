@@ -49,7 +49,6 @@ def constraint() -> Any:
         parallel_tool_calls=False,
     )
     structure = COMPILER.structure(asked, CALLS)
-    assert structure is not None
     return structure.constraint
 
 
@@ -122,8 +121,7 @@ def test_only_forced_tokens_are_forced() -> None:
 def test_forced_drafts_show_nothing_about_the_drafter(qwen3: LoadedModel) -> None:
     speculation = Speculation(Source(ForcedText()), vocab=VOCAB, clock=lambda: 0.0)
     engine = new_engine(qwen3, speculation=speculation, clock=lambda: 0.0)
-    engine.submit(requests()[0])
-    run(engine)
+    run(engine, requests()[0])
     assert not speculation.policy.sources[0].accepted
 
 

@@ -98,9 +98,7 @@ def drafting_engine(
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> None:
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
 
 
 def assert_same(requests: Sequence[Request], others: Sequence[Request], near: float = 1e-4) -> None:

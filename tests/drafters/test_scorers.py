@@ -22,9 +22,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 def served(engine: Any, *requests: Request) -> None:
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
 
 
 def plain(model: TextModel, tokens: Sequence[int], count: int = 8) -> list[int]:
@@ -131,7 +129,6 @@ def test_a_prompt_with_media_is_whole(qwen3: TextModel, more: dict[str, Any]) ->
     request.prompt = Prompt(text(300), **more)
     engine = thinning(qwen3)
     job = engine.scheduler.submit(request, 0.0)
-    assert engine.sparse_prefill is not None
     engine.sparse_prefill.begin(job)
     assert job.uses_prefix_cache
     assert request.prefilling == "prefilled whole: it has media"

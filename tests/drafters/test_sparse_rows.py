@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from equipped import equipped
+from equipped import equipped, load_by_family
 from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.grouped_kv import MixedChunk
@@ -16,10 +16,8 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.sparse_prefill import run_alone
 from mlx_provider.engine.speculation.speculation import Source, Speculation
-from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.drafting import problem
 from mlx_provider.testing.driver import Eager, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache, SparseKVCache, sparse
@@ -96,9 +94,7 @@ def in_format(tmp_path_factory: pytest.TempPathFactory) -> Formed:
 
 
 def served(engine: Engine, *requests: Request) -> None:
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
 
 
 def tokens_of(requests: Sequence[Request]) -> list[list[int]]:
@@ -345,9 +341,7 @@ def by_one(model: Any, request: Request) -> list[int]:
     ["llama", "qwen3_vl", pytest.param("qwen3_5_text", marks=pytest.mark.sweep), "qwen3_5"],
 )
 def test_states_run_over_what_is_kept(family: str, folder: Callable[..., Path]) -> None:
-    path = folder(family)
-    chosen, _ = PluginRegistry.discover().family_for(read_json(path / "config.json"))
-    model = equipped(chosen.load(path, LoadOptions()))
+    model = equipped(load_by_family(folder(family)))
     assert problem(model, model.make_cache) == ""
     alone, company = (new_request(text(420), max_tokens=12) for _ in range(2))
     served(thinning(model, share=0.3, layout="solo", max_chunk=4096), alone)

@@ -15,6 +15,7 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.serving import calibration
 from mlx_provider.serving.calibration import DEPTHS, WIDTHS, Times, calibrate
 from mlx_provider.serving.probe import Probe
+from wrapped_model import WrappedModel
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +28,12 @@ FOUND = Probe("grouped", MemoryProfile(0, 0), (), mixes=True, drafts=True, padde
 
 
 @dataclass
-class Timed:
+class Timed(WrappedModel):
     """Records the ends of chunks, and fails at a given position."""
 
-    inner: TextModel
     info: ModelInfo
     fails_from: int = 2**30
     reached: list[int] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         if chunk.stop - chunk.start >= self.fails_from:

@@ -100,8 +100,7 @@ def test_of_a_row_that_leaves_right_after_it_joined_the_cached_tokens_are_stored
         engine.step()
     engine.cancel(first)
     again = new_request([*tokens, *reply, 5, 6], max_tokens=5)
-    engine.submit(again)
-    run(engine)
+    run(engine, again)
     assert again.cached == len(tokens) + (steps if steps > 1 else 0)
     assert_as_alone(qwen3, again)
     assert not caplog.records

@@ -24,6 +24,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.testing.driver import Alternating, new_engine, output_of
 from schedules import Arrival, guessing, request_of, tiny_tokens
 from tiny import build
+from wrapped_model import WrappedModel
 
 TRACES = Path(__file__).parents[1] / "data" / "decisions"
 STEP_SECONDS = 0.02
@@ -70,18 +71,14 @@ CASES = {
 
 
 @dataclass
-class Unsteady:
+class Unsteady(WrappedModel):
     """A model whose decode passes with given numbers fail, and whose image features are zeros.
 
     The next token depends only on the last token and its position, not on the device's rounding.
     """
 
-    inner: TextModel
     fails: frozenset[int] = frozenset()
     passes: int = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def embed(self, span: MediaSpan) -> Any:
         return mx.zeros(1)

@@ -28,7 +28,6 @@ class Noting:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         for row in rows:
-            assert row.hidden is not None
             assert row.hidden.shape[0] == row.fresh
             self.seen.append((list(row.tokens), row.hidden))
         return [[row.tokens[-1]] * row.wanted for row in rows]

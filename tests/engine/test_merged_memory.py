@@ -1,6 +1,5 @@
 """Rows in one cache are charged for its capacity, which is that of the longest row."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import leaves
+from noted_calls import note_calls
 
 LENGTHS = (190, 100)
 REPLY = 120
@@ -58,17 +58,10 @@ def test_a_preempted_row_is_not_merged_until_the_merge_needs_no_memory(
 ) -> None:
     """Both rows fit into memory separately, but not both with the capacity of the longer one."""
     engine, asked, each = rows(qwen3)
-    waited: Counter[str] = Counter()
-    preempt = Scheduler.preempt_row
-
-    def counted(scheduler: Scheduler, row: Any) -> Any:
-        waited[row.request.id] += 1
-        return preempt(scheduler, row)
-
-    monkeypatch.setattr(Scheduler, "preempt_row", counted)
+    waited = note_calls(monkeypatch, Scheduler, "preempt_row", lambda _, row: row.request.id)
     vars(engine.scheduler.ledger).update(available=lambda: 3 * 256 * each)
     run(engine)
-    assert waited == {asked[1].id: 1}
+    assert waited == [asked[1].id]
     for request in asked:
         alone = new_engine(qwen3, layout="solo", max_chunk=256)
         twin = new_request(request.prompt.tokens, max_tokens=REPLY)

@@ -33,8 +33,7 @@ def test_a_long_prompt_has_few_passes_of_its_own(qwen3: TextModel) -> None:
     model.prefills.clear()
     model.decodes.clear()
     long = new_request(LONG, max_tokens=9, n=2)
-    engine.submit(long)
-    run(engine)
+    run(engine, long)
     assert not model.prefills
     assert sum(n - 3 for n in model.decodes if n > 5) == len(LONG)
     assert_as_alone(qwen3, *others, long)
@@ -45,10 +44,8 @@ def test_a_prompt_with_mixed_chunks_is_stored_in_the_prefix_cache(qwen3: TextMod
     engine = engine_of(qwen3, prefix_cache=prefix_cache)
     decoding(engine)
     first, again = (new_request(LONG, max_tokens=4) for _ in range(2))
-    engine.submit(first)
-    run(engine)
-    engine.submit(again)
-    run(engine)
+    run(engine, first)
+    run(engine, again)
     assert again.cached == len(LONG) - 1
     assert_as_alone(qwen3, again)
 
@@ -66,8 +63,7 @@ def test_a_prompt_that_gets_no_cache_fails_alone(qwen3: TextModel) -> None:
     for _ in range(10):  # the rows owe no time to a chunk
         engine.step()
     full, long = True, new_request(LONG, max_tokens=9)
-    engine.submit(long)
-    run(engine)
+    run(engine, long)
     assert isinstance(long.events.get(0)[-1], Failed)
     assert_as_alone(qwen3, *others)
 
@@ -109,8 +105,7 @@ def test_a_draw_that_fails_in_a_mixed_pass_is_repeated(
         return draw(logits, rows, masks)
 
     monkeypatch.setattr("mlx_provider.engine.decode.draw", fails)
-    engine.submit(long)
-    run(engine)
+    run(engine, long)
     assert failures
     assert_as_alone(qwen3, *others, long)
 
@@ -123,8 +118,7 @@ def test_a_failed_mixed_pass_is_run_again_without_effect_on_results(
     engine = engine_of(Failing(qwen3, once))
     others = decoding(engine, rows)
     long = new_request(LONG, max_tokens=9)
-    engine.submit(long)
-    run(engine)
+    run(engine, long)
     assert not once.left
     assert_as_alone(qwen3, *others, long)
     assert engine.batch.layout.name == "grouped"
@@ -160,8 +154,7 @@ def test_an_error_one_step_later_is_first_attributed_to_the_chunk(
 
     monkeypatch.setattr(engine.batch, "read", fails)
     long = new_request(LONG, max_tokens=9)
-    engine.submit(long)
-    run(engine)
+    run(engine, long)
     assert failures[0] == 2
     assert_as_alone(qwen3, *others, long)
     assert engine.batch.layout.name == "grouped"
@@ -173,8 +166,7 @@ def test_a_chunk_that_always_fails_ends_its_request_alone(qwen3: TextModel, at: 
     engine = engine_of(model)
     others = decoding(engine)
     poisoned = new_request([POISON if i == at else t for i, t in enumerate(LONG)], max_tokens=9)
-    engine.submit(poisoned)
-    run(engine)
+    run(engine, poisoned)
     events = poisoned.events.get(0)
     assert isinstance(events[-1], Failed)
     assert "command buffer failed" in events[-1].error.message

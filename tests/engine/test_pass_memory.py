@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from mlx_provider.serving import residents as memory
 from mlx_provider.serving.calibration import calibrate, deep_cache
 from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.probe import Probe
+from python_process import run_python
 from tiny import build
 
 GIGA = 2**30
@@ -66,8 +66,7 @@ reserved = engine.scheduler.ledger.reservation(request.rows)
 mx.clear_cache()
 before = mx.get_active_memory()
 mx.reset_peak_memory()
-engine.submit(request)
-run(engine)
+run(engine, request)
 print(json.dumps([mx.get_peak_memory() - before, reserved, rows.row_bytes(1564)]))
 """
 """A process of its own: functions of MLX are replaced in one for good by whatever test needs it,
@@ -78,16 +77,8 @@ and with others than MLX's own, attention here never holds its scores."""
     "family", ["qwen3", pytest.param("gpt_oss", marks=pytest.mark.sweep), "nemotron_h"]
 )
 def test_the_peak_of_a_request_is_within_its_reservation(family: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m"), family]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_python(PROGRAM, tmp_path / "m", family, env=os.environ | path)
     peak, reserved, kept = json.loads(done.stdout)
     assert peak <= 1.2 * reserved
     assert reserved <= 2 * peak

@@ -17,6 +17,7 @@ from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, run
 from references import assert_as_alone
+from wrapped_model import WrappedModel
 
 CURVE = Curve(((1, 0.01), (256, 0.2)))
 
@@ -55,14 +56,10 @@ def test_passes_of_another_engine_are_not_measured(slower: float, other: float) 
 
 
 @dataclass
-class RunsAhead:
+class RunsAhead(WrappedModel):
     """Prefills a whole image with its first tokens, as models with bidirectional attention do."""
 
-    inner: TextModel
     now: float = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def embed(self, span: MediaSpan) -> Any:
         self.now += 0.7
@@ -81,8 +78,7 @@ def test_the_time_of_an_image_is_no_measurement_of_text(qwen3: TextModel) -> Non
     request = new_request([30] * 640, max_tokens=1)
     image = MediaSpan(80, 560, "image", None)
     request.prompt = replace(request.prompt, spans=[image])
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     assert costs.pace["chunk"] == pytest.approx(1, rel=0.05)
 
 
@@ -111,16 +107,12 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
 
 
 @dataclass
-class Device:
+class Device(WrappedModel):
     """Runs passes in sequence; the host waits when it reads a result."""
 
-    inner: TextModel
     launched: list[str] = field(default_factory=list)
     waits: int = 0
     """Number of times that the engine has waited for a launched pass."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         self.launched.append("chunk")

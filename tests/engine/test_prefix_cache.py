@@ -1,7 +1,6 @@
 """The prefix cache against a naive list of prefixes, on real cache objects with known contents."""
 
 import gc
-import logging
 import shutil
 import tempfile
 import weakref
@@ -29,6 +28,7 @@ from schedules import Calls
 
 KEY = CacheKey("model")
 UNLIMITED = 2**60
+PLAIN, HYBRID = SyntheticModel("kv"), SyntheticModel("hybrid", state_units=4)
 
 
 def contents(cache) -> list:
@@ -244,35 +244,31 @@ def test_rows_of_one_match_change_neither_each_other_nor_the_store(prefix_cache,
 
 def test_a_running_row_does_not_change_the_store(prefix_cache) -> None:
     """Upstream caches write in place, so a stored array must be a copy."""
-    model = SyntheticModel("kv")
     ids = list(range(1, 20))
-    cache = cold(model, ids, 19)
+    cache = cold(PLAIN, ids, 19)
     prefix_cache.insert(KEY, ids, cache, {})
     for layer in cache:
         layer.keys[...] = 0
-    restored = prefix_cache.acquire(prefix_cache.match(KEY, [*ids, 1], 19), model.make_cache)[0]
-    assert same(contents(restored), contents(cold(model, ids, 19)))
+    restored = prefix_cache.acquire(prefix_cache.match(KEY, [*ids, 1], 19), PLAIN.make_cache)[0]
+    assert same(contents(restored), contents(cold(PLAIN, ids, 19)))
 
 
 def test_only_used_tokens_are_counted(prefix_cache) -> None:
     """Upstream allocates 256 tokens at a time; ten tokens must not count as 256."""
-    model = SyntheticModel("kv")
-    prefix_cache.insert(KEY, list(range(10)), cold(model, range(10), 10), {})
+    prefix_cache.insert(KEY, list(range(10)), cold(PLAIN, range(10), 10), {})
     assert prefix_cache.nbytes == 10 * 2 * 8 + 10 * 8
 
 
 def test_shared_prefixes_are_stored_once(prefix_cache) -> None:
-    model = SyntheticModel("kv")
-    keep(prefix_cache, model, [*range(1, 1001)])
+    keep(prefix_cache, PLAIN, [*range(1, 1001)])
     one = prefix_cache.nbytes
-    keep(prefix_cache, model, [*range(1, 1001), 5000])
-    keep(prefix_cache, model, [*range(1, 900), 6000])
+    keep(prefix_cache, PLAIN, [*range(1, 1001), 5000])
+    keep(prefix_cache, PLAIN, [*range(1, 900), 6000])
     assert prefix_cache.nbytes == one + 2 * (one // 1000)
 
 
 def test_a_miss_is_explained(prefix_cache) -> None:
-    model = SyntheticModel("kv")
-    keep(prefix_cache, model, [1, 2, 3, 4, 5, 6])
+    keep(prefix_cache, PLAIN, [1, 2, 3, 4, 5, 6])
     match = prefix_cache.match(KEY, [1, 2, 3, 9, 9], 4)
     assert (match.length, match.diverged_at) == (3, 3)
     longer = prefix_cache.match(KEY, [1, 2, 3, 4, 5, 6, 7], 6)
@@ -281,17 +277,15 @@ def test_a_miss_is_explained(prefix_cache) -> None:
 
 
 def test_tenants_and_models_never_share_prefixes(prefix_cache) -> None:
-    model = SyntheticModel("kv")
-    keep(prefix_cache, model, [1, 2, 3, 4])
+    keep(prefix_cache, PLAIN, [1, 2, 3, 4])
     for other in (CacheKey("model", salt="b"), CacheKey("adapter"), CacheKey("model", kv="8")):
         match = prefix_cache.match(other, [1, 2, 3, 4], 3)
         assert (match.length, match.shared, match.diverged_at) == (0, 0, None)
 
 
 def test_a_hybrid_resumes_from_the_nearest_checkpoint(prefix_cache) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 41))
-    keep(prefix_cache, model, ids, ends=[5, 25])
+    keep(prefix_cache, HYBRID, ids, ends=[5, 25])
     match = prefix_cache.match(KEY, [*ids[:30], 99, 98], 31)
     assert (match.shared, match.length, match.diverged_at) == (30, 25, 30)
     assert prefix_cache.match(KEY, [*ids[:24], 99, 98], 25).length == 5
@@ -305,9 +299,8 @@ def resumable(prefix_cache, ids) -> list[int]:
 
 
 def test_checkpoints_are_pruned_per_path(prefix_cache) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 201))
-    keep(prefix_cache, model, ids, ends=range(20, 200, 20))
+    keep(prefix_cache, HYBRID, ids, ends=range(20, 200, 20))
     assert resumable(prefix_cache, ids) == [
         20,
         160,
@@ -319,11 +312,10 @@ def test_checkpoints_are_pruned_per_path(prefix_cache) -> None:
 
 
 def test_a_snapshot_close_behind_another_is_removed_when_the_path_continues(prefix_cache) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 201))
-    keep(prefix_cache, model, ids[:53], ends=[20, 50])
+    keep(prefix_cache, HYBRID, ids[:53], ends=[20, 50])
     assert resumable(prefix_cache, ids[:53]) == [20, 50, 53]
-    keep(prefix_cache, model, ids)
+    keep(prefix_cache, HYBRID, ids)
     assert resumable(prefix_cache, ids) == [20, 50, 200]
     check_integrity(prefix_cache)
 
@@ -346,19 +338,18 @@ def test_a_window_resumes_only_where_it_has_a_snapshot(prefix_cache) -> None:
 
 
 def test_another_image_ends_the_match_at_its_start(prefix_cache) -> None:
-    model = SyntheticModel("kv")
 
     def prompt(content: str, size: int = 8) -> list[int]:
         tokens = [1, 2, 3, *[99] * size, 4, 5, 6]
         return key_tokens(Prompt(tokens, spans=[MediaSpan(3, 3 + size, content, None)]))
 
-    keep(prefix_cache, model, prompt("cat"))
+    keep(prefix_cache, PLAIN, prompt("cat"))
     assert prefix_cache.match(KEY, prompt("cat"), 13).length == 13
     assert prefix_cache.match(KEY, prompt("dog"), 13).length == 3
     assert (
         prefix_cache.match(KEY, prompt("cat", 9), 14).length == 3
     )  # the same image in another size
-    keep(prefix_cache, model, prompt("cow", 9))
+    keep(prefix_cache, PLAIN, prompt("cow", 9))
     assert prefix_cache.match(KEY, prompt("cow", 8), 13).length == 3
     for inside in range(4, 11):
         assert prefix_cache.match(KEY, prompt("cat"), inside).length == 3
@@ -374,13 +365,12 @@ def test_neighbouring_images_keep_their_borders() -> None:
 
 def test_of_an_entry_larger_than_the_budget_the_part_that_fits_is_stored() -> None:
     prefix_cache = PrefixCache(budget=lambda: 2000)
-    model = SyntheticModel("kv")
-    keep(prefix_cache, model, list(range(1, 41)))
-    keep(prefix_cache, model, list(range(1000, 1200)))
-    assert prefix_cache.nbytes == 83 * model.unit <= 2000
+    keep(prefix_cache, PLAIN, list(range(1, 41)))
+    keep(prefix_cache, PLAIN, list(range(1000, 1200)))
+    assert prefix_cache.nbytes == 83 * PLAIN.unit <= 2000
     assert prefix_cache.report()["refused"] == 0
     assert prefix_cache.match(KEY, list(range(1000, 1200)), 199).length == 83
-    keep(prefix_cache, model, list(range(1000, 1300)))
+    keep(prefix_cache, PLAIN, list(range(1000, 1300)))
     assert prefix_cache.match(KEY, list(range(1000, 1200)), 199).length == 83
     check_integrity(prefix_cache)
 
@@ -394,11 +384,10 @@ def test_an_entry_without_a_state_that_fits_is_refused() -> None:
 
 
 def test_entries_are_evicted_before_an_insertion() -> None:
-    model = SyntheticModel("kv")
     seen = []
     prefix_cache = PrefixCache(budget=lambda: seen.append(prefix_cache.nbytes) or 3000)
     for first in range(0, 10_000, 500):
-        keep(prefix_cache, model, list(range(first + 1, first + 101)))
+        keep(prefix_cache, PLAIN, list(range(first + 1, first + 101)))
         check_integrity(prefix_cache)
     assert max(seen) <= 3000
     assert prefix_cache.nbytes > 2000
@@ -408,40 +397,34 @@ def one_size(first: int) -> list[int]:
     return list(range(first, first + 100))
 
 
-def test_the_least_recently_used_entry_is_evicted_first() -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
+def test_the_least_recently_used_entry_is_evicted_first(prefix_cache) -> None:
     for first in (1, 1000, 2000):
-        keep(prefix_cache, model, one_size(first))
-    keep(prefix_cache, model, one_size(1))
+        keep(prefix_cache, PLAIN, one_size(first))
+    keep(prefix_cache, PLAIN, one_size(1))
     prefix_cache.evict(prefix_cache.nbytes - 1)
     alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 1000, 2000)]
     assert alive == [99, 0, 99]
 
 
-def test_a_continued_conversation_outlives_a_newer_single_request() -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
-    keep(prefix_cache, model, one_size(1))
-    keep(prefix_cache, model, list(range(1, 151)))
-    keep(prefix_cache, model, list(range(1000, 1050)))
+def test_a_continued_conversation_outlives_a_newer_single_request(prefix_cache) -> None:
+    keep(prefix_cache, PLAIN, one_size(1))
+    keep(prefix_cache, PLAIN, list(range(1, 151)))
+    keep(prefix_cache, PLAIN, list(range(1000, 1050)))
     prefix_cache.evict(prefix_cache.nbytes - 1)
     assert prefix_cache.match(KEY, list(range(1, 151)), 149).length == 149
     assert prefix_cache.match(KEY, list(range(1000, 1050)), 49).length == 0
 
 
-def test_a_pinned_path_outlives_newer_ones() -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
-    keep(prefix_cache, model, one_size(1), session="s")
+def test_a_pinned_path_outlives_newer_ones(prefix_cache) -> None:
+    keep(prefix_cache, PLAIN, one_size(1), session="s")
     for first in (1000, 2000, 3000):
-        keep(prefix_cache, model, one_size(first))
+        keep(prefix_cache, PLAIN, one_size(first))
     prefix_cache.evict(prefix_cache.nbytes // 4)
     assert prefix_cache.match(KEY, one_size(1), 99).length == 99
     # the pin moves with the session
-    keep(prefix_cache, model, one_size(5000), session="s")
-    keep(prefix_cache, model, one_size(6000))
-    keep(prefix_cache, model, one_size(7000))
+    keep(prefix_cache, PLAIN, one_size(5000), session="s")
+    keep(prefix_cache, PLAIN, one_size(6000))
+    keep(prefix_cache, PLAIN, one_size(7000))
     prefix_cache.evict(prefix_cache.nbytes // 4)
     alive = [prefix_cache.match(KEY, one_size(first), 99).length for first in (1, 5000)]
     assert alive == [0, 99]
@@ -449,14 +432,13 @@ def test_a_pinned_path_outlives_newer_ones() -> None:
 
 
 def test_a_row_holds_its_whole_entry_where_the_head_of_another_session_ends_in_it() -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = PrefixCache(budget=lambda: 30 * model.unit)
+    prefix_cache = PrefixCache(budget=lambda: 30 * PLAIN.unit)
     long, short = list(range(1, 21)), [100, 101]
     for name, ids in [("long", long), ("short", short)] * 2:  # both return
-        keep(prefix_cache, model, ids, session=name)
-    keep(prefix_cache, model, list(range(200, 208)))  # the cache is full
+        keep(prefix_cache, PLAIN, ids, session=name)
+    keep(prefix_cache, PLAIN, list(range(200, 208)))  # the cache is full
     ids = [*long[:16], 300, 301]
-    row = cold(model, ids, len(ids))
+    row = cold(PLAIN, ids, len(ids))
     lease = Leases(prefix_cache.totals, True, inf).lease_row(row)
     assert prefix_cache.insert(KEY, ids, row, {}, session="other", lease=lease) == len(ids)
     path = prefix_cache.match(KEY, ids, len(ids)).path
@@ -474,12 +456,10 @@ def test_evicted_memory_is_freed_although_its_session_is_remembered(prefix_cache
     assert [ref() for ref in held] == [None, None]
 
 
-def test_tails_are_evicted_before_the_prefix_they_share() -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = PrefixCache(budget=lambda: UNLIMITED)
+def test_tails_are_evicted_before_the_prefix_they_share(prefix_cache) -> None:
     shared = list(range(1, 200))
     for tail in range(4):
-        keep(prefix_cache, model, [*shared, *one_size(1000 * (tail + 1))])
+        keep(prefix_cache, PLAIN, [*shared, *one_size(1000 * (tail + 1))])
     prefix_cache.evict(prefix_cache.nbytes - 100 * 24 * 4 + 1)
     assert prefix_cache.match(KEY, [*shared, 7], 199).length == 199
 
@@ -529,10 +509,9 @@ def test_a_cache_of_an_unknown_class_is_stored_whole(prefix_cache) -> None:
 def test_a_cache_that_cannot_be_stored_is_refused_and_logged_once(prefix_cache, caplog) -> None:
     odd = Opaque()
     odd.extra = object()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert prefix_cache.snapshot([odd]) is None
-            prefix_cache.insert(KEY, [1, 2], [odd], {})
+    for _ in range(2):
+        assert prefix_cache.snapshot([odd]) is None
+        prefix_cache.insert(KEY, [1, 2], [odd], {})
     assert prefix_cache.nbytes == 0
     assert prefix_cache.report()["refused"] == 2
     assert len(caplog.records) == 1
@@ -540,8 +519,7 @@ def test_a_cache_that_cannot_be_stored_is_refused_and_logged_once(prefix_cache, 
 
 
 def test_a_row_of_another_dtype_is_refused(prefix_cache) -> None:
-    model = SyntheticModel("kv")
-    keep(prefix_cache, model, [1, 2, 3])
+    keep(prefix_cache, PLAIN, [1, 2, 3])
     half = [KVCache(), KVCache()]
     for layer in half:
         layer.update_and_fetch(mx.ones((1, 1, 4, 1), mx.float16), mx.ones((1, 1, 4, 1), mx.float16))
@@ -568,13 +546,12 @@ def test_an_insertion_that_fails_leaves_nothing(prefix_cache, monkeypatch) -> No
 
 
 def test_a_cache_with_too_few_tokens_is_an_error(prefix_cache) -> None:
-    model = SyntheticModel("kv")
     with pytest.raises(ValueError, match="holds 3 tokens, not 4"):
-        prefix_cache.insert(KEY, [1, 2, 3, 4], cold(model, [1, 2, 3], 3), {})
+        prefix_cache.insert(KEY, [1, 2, 3, 4], cold(PLAIN, [1, 2, 3], 3), {})
 
 
 def test_a_fresh_cache_of_another_kind_is_an_error(prefix_cache) -> None:
-    keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
+    keep(prefix_cache, PLAIN, [1, 2, 3])
     match = prefix_cache.match(KEY, [1, 2, 3], 2)
     with pytest.raises(ValueError, match="differs from the stored layer"):
         prefix_cache.acquire(match, lambda: [ArraysCache(1), KVCache()])[0]
@@ -597,9 +574,8 @@ def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
 
 
 def test_report_and_clear(prefix_cache) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
-    keep(prefix_cache, model, list(range(1, 11)), session="s")
-    keep(prefix_cache, model, list(range(1, 21)))
+    keep(prefix_cache, HYBRID, list(range(1, 11)), session="s")
+    keep(prefix_cache, HYBRID, list(range(1, 21)))
     report = prefix_cache.report()
     assert report["lookups"] == 2
     assert report["prompt_tokens"] == 30
@@ -613,9 +589,8 @@ def test_report_and_clear(prefix_cache) -> None:
 
 
 def test_many_sessions_lose_the_oldest_pin(prefix_cache) -> None:
-    model = SyntheticModel("kv")
     for number in range(260):
-        keep(prefix_cache, model, [number + 1, 2, 3], session=str(number))
+        keep(prefix_cache, PLAIN, [number + 1, 2, 3], session=str(number))
     assert prefix_cache.report()["sessions"] == 256
     check_integrity(prefix_cache)
 

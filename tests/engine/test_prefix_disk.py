@@ -1,6 +1,5 @@
 """The disk tier: restarts, crashes, damage, other versions, several processes."""
 
-import logging
 import os
 import signal
 import stat
@@ -9,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from schedules import Calls
 KEY = CacheKey("model", salt="tenant-secret")
 PLENTY = 2**40
 CALLS = Calls()
+PLAIN, HYBRID = SyntheticModel("kv"), SyntheticModel("hybrid", state_units=4)
 
 
 def store_on(folder: Path, *, limit: int = PLENTY, budget: int = PLENTY, versions=None, **more):
@@ -93,28 +94,25 @@ def files(folder: Path) -> list[Path]:
 def test_prefixes_survive_a_restart(tmp_path, layers) -> None:
     model = SyntheticModel(layers, window=24, state_units=4)
     ids = list(range(1, 61))
-    first = store_on(tmp_path)
-    keep(first, model, ids[:40], ends=[10, 30])
-    keep(first, model, ids, ends=[50])
-    keep(first, model, [*ids[:45], *range(100, 120)], ends=[45])
-    first.close()
+    with closing(store_on(tmp_path)) as first:
+        keep(first, model, ids[:40], ends=[10, 30])
+        keep(first, model, ids, ends=[50])
+        keep(first, model, [*ids[:45], *range(100, 120)], ends=[45])
 
-    again = store_on(tmp_path)
-    assert again.nbytes == 0
-    assert reuse(again, model, [*ids, 900]) == 60
-    assert reuse(again, model, [*ids[:45], *range(100, 120), 900]) == 65
-    assert reuse(again, model, [*ids[:10], 900, 901]) == 10
-    assert reuse(again, model, [800, 801]) == 0
-    again.close()
+    with closing(store_on(tmp_path)) as again:
+        assert again.nbytes == 0
+        assert reuse(again, model, [*ids, 900]) == 60
+        assert reuse(again, model, [*ids[:45], *range(100, 120), 900]) == 65
+        assert reuse(again, model, [*ids[:10], 900, 901]) == 10
+        assert reuse(again, model, [800, 801]) == 0
 
 
 def test_entries_evicted_from_memory_come_back_from_disk(tmp_path) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 61))
     prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, ids, ends=[30])
+    keep(prefix_cache, HYBRID, ids, ends=[30])
     prefix_cache.evict(0)  # immediately: a restore waits for pending writes
-    assert reuse(prefix_cache, model, [*ids, 7]) == 60
+    assert reuse(prefix_cache, HYBRID, [*ids, 7]) == 60
     assert prefix_cache.nbytes == 0, "it goes straight into the row"
 
 
@@ -123,57 +121,46 @@ def test_entries_evicted_from_memory_come_back_from_disk(tmp_path) -> None:
 def test_a_path_larger_than_the_budget_is_on_disk_as_a_whole(tmp_path, layers, budget) -> None:
     model = SyntheticModel(layers, window=16, state_units=30)
     ids = list(range(1, 10_001))
-    first = store_on(tmp_path, budget=budget)
-    keep(first, model, ids, ends=[3000, 5000])
-    first.close()
+    with closing(store_on(tmp_path, budget=budget)) as first:
+        keep(first, model, ids, ends=[3000, 5000])
     assert first.nbytes <= budget < len(ids) * model.unit
-    again = store_on(tmp_path, budget=budget)
-    assert reuse(again, model, [*ids, 7]) == len(ids)
-    again.close()
+    with closing(store_on(tmp_path, budget=budget)) as again:
+        assert reuse(again, model, [*ids, 7]) == len(ids)
 
 
 def test_nothing_is_written_twice(tmp_path) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
     ids = list(range(1, 61))
     for _ in range(3):
-        prefix_cache = store_on(tmp_path)
-        keep(prefix_cache, model, ids, ends=[30])
-        prefix_cache.close()
+        with closing(store_on(tmp_path)) as prefix_cache:
+            keep(prefix_cache, HYBRID, ids, ends=[30])
         sizes = [path.stat().st_size for path in files(tmp_path)]
     assert len(sizes) == 3  # a segment, states at 30 and 60
 
 
 def test_branches_share_their_files(tmp_path) -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, list(range(1, 2001)))
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, list(range(1, 2001)))
     one = sum(path.stat().st_size for path in files(tmp_path))
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, [*range(1, 1501), 9000])
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, [*range(1, 1501), 9000])
     assert sum(path.stat().st_size for path in files(tmp_path)) < one * 1.1
-    prefix_cache = store_on(tmp_path)
-    assert reuse(prefix_cache, model, [*range(1, 1501), 9000, 1]) == 1501
-    assert reuse(prefix_cache, model, [*range(1, 2001), 1]) == 2000
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        assert reuse(prefix_cache, PLAIN, [*range(1, 1501), 9000, 1]) == 1501
+        assert reuse(prefix_cache, PLAIN, [*range(1, 2001), 1]) == 2000
 
 
 def test_pruned_checkpoints_leave_the_disk_too(tmp_path) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
-    prefix_cache = store_on(tmp_path)
-    ids: list[int] = []
-    for turn in range(8):
-        ids = [*ids, *range(1 + 20 * turn, 21 + 20 * turn)]
-        keep(prefix_cache, model, ids)
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        ids: list[int] = []
+        for turn in range(8):
+            ids = [*ids, *range(1 + 20 * turn, 21 + 20 * turn)]
+            keep(prefix_cache, HYBRID, ids)
     assert sum(".state." in path.name for path in files(tmp_path)) == 1 + RECENT + FORKS
 
 
 def test_only_the_owner_can_read_the_files(tmp_path) -> None:
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, [1, 2, 3])
     assert stat.S_IMODE((tmp_path / "prefixes").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)} == {0o600}
     assert not any(b"tenant-secret" in path.read_bytes() for path in files(tmp_path))
@@ -187,32 +174,25 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path) -> None:
 
 
 def test_keys_do_not_share_files(tmp_path) -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, [1, 2, 3])
-    prefix_cache.close()
-    prefix_cache = store_on(tmp_path)
-    for other in (CacheKey("model"), CacheKey("other", salt="tenant-secret")):
-        assert reuse(prefix_cache, model, [1, 2, 3, 4], key=other) == 0
-    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
-    assert len(files(tmp_path)) == 1  # files of another model stay
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, [1, 2, 3])
+    with closing(store_on(tmp_path)) as prefix_cache:
+        for other in (CacheKey("model"), CacheKey("other", salt="tenant-secret")):
+            assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4], key=other) == 0
+        assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4]) == 3
+        assert len(files(tmp_path)) == 1  # files of another PLAIN stay
 
 
 def test_other_versions_are_removed_with_one_line(tmp_path, caplog) -> None:
-    model = SyntheticModel("hybrid", state_units=4)
-    prefix_cache = store_on(tmp_path, versions="old")
-    keep(prefix_cache, model, [1, 2, 3], ends=[1, 2])
-    prefix_cache.close()
-    with caplog.at_level(logging.WARNING):
-        prefix_cache = store_on(tmp_path)
-    assert [r.message for r in caplog.records] == [
-        f"prefix cache: 4 files in {tmp_path / 'prefixes'} ignored: removed: made by old, "
-        f"this is {prefix_files.current_versions()}"
-    ]
-    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 0
-    assert files(tmp_path) == []
-    prefix_cache.close()
+    with closing(store_on(tmp_path, versions="old")) as prefix_cache:
+        keep(prefix_cache, HYBRID, [1, 2, 3], ends=[1, 2])
+    with closing(store_on(tmp_path)) as prefix_cache:
+        assert [r.message for r in caplog.records] == [
+            f"prefix cache: 4 files in {tmp_path / 'prefixes'} ignored: removed: made by old, "
+            f"this is {prefix_files.current_versions()}"
+        ]
+        assert reuse(prefix_cache, HYBRID, [1, 2, 3, 4]) == 0
+        assert files(tmp_path) == []
 
 
 def damage_data(path: Path) -> None:
@@ -246,76 +226,62 @@ def empty(path: Path) -> None:
     "damage", [damage_data, damage_tokens, damage_start, cut_short, no_header, empty]
 )
 def test_damage_is_ignored_with_one_line_and_removed(tmp_path, caplog, damage) -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, [1, 2, 3, 4])
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, [1, 2, 3, 4])
     damage(files(tmp_path)[0])
-    with caplog.at_level(logging.WARNING):
-        prefix_cache = store_on(tmp_path)
-        assert reuse(prefix_cache, model, [1, 2, 3, 4, 5]) == 0
-        assert reuse(prefix_cache, model, [1, 2, 3, 4, 5]) == 0
+    prefix_cache = store_on(tmp_path)
+    assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4, 5]) == 0
+    assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4, 5]) == 0
     assert len(caplog.records) == 1
     assert "removed" in caplog.text
     flush(prefix_cache.disk)
     assert files(tmp_path) == []
     # the prefix is computed and written again
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, [1, 2, 3, 4])
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, [1, 2, 3, 4])
     assert len(files(tmp_path)) == 1
 
 
 def test_the_folder_keeps_its_bound_and_evicts_the_least_recently_used(tmp_path) -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path)
-    for first in (1, 1000, 2000, 3000):
-        keep(prefix_cache, model, list(range(first, first + 500)))
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        for first in (1, 1000, 2000, 3000):
+            keep(prefix_cache, PLAIN, list(range(first, first + 500)))
     size = files(tmp_path)[0].stat().st_size
     now = time.time()
     for path in files(tmp_path):
         os.utime(path, (now - 100, now - 100))
-    prefix_cache = store_on(tmp_path, limit=int(size * 4.5))
-    assert reuse(prefix_cache, model, list(range(1, 501))) == 499  # used, therefore kept
-    keep(prefix_cache, model, list(range(4000, 4500)))
-    prefix_cache.close()
+    with closing(store_on(tmp_path, limit=int(size * 4.5))) as prefix_cache:
+        assert reuse(prefix_cache, PLAIN, list(range(1, 501))) == 499  # used, therefore kept
+        keep(prefix_cache, PLAIN, list(range(4000, 4500)))
     disk = prefix_cache.disk
     assert disk.report()["bytes"] == sum(each.nbytes for each in disk.index.files.values())
     assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 4.5
-    prefix_cache = store_on(tmp_path)
-    assert reuse(prefix_cache, model, list(range(1, 501))) == 499
-    assert reuse(prefix_cache, model, list(range(4000, 4500))) == 499
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        assert reuse(prefix_cache, PLAIN, list(range(1, 501))) == 499
+        assert reuse(prefix_cache, PLAIN, list(range(4000, 4500))) == 499
 
 
 def test_the_tail_of_a_path_is_evicted_before_its_head(tmp_path) -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, list(range(1, 6001)))
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, list(range(1, 6001)))
     total = sum(path.stat().st_size for path in files(tmp_path))
-    prefix_cache = store_on(tmp_path, limit=int(total * 0.9))
-    keep(prefix_cache, model, [9, 8, 7])
-    prefix_cache.close()
-    prefix_cache = store_on(tmp_path)
-    assert reuse(prefix_cache, model, list(range(1, 6002))) == 5120
-    prefix_cache.close()
+    with closing(store_on(tmp_path, limit=int(total * 0.9))) as prefix_cache:
+        keep(prefix_cache, PLAIN, [9, 8, 7])
+    with closing(store_on(tmp_path)) as prefix_cache:
+        assert reuse(prefix_cache, PLAIN, list(range(1, 6002))) == 5120
 
 
 def test_bfloat16_comes_back_bit_for_bit(tmp_path) -> None:
     values = mx.random.normal((1, 2, 5, 4), key=mx.random.key(1)).astype(mx.bfloat16)
     row = KVCache()
     row.update_and_fetch(values, values * 3)
-    prefix_cache = store_on(tmp_path)
-    prefix_cache.insert(KEY, [1, 2, 3, 4, 5], [row], {})
-    prefix_cache.close()
-    prefix_cache = store_on(tmp_path)
-    (again,), _ = restored(prefix_cache, CALLS, Rows(KVCache), KEY, [1, 2, 3, 4, 5, 6])
-    assert again.keys.dtype == mx.bfloat16
-    assert mx.array_equal(again.keys[..., :5, :], values).item()
-    assert mx.array_equal(again.values[..., :5, :], values * 3).item()
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        prefix_cache.insert(KEY, [1, 2, 3, 4, 5], [row], {})
+    with closing(store_on(tmp_path)) as prefix_cache:
+        (again,), _ = restored(prefix_cache, CALLS, Rows(KVCache), KEY, [1, 2, 3, 4, 5, 6])
+        assert again.keys.dtype == mx.bfloat16
+        assert mx.array_equal(again.keys[..., :5, :], values).item()
+        assert mx.array_equal(again.values[..., :5, :], values * 3).item()
 
 
 def test_old_temporary_files_are_removed(tmp_path) -> None:
@@ -331,35 +297,31 @@ def test_old_temporary_files_are_removed(tmp_path) -> None:
 
 def test_what_is_stored_before_a_restore_begins_is_written_before_it_is_read(tmp_path) -> None:
     model, ids = SyntheticModel("hybrid"), as_ids(range(1, 601))
-    prefix_cache = store_on(tmp_path, budget=0)
-    disk = prefix_cache.disk
-    keep(prefix_cache, model, ids[:300])
-    fill = disk.fill(KEY, ids, lambda: prefix_cache.match(KEY, ids, 599), model.make_cache, 600)
-    restore = Restore(disk, fill)
-    flush(disk)
-    disk.writer.do((slow := threading.Event()).wait)
-    model.feed(cache := model.make_cache(), ids, 0, 599)
-    prefix_cache.insert(KEY, ids[:599], cache, {})
-    CALLS.run()
-    slow.set()
-    while not restore.ended:
+    with closing(store_on(tmp_path, budget=0)) as prefix_cache:
+        disk = prefix_cache.disk
+        keep(prefix_cache, model, ids[:300])
+        fill = disk.fill(KEY, ids, lambda: prefix_cache.match(KEY, ids, 599), model.make_cache, 600)
+        restore = Restore(disk, fill)
+        flush(disk)
+        disk.writer.do((slow := threading.Event()).wait)
+        model.feed(cache := model.make_cache(), ids, 0, 599)
+        prefix_cache.insert(KEY, ids[:599], cache, {})
         CALLS.run()
-    assert restore.length == 599
-    prefix_cache.close()
+        slow.set()
+        while not restore.ended:
+            CALLS.run()
+        assert restore.length == 599
     assert len(files(tmp_path)) == disk.report()["files"]
 
 
 def test_a_removed_file_is_a_miss(tmp_path) -> None:
     """Another process may shrink the folder at any time."""
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, model, [1, 2, 3])
-    prefix_cache.close()
-    prefix_cache = store_on(tmp_path)
-    files(tmp_path)[0].unlink()
-    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 0
-    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 0
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, [1, 2, 3])
+    with closing(store_on(tmp_path)) as prefix_cache:
+        files(tmp_path)[0].unlink()
+        assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4]) == 0
+        assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4]) == 0
 
 
 @pytest.mark.parametrize("reason", [OSError(28, "No space left"), MemoryError("No space left")])
@@ -368,22 +330,19 @@ def test_a_disk_failure_loses_only_the_entry(tmp_path, caplog, monkeypatch, reas
         raise reason
 
     monkeypatch.setattr(prefix_files, "write", full)
-    model = SyntheticModel("kv")
     prefix_cache = store_on(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        keep(prefix_cache, model, [1, 2, 3])
-        flush(prefix_cache.disk)
+    keep(prefix_cache, PLAIN, [1, 2, 3])
+    flush(prefix_cache.disk)
     assert "No space left" in caplog.text
     while prefix_cache.report()["disk"]["files"]:
         CALLS.run()
-    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
+    assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4]) == 3
 
 
 def test_clear_empties_the_folder(tmp_path) -> None:
-    prefix_cache = store_on(tmp_path)
-    keep(prefix_cache, SyntheticModel("kv"), [1, 2, 3])
-    prefix_cache.clear()
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        keep(prefix_cache, PLAIN, [1, 2, 3])
+        prefix_cache.clear()
     assert files(tmp_path) == []
 
 
@@ -424,12 +383,10 @@ def test_kill_between_write_and_rename(tmp_path) -> None:
     child = run_child(CRASH, tmp_path)
     assert child.wait(300) == -signal.SIGKILL
     assert len(list((tmp_path / "prefixes").glob("tmp*"))) == 1
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path)
-    assert reuse(prefix_cache, model, [1, 2, 3, 4]) == 3
-    assert reuse(prefix_cache, model, [5, 6, 7, 8]) == 0
-    keep(prefix_cache, model, [5, 6, 7])
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4]) == 3
+        assert reuse(prefix_cache, PLAIN, [5, 6, 7, 8]) == 0
+        keep(prefix_cache, PLAIN, [5, 6, 7])
     assert len(files(tmp_path)) == 2
 
 
@@ -464,11 +421,8 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
 
 
 def test_of_a_path_larger_than_the_folder_the_part_that_fits_is_written(tmp_path) -> None:
-    model = SyntheticModel("kv")
-    prefix_cache = store_on(tmp_path, limit=100_000)
-    keep(prefix_cache, model, list(range(1, 6001)))
-    prefix_cache.close()
+    with closing(store_on(tmp_path, limit=100_000)) as prefix_cache:
+        keep(prefix_cache, PLAIN, list(range(1, 6001)))
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 100_000
-    prefix_cache = store_on(tmp_path)
-    assert reuse(prefix_cache, model, list(range(1, 6002))) == 2560
-    prefix_cache.close()
+    with closing(store_on(tmp_path)) as prefix_cache:
+        assert reuse(prefix_cache, PLAIN, list(range(1, 6002))) == 2560

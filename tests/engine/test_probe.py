@@ -30,6 +30,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving import probe, solo_rows
 from mlx_provider.upstream import recurrent
 from tiny import build
+from wrapped_model import WrappedModel
 
 Patch = pytest.MonkeyPatch
 Deep = Callable[..., TextModel]
@@ -143,14 +144,10 @@ def test_every_error_is_found_at_any_noise(
 
 
 @dataclass
-class Changed:
+class Changed(WrappedModel):
     """A model whose logits for a batch differ, in any layout."""
 
-    inner: TextModel
     change: Callable[[mx.array], mx.array]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def decode(self, tokens: mx.array, *args: Any) -> mx.array:
         logits = self.inner.decode(tokens, *args)

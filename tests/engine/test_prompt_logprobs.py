@@ -86,8 +86,7 @@ def test_a_stored_prompt_is_run_again_and_its_reply_is_stored(
         (found,) = told(engine, request)
         assert len(found) == request.prefilled == 100
     plain = new_request(PROMPT, max_tokens=4)
-    engine.submit(plain)
-    run(engine)
+    run(engine, plain)
     assert plain.cached > 90
     assert not caplog.records
 

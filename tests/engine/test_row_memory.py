@@ -47,8 +47,7 @@ def test_real_buffers_are_written_in_place() -> None:
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    engine.submit(new_request([1] * PROMPT, max_tokens=20))
-    run(engine)
+    run(engine, new_request([1] * PROMPT, max_tokens=20))
     row = 2 * LAYERS * (PROMPT + 256) * DIM * 2
     assert mx.get_peak_memory() - before <= 1.1 * row
 
@@ -74,8 +73,7 @@ def test_a_step_copies_no_tokens_of_the_reply() -> None:
     request = new_request([1] * 50, max_tokens=400)
     (row,) = request.rows
     row.tokens = Watched(row.tokens)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     assert len(row.tokens) == 400
     assert isinstance(row.tokens, Watched), "else the list was replaced by a copy"
     assert read[0] <= 2 * len(row.tokens)
@@ -85,12 +83,10 @@ def test_a_row_after_a_prefix_hit_makes_no_further_copy() -> None:
     model = StandIn()
     stored = PrefixCache(budget=lambda: 2**40)
     engine = new_engine(model, max_chunk=2048, reserve=RESERVE, prefix_cache=stored)  # type: ignore[arg-type]
-    engine.submit(new_request([1] * 3000, max_tokens=2))
-    run(engine)
+    run(engine, new_request([1] * 3000, max_tokens=2))
     model.replay = Replay()
     again = new_request([1] * 9000, max_tokens=RESERVE)
-    engine.submit(again)
-    run(engine)
+    run(engine, again)
     assert again.cached > 2900
     assert model.replay.copied == 0
     assert model.replay.room == 12_544  # the prompt, the reserve, and again the length of the hit
@@ -187,6 +183,5 @@ def test_free_buffers_are_returned_after_a_long_prefill(
     cleared = []
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
     engine = new_engine(StandIn(), max_chunk=500)  # type: ignore[arg-type]
-    engine.submit(new_request([1] * prompt, max_tokens=2))
-    run(engine)
+    run(engine, new_request([1] * prompt, max_tokens=2))
     assert len(cleared) == clears

@@ -286,8 +286,7 @@ def test_of_a_cancelled_row_with_drafts_the_accepted_tokens_are_stored(qwen3: Te
     engine.cancel(request)
     run(engine)
     again = new_request([*PROMPTS[3], *request.rows[0].tokens, 7], max_tokens=9)
-    engine.submit(again)
-    run(engine)
+    run(engine, again)
     assert again.cached >= len(PROMPTS[3]) + 28
     assert_as_alone(qwen3, again)
 
@@ -358,8 +357,7 @@ def test_drafts_keep_to_the_grammar(qwen3: TextModel) -> None:
     oracle = Oracle(0.7)
     for request in plain:
         engine = new_engine(qwen3, layout="solo")
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         oracle.learn([*request.prompt.tokens, *request.rows[0].tokens])
     serve(drafted(qwen3, oracle), requests)
     for request, other in zip(requests, plain, strict=True):

@@ -31,7 +31,7 @@ from mlx_provider_eval.subjects import (
     subjects,
 )
 from mlx_provider_eval.tools import ToolCalls, knows_tools
-from waiting import wait_until
+from waiting import is_gone, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -275,16 +275,7 @@ def test_a_signal_leaves_no_process(
     assert done.exit_code == 128 + signal.SIGTERM, done.output
     assert proxy.process.poll() is not None
     assert not proxy.log.parent.exists()
-    wait_until(lambda: has_ended(engine))  # who started it hears of that in a thread
-
-
-def has_ended(pid: int) -> bool:
-    """Whether it is gone."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+    wait_until(lambda: is_gone(engine))  # who started it hears of that in a thread
 
 
 def end_when_it_runs(scripted: LoadedSubject) -> None:

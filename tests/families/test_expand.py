@@ -11,12 +11,11 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
+from equipped import load_by_family
 from greedy import start
-from mlx_provider import LoadedModel, LoadOptions
-from mlx_provider.families.checkpoint import read_json
+from mlx_provider import LoadedModel
 from mlx_provider.families.layers import expand
 from mlx_provider.protocol.requests import ModelOptions
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.weight_files import weights_dtype, weights_estimate
 from mlx_provider.serving.weights import WeightsKey
 from quantised import FILE, GROUP, quantise
@@ -41,8 +40,7 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def load(folder: Path, dtype: str | None = None) -> LoadedModel:
-    family, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
-    return family.load(folder, LoadOptions(dtype=dtype))
+    return load_by_family(folder, dtype=dtype)
 
 
 def logits(model: LoadedModel) -> mx.array:

@@ -13,6 +13,7 @@ from mlx_provider.families.tokenizer import long_text
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
 from mlx_provider.families.tokenizer.long_text import LongText
 from mlx_provider.families.tokenizer.spelling import Hidden
+from noted_calls import note_calls
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -127,13 +128,8 @@ def test_a_text_beyond_the_context_is_refused_before_all_of_it_is_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = PreTrainedTokenizerFast(tokenizer_object=byte_level(LLAMA))
-    tokenizer, encoded, whole = HFTokenizer(backend).within(5000), [], backend.encode
-
-    def counted(text: str, **given: Any) -> list[int]:
-        encoded.append(len(text))
-        return list(whole(text, **given))
-
-    monkeypatch.setattr(backend, "encode", counted)
+    tokenizer = HFTokenizer(backend).within(5000)
+    encoded = note_calls(monkeypatch, backend, "encode", lambda text, **_: len(text))
     with pytest.raises(ContextTooLong, match=r"too long: at least [0-9]+ tokens > 4999 maximum"):
         tokenizer.encode("1 " * 50_000, special=False)
     assert 0 < sum(encoded) < 60_000, "no more than it takes to tell"

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlx_provider import LoadedModel, LoadOptions, PrefillChunk, Prompt
+from equipped import load_by_family
+from mlx_provider import LoadedModel, PrefillChunk, Prompt
 from mlx_provider.engine.scheduling.chunking import GRID, chunk_sizes
-from mlx_provider.families.checkpoint import read_json
-from mlx_provider.registry import PluginRegistry
 from tiny import build
 
 FAMILIES = ("nemotron_h", "rwkv7", "qwen3_5_text", "qwen3_5", "qwen3", "gemma3_text")
@@ -24,12 +23,10 @@ Load = Callable[[str, bool], LoadedModel]
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     """A tiny model by family, in bfloat16 or in 4 bits."""
-    registry = PluginRegistry.discover()
 
     def made(family: str, quantised: bool) -> LoadedModel:
         folder: Path = build(tmp_path_factory.mktemp("grid") / family, family, dtype="bfloat16")
-        served, _ = registry.family_for(read_json(folder / "config.json"))
-        model = served.load(folder, LoadOptions())
+        model = load_by_family(folder)
         if quantised:
             whole = model.model  # type: ignore[attr-defined]
             text = getattr(whole, "language_model", whole)

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from greedy import greedy
 from integrity import check_integrity
-from mlx_provider import LoadedModel, LoadOptions, MediaSpan, PrefillChunk, Prompt
+from mlx_provider import LoadedModel, LoadOptions, Prompt
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.serving.probe import probe
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
 from mlx_provider_vision.loading import load_any
+from noted_calls import note_calls
+from schedules import run_arrivals
 from tiny.models import tiny_image
 
 ALL = ["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
@@ -21,23 +23,27 @@ GENERIC = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"]
 TEXT = "The quick brown fox asks the lazy dog what the weather is like in Paris today. "
 COUNT = 6
 
-# (step of arrival, parts, step of cancellation)
-SCHEDULE: tuple[tuple[int, tuple[Any, ...], int | None], ...] = (
-    (0, ("Hello there",), None),
-    (0, ("What is this?", tiny_image(1)), None),
-    (1, (tiny_image(2, 64, 160), TEXT), None),
-    (3, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), 6),
-    (4, (TEXT * 2,), None),
-    (9, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), None),
-    (12, ("What is this?", tiny_image(1)), None),
-    (14, ("What is this?", tiny_image(4)), None),
+
+class Arrival(NamedTuple):
+    step: int
+    parts: tuple[Any, ...]
+    cancel_after: int | None = None
+
+
+SCHEDULE = (
+    Arrival(0, ("Hello there",)),
+    Arrival(0, ("What is this?", tiny_image(1))),
+    Arrival(1, (tiny_image(2, 64, 160), TEXT)),
+    Arrival(3, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?"), cancel_after=3),
+    Arrival(4, (TEXT * 2,)),
+    Arrival(9, (tiny_image(1), "and ", tiny_image(3, 128, 96), "?")),
+    Arrival(12, ("What is this?", tiny_image(1))),
+    Arrival(14, ("What is this?", tiny_image(4))),
 )
 
 
 def request_for(prompt: Prompt) -> Request:
-    request = new_request(prompt.tokens, max_tokens=COUNT)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=COUNT)
 
 
 def run_schedule(
@@ -47,16 +53,7 @@ def run_schedule(
         model, layout=layout, scheduler=Alternating, max_chunk=chunk, prefix_cache=store
     )
     requests = [request_for(prompt) for prompt in prompts]
-    step = 0
-    while step <= max(at for at, _, _ in SCHEDULE) or not engine.idle:
-        for request, (arrival, _, cancelled) in zip(requests, SCHEDULE, strict=True):
-            if arrival == step:
-                engine.submit(request)
-            if cancelled == step:
-                engine.cancel(request)
-        engine.step()
-        step += 1
-        assert step < 1000
+    run_arrivals(engine, SCHEDULE, requests)
     return requests
 
 
@@ -109,23 +106,13 @@ def test_models_without_a_plugin_of_their_own(
 def test_a_stored_image_costs_no_vision_tower(
     name: str, load, ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, seen = load(name), []
-    original = type(model).embed
-
-    def embed(self: Any, span: MediaSpan) -> Any:
-        seen.append(span.content_hash)
-        return original(self, span)
-
-    monkeypatch.setattr(type(model), "embed", embed)
+    model = load(name)
+    seen = note_calls(monkeypatch, type(model), "embed", lambda _, span: span.content_hash)
     store = PrefixCache(budget=lambda: 2**22)
     first = ask(model, TEXT, tiny_image(1), "What is this?")
     other = ask(model, TEXT, tiny_image(2), "What is this?")
     for prompt in (first, first, other):
-        engine = new_engine(model, prefix_cache=store)
-        request = request_for(replace(prompt))
-        engine.submit(request)
-        while not engine.idle:
-            engine.step()
+        run(new_engine(model, prefix_cache=store), request_for(replace(prompt)))
     assert len(seen) == 2
     assert seen[0] != seen[1]
 
@@ -134,15 +121,9 @@ def test_a_stored_image_costs_no_vision_tower(
 def test_text_behind_an_image_rides_with_rows_that_decode(
     name: str, load, ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, stops = load(name), []
+    model = load(name)
     assert probe(model, model.make_cache, model.kv_layouts).mixes
-    original = type(model).prefill
-
-    def prefill(self: Any, chunk: PrefillChunk) -> Any:
-        stops.append(chunk.stop)
-        return original(self, chunk)
-
-    monkeypatch.setattr(type(model), "prefill", prefill)
+    stops = note_calls(monkeypatch, type(model), "prefill", lambda _, chunk: chunk.stop)
     stream = request_for(ask(model, "Hello there"))
     stream.max_tokens = 60
     image = request_for(ask(model, TEXT, tiny_image(1), TEXT * 3))
@@ -151,8 +132,7 @@ def test_text_behind_an_image_rides_with_rows_that_decode(
         engine.submit(request)
         while not engine.scheduler.running:
             engine.step()
-    while not engine.idle:
-        engine.step()
+    run(engine)
     (span,) = image.prompt.spans
     assert span.end <= max(stops) < len(image.prompt.tokens), "the image had passes of its own"
     for request in (stream, image):

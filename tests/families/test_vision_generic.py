@@ -19,6 +19,7 @@ from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.mlx_vlm import select_arguments
 from mlx_provider_vision import matches
 from mlx_provider_vision.loading import load_any
+from noted_calls import note_calls
 from tiny.models import tiny_image, tiny_video
 
 from .test_vision_parity import COUNT, REQUESTS, check_replay, oracle
@@ -139,14 +140,8 @@ def test_a_system_part_is_of_use_before_any_image(load_generic, ask) -> None:
 @pytest.mark.parametrize("name", SEPARATE)
 def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypatch) -> None:
     """A chat that grows by an image and a text: all before is in the prefix cache, as alone."""
-    model, seen = load_generic(name), []
-    embed = type(model).embed
-
-    def noted(self: Any, span: Any) -> Any:
-        seen.append(span.content_hash)
-        return embed(self, span)
-
-    monkeypatch.setattr(type(model), "embed", noted)
+    model = load_generic(name)
+    seen = note_calls(monkeypatch, type(model), "embed", lambda _, span: span.content_hash)
     engine = new_engine(
         model,
         prefix_cache=PrefixCache(budget=lambda: 2**24),
@@ -163,10 +158,8 @@ def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypat
         parts = [text] if image is None else [{"type": "image"}, text]
         turns += [{"role": "user", "content": parts}]
         prompt = model.prepare(turns, tools=[], media=media, variables={})
-        request = new_request(prompt.tokens, max_tokens=4)
-        request.prompt = prompt
-        engine.submit(request)
-        run(engine)
+        request = new_request(prompt, max_tokens=4)
+        run(engine, request)
         assert request.cached >= before
         done.append(request)
         before = prompt.snapshot_points[-1] - 1
@@ -178,14 +171,8 @@ def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypat
 
 
 def test_an_image_seen_before_is_not_processed_again(load_generic, ask, monkeypatch) -> None:
-    model, worked = load_generic("qwen2_vl"), []
-    original = type(model).process
-
-    def process(self: Any, text: str, media: Any) -> Any:
-        worked.append(text)
-        return original(self, text, media)
-
-    monkeypatch.setattr(type(model), "process", process)
+    model = load_generic("qwen2_vl")
+    worked = note_calls(monkeypatch, type(model), "process", lambda _, text, media: text)
     first = ask(model, tiny_image(77), "this?")
     again = ask(model, "what is", tiny_image(77))
     assert len(worked) == 1

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from greedy import features_of, greedy, start
 from mlx_provider import BadRequest, LoadOptions, MediaError
+from python_process import run_python
 from tiny import build
 from tiny.models import tiny_image
 
@@ -222,8 +221,7 @@ def test_the_file_limit_survives_the_import(module: str) -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(code)
 
 
 def adapter_for(folder: Path, to: Path) -> Path:

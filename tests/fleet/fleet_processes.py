@@ -29,19 +29,32 @@ PATIENCE = 400.0
 
 
 @dataclass
-class TcpEngine:
-    """An engine that may end and start again at the same address with the same key."""
+class Process:
+    """A process on a port of its own."""
 
     folder: Path
-    environ: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    """Of `mlx_provider.server`."""
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
+    port: int = field(default_factory=free_port, kw_only=True)
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Send it a signal and wait for its end. Does nothing where it does not run."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(number)
+            process.wait(PATIENCE)
+
+
+@dataclass
+class TcpEngine(Process):
+    """An engine that may end and start again at the same address with the same key."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    """Of `mlx_provider.server`."""
 
     @property
     def key(self) -> str:
@@ -68,13 +81,6 @@ class TcpEngine:
         """What it answers to `GET path`."""
         return self._get(path).json()
 
-    def end(self, number: int = signal.SIGTERM) -> None:
-        """Send it a signal and wait for its end. Does nothing where it does not run."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.send_signal(number)
-            process.wait(PATIENCE)
-
     def _get(self, path: str) -> httpx.Response:
         headers = {"authorization": f"Bearer {self.key}"}
         return httpx.get(self.url + path, headers=headers, trust_env=False, timeout=PATIENCE)
@@ -85,17 +91,10 @@ class TcpEngine:
 
 
 @dataclass
-class Proxy:
+class Proxy(Process):
     """A LiteLLM proxy of the `config.yaml` in a folder, on a port of its own."""
 
-    folder: Path
     variables: Mapping[str, str]
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
@@ -119,25 +118,14 @@ class Proxy:
             lambda: httpx.get(ready, trust_env=False, timeout=PATIENCE), self.process, self._log
         )
 
-    def end(self) -> None:
-        """End it. Does nothing where it does not run."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.terminate()
-            process.wait(PATIENCE)
-
     @property
     def _log(self) -> Path:
         return self.folder / f"proxy-{self.port}.log"
 
 
 @dataclass
-class Redis:
+class Redis(Process):
     """Debian's `redis-server` on loopback, which keeps nothing."""
-
-    folder: Path
-    port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -152,13 +140,6 @@ class Redis:
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
         wait_for(self._ping, self.process, log)
-
-    def end(self) -> None:
-        """End it. Does nothing where it does not run."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.terminate()
-            process.wait(PATIENCE)
 
     def _ping(self) -> None:
         import redis

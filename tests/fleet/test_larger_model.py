@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from ports import free_port
+from sdk_clients import openai_client
 from tiny import build
 
 from .fleet_processes import KEY, LARGER, PAGE, Proxy, wait_for, written
@@ -59,10 +59,7 @@ def command(model: Path, port: int, ring: int) -> list[str]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_of_two_processes_answers(proxy: Proxy, stream: bool) -> None:
     given: Any = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-    with openai.OpenAI(
-        base_url=f"{proxy.url}/v1", api_key=KEY, max_retries=0,
-        http_client=openai.DefaultHttpxClient(trust_env=False),
-    ) as client:  # fmt: skip
+    with openai_client(proxy.url, KEY) as client:
         found = client.chat.completions.create(model="large", stream=stream, **given)
         if stream:
             text = "".join(c.delta.content or "" for each in found for c in each.choices)

@@ -94,7 +94,6 @@ def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("STOLEN", str(keys))
     command = [sys.executable, "-SE", str(IMPOSTOR), str(keys)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         yield keys
         process.kill()

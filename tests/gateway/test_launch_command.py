@@ -24,9 +24,10 @@ from mlx_provider.gateway.launch import Launch
 from mlx_provider.gateway.models import candidate
 from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 Install = Callable[..., str]
-OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "clients,qwen3_vl"})
+OURS = discover("clients", "qwen3_vl")
 RUN = "from mlx_provider.cli import main; main()"
 PLUGIN = """
 from mlx_provider import Client, Profile, hookimpl
@@ -250,7 +251,7 @@ def test_a_plugins_client_is_launched(
     )
     source = PLUGIN.replace("{profile}", profile)
     name = install_plugin("mlx-provider-mine", source)
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},qwen3_vl"})
+    registry = discover(name, "qwen3_vl")
     seen = stand_in("claude")
     assert run("mine", "--model", "demo", registry=registry)[0] == 7
     assert "Paris" in json.loads(seen.read_text())["answer"]
@@ -268,7 +269,7 @@ def test_a_plugins_client_is_launched(
 def test_a_plugins_mistake_is_named(install_plugin: Install, profile: str, error: str) -> None:
     source = PLUGIN.replace("{profile}", profile)
     name = install_plugin("mlx-provider-mine", source)
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},qwen3_vl"})
+    registry = discover(name, "qwen3_vl")
     code, _, told = run("mine", "--model", "demo", "--print", registry=registry)
     assert code == 1
     assert "client 'mine'" in told

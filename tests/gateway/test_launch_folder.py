@@ -2,14 +2,13 @@
 
 import signal
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.gateway.launch import first_folder, launch_folder
+from python_process import run_python
 
 KILLED = """
 import os, signal, sys
@@ -56,11 +55,7 @@ def test_launches_at_the_same_time_have_a_path_each_that_stays(own: dict[str, st
 
 
 def test_a_killed_launch_holds_no_path_and_leaves_no_key(own: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    left = Path(done.stdout.strip())
+    left = Path(run_python(KILLED, status=-signal.SIGKILL).stdout.strip())
     assert (left / "key").exists()
     with launch_folder("claude", "demo", own) as folder:
         assert folder == left

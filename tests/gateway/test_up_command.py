@@ -25,10 +25,10 @@ from mlx_provider.gateway import engine, persistent, proxy
 from mlx_provider.gateway.models import candidate
 from mlx_provider.gateway.persistent import GatewayFiles, Record, Running
 from mlx_provider.gateway.proxy import Proxy
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 from ports import free_port
 
-OURS = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})
+OURS = discover("qwen3_vl")
 SERVED = candidate("demo", OURS, 2**33).served
 LINUX = sys.platform == "linux"
 RUN = "from mlx_provider.cli import main; main()"
@@ -249,7 +249,6 @@ def test_a_killed_proxy_leaves_nothing_in_the_way(
 ) -> None:
     run("up", "demo", "--port", str(stand_in_proxy()))
     running = kept.running()
-    assert running is not None
     os.killpg(running.pid, signal.SIGKILL)
     while is_held(kept.lock):
         os.sched_yield()

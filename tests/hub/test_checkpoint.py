@@ -18,11 +18,11 @@ from mlx_provider.gateway.models import (
     recommend,
     require_fit,
 )
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.estimate import Footprint
 from mlx_provider.serving.hub import Outline, checkpoint
+from named_plugins import discover
 
-REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "text,qwen3_5,reasoning_parsers"})
+REGISTRY = discover("text", "qwen3_5", "reasoning_parsers")
 GB = 10**9
 CONFIG = {
     "model_type": "llama",
@@ -92,7 +92,7 @@ def test_the_best_model_that_is_here_and_fits_is_chosen(hub: Any, tmp_path: Path
     assert hub.asked == []
 
 
-REGISTRY_WITH_DEMO = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "qwen3_vl"})
+REGISTRY_WITH_DEMO = discover("qwen3_vl")
 
 
 def test_what_does_not_fit_is_told_with_figures(hub: Any) -> None:

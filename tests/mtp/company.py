@@ -13,6 +13,7 @@ from mlx_provider.engine.speculation.speculation import Speculation, source_of
 from mlx_provider.records import Drafter, DraftOptions
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of
 from references import alone, assert_near_alone
+from schedules import run_arrivals
 
 TinyModels = Callable[..., Any]
 GREEDY = SamplingParams(temperature=0)
@@ -94,16 +95,7 @@ def drafted(drafter: Drafter, found: Any, options: DraftOptions | None = None) -
 def served(model: LoadedModel, arrivals: Sequence[Arrival], **more: Any) -> list[Request]:
     engine = new_engine(model, scheduler=Alternating, **more)
     requests = [request_of(model, arrival) for arrival in arrivals]
-    last, step = max(each.step + (each.cancel_after or 0) for each in arrivals), 0
-    while step <= last or not engine.idle:
-        for arrival, request in zip(arrivals, requests, strict=True):
-            if arrival.step == step:
-                engine.submit(request)
-            if arrival.step + (arrival.cancel_after or -1000) == step:
-                engine.cancel(request)
-        engine.step()
-        step += 1
-        assert step < 1000, "a request never ends"
+    run_arrivals(engine, arrivals, requests)
     return requests
 
 

@@ -13,10 +13,9 @@ import mlx_vlm.utils
 import pytest
 from mlx.utils import tree_flatten
 
-from equipped import equipped
-from mlx_provider import LoadedModel, LoadOptions
+from equipped import equipped, load_by_family
+from mlx_provider import LoadedModel
 from mlx_provider.families.checkpoint import read_json
-from mlx_provider.registry import PluginRegistry
 from tiny import build, family_named
 
 GROUP = 32
@@ -31,8 +30,7 @@ class Tiny:
 
 
 def load(folder: Path, **options: Any) -> LoadedModel:
-    family, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
-    return equipped(family.load(folder, LoadOptions(**options)))
+    return equipped(load_by_family(folder, **options))
 
 
 def quantise(folder: Path, vision: bool) -> None:

@@ -76,8 +76,7 @@ def test_most_guesses_of_the_demo_hold() -> None:
     drafting = start(folder, model, DraftOptions())
     speculation = Speculation(Source(drafting, model), vocab=model.info.vocab_size, policy=Eager())
     engine = new_engine(model, speculation=speculation)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     assert request.drafted > 20
     assert accepted([request]) > 0.9
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from python_process import run_python
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
 
@@ -41,14 +43,7 @@ print(json.dumps({name: getattr(module, "__file__", "") for name, module in sys.
 def listed(site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Where they are installed: distribution and error by plugin, and the file of each module."""
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ran = subprocess.run(
-        [sys.executable, "-c", LISTING],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    ran = run_python(LISTING, env=os.environ | {"PYTHONPATH": path})
     plugins, modules = map(json.loads, ran.stdout.splitlines())
     return plugins, modules
 

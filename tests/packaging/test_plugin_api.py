@@ -20,6 +20,7 @@ import mlx_provider
 from mlx_provider import hookspecs, records
 from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 ROOT = Path(__file__).parents[2]
 FROZEN = ROOT / "tests" / "data" / "plugins"
@@ -118,7 +119,7 @@ def example(install_plugin: Install) -> Callable[[str], Any]:
     def load(hook: str) -> tuple[PluginRegistry, Any]:
         (source,) = re.findall(r"```python\n(.*?)```", section_of(hook), re.DOTALL)
         name = install_plugin(f"mlx-provider-{hook.replace('_', '-')}", source)
-        registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": name})
+        registry = discover(name)
         (plugin,) = registry.plugins
         assert (plugin.error, plugin.hooks, plugin.notes) == (None, (hook,), ())
         return registry, importlib.import_module(name)

@@ -2,31 +2,26 @@
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from equipped import equipped
+from equipped import equipped, load_by_family
 from mlx_provider import LoadOptions, MediaItem
-from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.registry import PluginRegistry
 from tiny import build
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TextModel]:
     """A loaded tiny float32 model by family name and changes to its config."""
-    loaded: dict[str, TextModel] = {}
 
+    @cache
     def get(family: str, **overrides: Any) -> TextModel:
-        key = f"{family} {overrides}"
-        if key not in loaded:
-            folder: Path = tmp_path_factory.mktemp("tiny") / family
-            loaded[key] = equipped(load_text(build(folder, family, **overrides), LoadOptions()))
-        return loaded[key]
+        folder = build(tmp_path_factory.mktemp("tiny") / family, family, **overrides)
+        return equipped(load_text(folder, LoadOptions()))
 
     return get
 
@@ -37,9 +32,8 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[An
 
     def get(family: str) -> tuple[Any, MediaItem]:
         folder = build(tmp_path_factory.mktemp("seeing") / family, family)
-        chosen, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
         pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
         item = MediaItem.of("image", pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
-        return chosen.load(folder, LoadOptions()), item
+        return load_by_family(folder), item
 
     return get

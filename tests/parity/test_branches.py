@@ -32,10 +32,8 @@ def document(words: int) -> str:
 def ask(engine: Engine, content: Any, media: list[MediaItem] | None = None) -> Request:
     messages = [{"role": "user", "content": content}]
     prompt = engine.model.prepare(messages, tools=[], media=media or [], variables={})
-    request = new_request(prompt.tokens, max_tokens=6, logprobs=1)
-    request.prompt = prompt
-    engine.submit(request)
-    run(engine)
+    request = new_request(prompt, max_tokens=6, logprobs=1)
+    run(engine, request)
     return request
 
 

@@ -5,17 +5,15 @@ that decode, then all again from the prefix cache.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
 
-from equipped import equipped
-from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from equipped import equipped, load_by_family
+from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.families.checkpoint import read_json
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import (
     Alternating,
@@ -61,16 +59,11 @@ Load = Callable[[str], LoadedModel]
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    registry = PluginRegistry.discover({})
-    loaded: dict[str, LoadedModel] = {}
-
+    @cache
     def get(name: str) -> LoadedModel:
-        if name not in loaded:
-            overrides = WIDE.get(name, {"head_dim": 32})
-            folder: Path = build(tmp_path_factory.mktemp("wide") / name, name, **overrides)
-            family, _ = registry.family_for(read_json(folder / "config.json"))
-            loaded[name] = equipped(family.load(folder, LoadOptions()))
-        return loaded[name]
+        overrides = WIDE.get(name, {"head_dim": 32})
+        folder = build(tmp_path_factory.mktemp("wide") / name, name, **overrides)
+        return equipped(load_by_family(folder))
 
     return get
 
@@ -95,8 +88,7 @@ def requests_for(model: LoadedModel, sees: bool) -> list[Request]:
         if media and not sees:
             continue
         prompt = model.prepare(messages, tools=[], media=media, variables={})
-        request = new_request(prompt.tokens, max_tokens=4, logprobs=1)
-        request.prompt = prompt
+        request = new_request(prompt, max_tokens=4, logprobs=1)
         found.append(request)
     return found
 
@@ -124,8 +116,7 @@ def test_every_kind_of_prompt(name: str, bits: int | None, wide: Load) -> None:
     wanted: list[TokenOutput] = []
     for request in requests_for(model, sees):
         engine = new_engine(model, layout="solo", max_chunk=4096, make_cache=make_cache)
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         wanted.append(output_of(request))
     engine = new_engine(
         model, layout="grouped", mixes=found.mixes, scheduler=Alternating, max_chunk=12,

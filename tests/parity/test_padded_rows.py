@@ -89,9 +89,7 @@ def test_an_engine_never_gathers(model: LoadedModel, layout: str, gathers: list[
     """With rows in a shared cache, and rows with separate caches."""
     engine = new_engine(model, layout=layout, max_chunk=512)
     requests = [new_request([20 + n] * n, max_tokens=6) for n in (3, 40, 90, 700)]
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
     assert [len(output_of(request).tokens) for request in requests] == [6] * 4
     assert not gathers
 

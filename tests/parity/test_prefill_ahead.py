@@ -24,15 +24,13 @@ KINDS = ("qwen3", "gemma3_text", "qwen3_5_text")
 
 def engine_of(model: TextModel, **more: Any) -> Engine:
     engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**26), **more)
-    engine.submit(new_request(STORED, max_tokens=1))
-    run(engine)
+    run(engine, new_request(STORED, max_tokens=1))
     return engine
 
 
 def ask(engine: Engine, **more: Any) -> Any:
     request = new_request(PROMPT, logprobs=1, **more)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return request
 
 

@@ -11,6 +11,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 from kernel_count import nodes
 from mlx_provider.records import Parts, Run
 from mlx_provider.upstream.attention import FEW, TOGETHER, route_attention
+from noted_calls import note_calls
 
 HEADS, SHARED, WIDTH, BEFORE = 4, 2, 64, 40
 
@@ -38,15 +39,9 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of queries of each call of the fused attention, as if there were Metal."""
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    found: list[int] = []
-    original = mx.fast.scaled_dot_product_attention
-
-    def noted(asking: mx.array, *args: Any, **more: Any) -> mx.array:
-        found.append(asking.shape[2])
-        return original(asking, *args, **more)
-
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
-    return found
+    return note_calls(
+        monkeypatch, mx.fast, "scaled_dot_product_attention", lambda x, *_, **more: x.shape[2]
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8])

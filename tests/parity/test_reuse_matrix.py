@@ -28,15 +28,13 @@ FIRST: Messages = [SYSTEM, {"role": "user", "content": "How is it in Paris? " * 
 
 def ask(engine: Engine, messages: Messages, busy: bool = False, **more: Any) -> Request:
     prompt = engine.model.prepare(messages, tools=[], media=[], variables={})
-    request = new_request(prompt.tokens, max_tokens=10, logprobs=1, **more)
-    request.prompt = prompt
+    request = new_request(prompt, max_tokens=10, logprobs=1, **more)
     beside = [new_request([50 + i] * (9 * i + 3), max_tokens=25) for i in range(3 * busy)]
     for other in beside:
         engine.submit(other)
     for _ in range(4 * busy):
         engine.step()
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return request
 
 
@@ -108,9 +106,7 @@ def test_the_same_new_prefix_is_prefilled_once(tiny: Tiny) -> None:
     engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=32)
     shared = [30 + i % 300 for i in range(600)]
     requests = [new_request([*shared, 40 + i], max_tokens=5) for i in range(4)]
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
     assert sorted(r.cached for r in requests) == [0, 600, 600, 600]
     assert_as_alone(model, *requests)
 
@@ -132,8 +128,7 @@ def test_the_next_request_reuses_a_cancelled_prefill(tiny: Tiny) -> None:
         engine.step()
     engine.cancel(first)
     second = new_request(tokens, max_tokens=5)
-    engine.submit(second)
-    run(engine)
+    run(engine, second)
     assert second.cached == 4 * 32
 
 

@@ -1,7 +1,6 @@
 """Rows that join, leave and are stored at any time, with lengths around the bound for merging."""
 
 import copy
-import functools
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from mlx_provider.records import PrefillChunk
 from mlx_provider.testing.driver import new_request
 from mlx_provider.upstream.cache_classes import KVCache
 from mlx_provider_qwen3_5 import load as load_qwen3_5
+from noted_calls import note_calls
 from tiny import build
 
 Tiny = Callable[..., TextModel]
@@ -359,22 +359,15 @@ def test_the_rule_of_a_layer_of_mlx_lm_runs_once_for_each_draft(
 ) -> None:
     """It runs with one row, not with one row for each draft."""
     model = tiny(family)
-    module, name = RULES[family]
-    asked: list[tuple[int, int]] = []
-    original = getattr(sys.modules[module], name)
-
-    @functools.wraps(original)
-    def noted(first: mx.array, *args: Any, **more: Any) -> Any:
-        asked.append(first.shape[:2])
-        return original(first, *args, **more)
-
-    monkeypatch.setattr(sys.modules[module], name, noted)
+    module, name = sys.modules[RULES[family][0]], RULES[family][1]
+    asked = note_calls(monkeypatch, module, name, lambda first, *_, **more: first.shape[:2])
+    noted = getattr(module, name)
     twins = Twins(model, Layout("grouped"), {})
     drafts = [("drafts", row, width, kept) for row in (0, 1) for width, kept in DRAFTED]
     twins.play([("join", 300, False), *drafts, ("leave", 0), *drafts], 1e-4)
     assert asked.count((1, 1)) > 10
     assert not [shape for shape in asked if 2 < shape[1] < 9]  # a prompt has 2 tokens
-    assert getattr(sys.modules[module], name) is noted
+    assert getattr(module, name) is noted
 
 
 def test_a_recurrent_layer_that_records_its_states_runs_once_over_drafts(
@@ -382,14 +375,9 @@ def test_a_recurrent_layer_that_records_its_states_runs_once_over_drafts(
 ) -> None:
     """Not once for each possible number of accepted drafts."""
     model = load_qwen3_5(build(tmp_path / "m", "qwen3_5"), LoadOptions())
-    asked: list[tuple[int, int]] = []
-    original = language.gated_delta_update
-
-    def noted(q: mx.array, *args: Any, **more: Any) -> Any:
-        asked.append(q.shape[:2])
-        return original(q, *args, **more)
-
-    monkeypatch.setattr(language, "gated_delta_update", noted)
+    asked = note_calls(
+        monkeypatch, language, "gated_delta_update", lambda q, *_, **more: q.shape[:2]
+    )
     twins = Twins(model, Layout("grouped"), {})
     drafts = [("drafts", row, width, kept) for row in (0, 1) for width, kept in DRAFTED]
     twins.play([("join", 300, False), *drafts, ("leave", 0), *drafts], 1e-4)

@@ -12,7 +12,7 @@ from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.serving.probe import probe
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
+from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
 from references import alone, assert_near_alone, quantised
 from schedules import ARRIVALS, Arrival, run_schedule
 
@@ -109,10 +109,7 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
         model, layout=found.layout, mixes=True, scheduler=Alternating, make_cache=make_cache
     )
     requests = [new_request([20 + i] * (5 + 13 * i), max_tokens=15, logprobs=1) for i in range(5)]
-    for request in requests:
-        engine.submit(request)
-    while not engine.idle:
-        engine.step()
+    run(engine, *requests)
     for request in requests:
         assert output_of(request).tokens == output_of(alone(model, request, bits)).tokens
 

@@ -27,6 +27,7 @@ from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.cache_classes import leaves
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
+from noted_calls import note_calls
 from references import alone, assert_near_alone, quantised
 from schedules import Oracle
 
@@ -116,14 +117,7 @@ def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.M
     held = {id(prefix.keys) for prefix in prefixes(engine)}
     assert len(held) == len(model.make_cache())
     assert all(prefix.length >= len(COMMON) - LEAST for prefix in prefixes(engine))
-    read: list[int] = []
-    partial = shared_attention._partial
-
-    def counted(queries: Any, keys: Any, *more: Any) -> Any:
-        read.append(id(keys))
-        return partial(queries, keys, *more)
-
-    monkeypatch.setattr(shared_attention, "_partial", counted)
+    read = note_calls(monkeypatch, shared_attention, "_partial", lambda queries, keys, *_: id(keys))
     engine.step()
     assert sorted(each for each in read if each in held) == sorted(held)
     assert len(read) == len(held) * (1 + len(requests))
@@ -296,9 +290,7 @@ def looking(model: Any, item: MediaItem, question: str, reply: int) -> Request:
     content = [{"type": "image"}, {"type": "text", "text": f"{'See here. ' * 30}{question}"}]
     messages = [{"role": "user", "content": content}]
     prompt: Prompt = model.prepare(messages, tools=[], media=[item], variables={})
-    request = new_request(prompt.tokens, max_tokens=reply, logprobs=1)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=reply, logprobs=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -382,8 +374,7 @@ def test_an_image_inside_a_shared_prefix(
     model, item = seeing(family)
     engine, _ = sharing(model, max_chunk=256)
     for question in ("Which is the first?", "How many are there?"):  # the branch is stored
-        engine.submit(looking(model, item, question, 1))
-        run(engine)
+        run(engine, looking(model, item, question, 1))
     requests = [looking(model, item, each, 30) for each in ("How much of it?", "Is it red?")]
     for request in requests:
         decoding(engine, request)

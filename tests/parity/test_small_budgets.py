@@ -23,8 +23,7 @@ def talk(engine: Engine, turns: int) -> list[Request]:
     for turn in range(turns):
         request = new_request(tokens, max_tokens=4)
         request.prompt = Prompt(tokens, snapshot_points=(70, len(tokens)))
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         asked.append(request)
         tokens = [*tokens, *[40 + turn + i * 11 % 200 for i in range(40)]]
     return asked

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_provider import LoadedModel, LoadOptions, MediaItem
+from equipped import load_by_family
+from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.families.checkpoint import read_json
-from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from tiny import build
+from wrapped_model import WrappedModel
 
 IMAGES = 8
 IMAGE_SECONDS = 0.04
@@ -22,8 +22,7 @@ IMAGE_SECONDS = 0.04
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     folder = build(tmp_path_factory.mktemp("tower") / "qwen", "qwen3_vl")
-    family, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
-    return family.load(folder, LoadOptions())
+    return load_by_family(folder)
 
 
 def picture(seed: int, height: int = 64, width: int = 96) -> MediaItem:
@@ -35,25 +34,19 @@ def asked(model: LoadedModel, images: Sequence[MediaItem], max_tokens: int = 6) 
     content = [*({"type": item.kind} for item in images), {"type": "text", "text": "what is this?"}]
     messages = [{"role": "user", "content": content}]
     prompt = model.prepare(messages, tools=[], media=images, variables={})
-    request = new_request(prompt.tokens, max_tokens=max_tokens)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=max_tokens)
 
 
 @dataclass
-class Timed:
+class Timed(WrappedModel):
     """A model whose tower advances a clock, for each image, that does not move otherwise."""
 
-    inner: Any
     seconds: float = IMAGE_SECONDS
     now: float = 0.0
     fails_at: int = 0
     """The image that raises, counted from 1; 0: none."""
     ran: list[Any] = field(default_factory=list)
     """The images that ran."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def embed(self, span: Any) -> Any:
         if len(self.ran) + 1 == self.fails_at:
@@ -81,8 +74,7 @@ def solo(model: LoadedModel, request: Request) -> Request:
     twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens)
     twin.prompt = request.prompt
     engine = new_engine(model, layout="solo", max_chunk=4096)
-    engine.submit(twin)
-    run(engine)
+    run(engine, twin)
     return twin
 
 
@@ -145,8 +137,7 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
     assert output_of(stream).tokens == output_of(solo(qwen, stream)).tokens
     timed.fails_at = 0
     again = several(qwen)
-    engine.submit(again)
-    run(engine)
+    run(engine, again)
     assert output_of(again).tokens == output_of(solo(qwen, again)).tokens
 
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from mlx_provider.testing.driver import Alternating, new_engine, new_request, ou
 from references import assert_as_alone, assert_near_alone
 from schedules import run_arrivals
 from tiny import build
+from wrapped_model import WrappedModel
 
 FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "gemma3", "qwen3_5", "qwen3_5_moe")
 SIZES = ((64, 64), (96, 64), (64, 128), (33, 70))
@@ -33,15 +34,13 @@ Load = Callable[[str], LoadedModel]
 @pytest.fixture(scope="session")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> Load:
     registry = PluginRegistry.discover({})
-    loaded: dict[str, LoadedModel] = {}
 
+    @cache
     def get(name: str) -> LoadedModel:
-        if name not in loaded:
-            folder: Path = build(tmp_path_factory.mktemp("vision") / name, name)
-            family, _ = registry.family_for(read_json(folder / "config.json"))
-            assert family.name == name.removesuffix("_moe")
-            loaded[name] = equipped(family.load(folder, LoadOptions()))
-        return loaded[name]
+        folder = build(tmp_path_factory.mktemp("vision") / name, name)
+        family, _ = registry.family_for(read_json(folder / "config.json"))
+        assert family.name == name.removesuffix("_moe")
+        return equipped(family.load(folder, LoadOptions()))
 
     return get
 
@@ -94,9 +93,7 @@ def request_of(model: LoadedModel, turn: Turn) -> Request:
         messages_of(turn), tools=[], media=[picture(i) for i in turn.images], variables={}
     )
     assert len(prompt.spans) == len(turn.images)
-    request = new_request(prompt.tokens, max_tokens=turn.max_tokens, logprobs=1)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=turn.max_tokens, logprobs=1)
 
 
 @pytest.mark.parametrize("examples", [1, pytest.param(15, marks=pytest.mark.sweep)])
@@ -133,14 +130,10 @@ def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: in
 
 
 @dataclass
-class CountingEmbeds:
+class CountingEmbeds(WrappedModel):
     """A model that counts how often its vision tower runs."""
 
-    inner: LoadedModel
     embeds: int = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def embed(self, span: Any) -> Any:
         self.embeds += 1
@@ -149,8 +142,7 @@ class CountingEmbeds:
 
 def ask(engine: Any, model: LoadedModel, turn: Turn) -> Request:
     request = request_of(model, turn)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return request
 
 
@@ -196,6 +188,5 @@ def test_a_text_request_runs_as_with_the_text_family(vision: Load) -> None:
     request = request_of(model, Turn(0, (), 4, 10, False, None))
     twin = new_request(request.prompt.tokens, max_tokens=10)
     engine = new_engine(model)
-    engine.submit(twin)
-    run(engine)
+    run(engine, twin)
     assert_as_alone(model, twin)

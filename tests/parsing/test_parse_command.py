@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from mlx_provider.cli.parse import parse_lines
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 from .conftest import TOOL_PARSERS
 
-REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "tool_parsers,reasoning_parsers"})
+REGISTRY = discover("tool_parsers", "reasoning_parsers")
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 

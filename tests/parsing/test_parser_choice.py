@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS
 
@@ -120,7 +120,7 @@ THOUGHT_NAMES = {
     "nemotron_v3": "nemotron_3 nano_v3 super_v3",
     "gemma4": "gemma4",
 }
-REGISTRY = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": "tool_parsers,reasoning_parsers"})
+REGISTRY = discover("tool_parsers", "reasoning_parsers")
 
 
 def test_names_that_people_write() -> None:

@@ -21,6 +21,7 @@ from mlx_provider.client.messages import Address
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, start_proxy
+from sdk_clients import anthropic_client, openai_client
 from tiny import build
 from tiny_embedding import as_embedding
 from waiting import PATIENCE, wait_until
@@ -133,24 +134,14 @@ def engine(scripted_engine: ScriptedEngine) -> ScriptedEngine:
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[openai.OpenAI]:
     """A real OpenAI client of the proxy."""
-    with openai.OpenAI(
-        base_url=f"{proxy.url}/v1",
-        api_key=proxy.key,
-        max_retries=0,
-        http_client=openai.DefaultHttpxClient(trust_env=False),
-    ) as made:
+    with openai_client(proxy.url, proxy.key) as made:
         yield made
 
 
 @pytest.fixture
 def claude(proxy: Proxy) -> Iterator[anthropic.Anthropic]:
     """A real Anthropic client of the proxy."""
-    with anthropic.Anthropic(
-        base_url=proxy.url,
-        api_key=proxy.key,
-        max_retries=0,
-        http_client=anthropic.DefaultHttpxClient(trust_env=False),
-    ) as made:
+    with anthropic_client(proxy.url, proxy.key) as made:
         yield made
 
 

@@ -2,8 +2,6 @@
 
 import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from litellm.proxy.types_utils.utils import get_instance_fn
 
 import mlx_provider.litellm as ours
 from mlx_provider.litellm.model_info import operator_options
+from python_process import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -39,8 +38,7 @@ def test_a_client(proxy, own_engine, capsys, monkeypatch, name, path, key, said)
 
 
 def test_a_script_with_the_handler_loads_no_engine(own_engine):
-    command = [sys.executable, "-c", CODE, str(EXAMPLES / "sdk_script.py")]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    out = run_python(CODE, EXAMPLES / "sdk_script.py").stdout
     assert "Paris" in out
     assert "Once upon a time" in out
     assert out.splitlines()[-1] == "[]"

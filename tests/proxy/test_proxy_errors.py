@@ -5,6 +5,8 @@ import json
 import openai
 import pytest
 
+from sdk_clients import openai_client
+
 URL = "/v1/chat/completions"
 
 
@@ -73,8 +75,7 @@ def test_a_busy_engine_says_when_to_come_again(engine, raw):
 def test_nobody_tries_a_plugins_fault_again(engine, proxy):
     """Neither SDK nor the router, which does not take the deployment out either."""
     before = len(engine.seen()["requests"])
-    key = {"base_url": f"{proxy.url}/v1", "api_key": proxy.key, "max_retries": 2}
-    with openai.OpenAI(**key, http_client=openai.DefaultHttpxClient(trust_env=False)) as client:
+    with openai_client(proxy.url, proxy.key, max_retries=2) as client:
         ask = client.chat.completions.create
         for text in ("broken", "broken"):
             with pytest.raises(openai.UnprocessableEntityError, match="plugin toy") as told:

@@ -248,7 +248,6 @@ def test_messages_come_before_what_a_grammar_holds(
     harmony = REASONING_PARSERS["harmony"].grammar
     structure = model.compiler.structure(model.request(**SCHEMA_OF), messages=harmony)
     assert structure is not None
-    assert harmony is not None
     answer = f"{harmony.answer}{shown(SAME)}"
     thought = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{answer}"
     for text in (answer, thought):

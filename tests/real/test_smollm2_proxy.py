@@ -18,6 +18,7 @@ from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import warm_up
 from mlx_provider.gateway.proxy import start_proxy
 from mlx_provider.upstream.detokenizer import byte_of_character
+from sdk_clients import openai_client
 
 from .asking import Judge, Model, user
 from .conftest import REPOSITORY
@@ -61,13 +62,7 @@ def client(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[o
     try:
         warm_up(model.client, model.folder)
         proxy.wait_ready()
-        with openai.OpenAI(
-            base_url=f"{proxy.url}/v1",
-            api_key=proxy.key,
-            max_retries=0,
-            timeout=600,
-            http_client=openai.DefaultHttpxClient(trust_env=False),
-        ) as made:
+        with openai_client(proxy.url, proxy.key, timeout=600) as made:
             yield made
     finally:
         proxy.stop()

@@ -1,12 +1,11 @@
 """Which record is used where several could be."""
 
-import logging
 from collections.abc import Callable
 
 import pytest
 
 from mlx_provider.errors import UnsupportedModel
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -41,10 +40,6 @@ def mlx_reasoning_parsers():
 """
 
 
-def discover(*names: str) -> PluginRegistry:
-    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
-
-
 def family(name: str, matches: str) -> str:
     return FAMILY.format(name=name, matches=matches)
 
@@ -77,8 +72,7 @@ def test_a_third_party_replaces_one_of_ours_and_that_is_said(
 ) -> None:
     ours = install_plugin("mlx-provider", family("gemma", "10"), name="gemma")
     theirs = install_plugin("mlx-provider-better", family("gemma", "5"), version="2.1")
-    with caplog.at_level(logging.WARNING):
-        registry = discover(ours, theirs)
+    registry = discover(ours, theirs)
     said = "model family 'gemma' is replaced by mlx_provider_better (mlx-provider-better 2.1)"
     assert registry.plugins[0].notes == (said,)
     assert said in caplog.text
@@ -157,8 +151,6 @@ def test_parsers_are_found_by_name_and_by_template(install_plugin: Install) -> N
     assert registry.plugins[0].records["reasoning parser"] == ("hermes", "json")
     tool_parser = registry.detect_tool_parser("{{ tools }}")
     reasoning_parser = registry.detect_reasoning_parser("{{ tools }}")
-    assert tool_parser is not None
-    assert reasoning_parser is not None
     assert (tool_parser.name, reasoning_parser.name) == ("hermes", "hermes")
     assert registry.detect_tool_parser("plain") is None
     assert registry.detect_reasoning_parser("plain") is None
@@ -185,55 +177,34 @@ def mlx_tool_parsers():
 
 def test_parsers_say_which_serves_where_a_template_shows_no_format(install_plugin: Install) -> None:
     ours = [("a", "", 9), ("b", "read", 0), ("c", "write", 1), ("d", "write", 0)]
-    names = [install_plugin("mlx-provider", FALLBACKS.format(parsers=ours), name="ours")]
-    registry = discover(*names)
-    read, write = registry.fallback_tool_parser("read"), registry.fallback_tool_parser("write")
-    assert read is not None
-    assert write is not None
-    assert (read.name, write.name) == ("b", "c")
     theirs = [("e", "read", 0), ("f", "write", 0)]
-    names.append(install_plugin("mlx-provider-x", FALLBACKS.format(parsers=theirs)))
-    registry = discover(*names)
-    read, write = registry.fallback_tool_parser("read"), registry.fallback_tool_parser("write")
-    assert read is not None
-    assert write is not None
-    assert (read.name, write.name) == ("e", "c")
-    assert (
-        discover(install_plugin("mlx-provider-y", family("y", "1"))).fallback_tool_parser("read")
-        is None
-    )
+    names = [
+        install_plugin("mlx-provider", FALLBACKS.format(parsers=ours), name="ours"),
+        install_plugin("mlx-provider-x", FALLBACKS.format(parsers=theirs)),
+    ]
+    for registry, wanted in ((discover(names[0]), ["b", "c"]), (discover(*names), ["e", "c"])):
+        assert [registry.fallback_tool_parser(part).name for part in ("read", "write")] == wanted
+    none = discover(install_plugin("mlx-provider-y", family("y", "1")))
+    assert none.fallback_tool_parser("read") is None
 
 
 def test_the_highest_rank_wins_whoever_asks_for_it(install_plugin: Install) -> None:
-    names = [
-        install_plugin("mlx-provider", parsers("special", rank=1), name="ours"),
-        install_plugin("zzz", parsers("plain")),
-    ]
-    found = discover(*names).detect_tool_parser("x")
-    assert found is not None
-    assert found.name == "special"
+    ours = install_plugin("mlx-provider", parsers("special", rank=1), name="ours")
+    theirs = install_plugin("zzz", parsers("plain"))
+    assert discover(ours, theirs).detect_tool_parser("x").name == "special"
 
 
 def test_a_third_partys_parser_wins_a_tie(install_plugin: Install) -> None:
-    ours = parsers("a")
-    theirs = parsers("z")
-    registry = discover(
-        install_plugin("mlx-provider", ours, name="ours"), install_plugin("zzz", theirs)
-    )
-    found = registry.detect_tool_parser("x")
-    assert found is not None
-    assert found.name == "z"
+    ours = install_plugin("mlx-provider", parsers("a"), name="ours")
+    theirs = install_plugin("zzz", parsers("z"))
+    assert discover(ours, theirs).detect_tool_parser("x").name == "z"
 
 
 def test_a_failing_detect_is_noted_and_the_next_is_asked(install_plugin: Install) -> None:
-    ours = parsers("a")
-    theirs = parsers("z", detects="1 / 0")
-    registry = discover(
-        install_plugin("mlx-provider", ours, name="ours"), install_plugin("zzz", theirs)
-    )
-    found = registry.detect_reasoning_parser("x")
-    assert found is not None
-    assert found.name == "a"
+    ours = install_plugin("mlx-provider", parsers("a"), name="ours")
+    theirs = install_plugin("zzz", parsers("z", detects="1 / 0"))
+    registry = discover(ours, theirs)
+    assert registry.detect_reasoning_parser("x").name == "a"
     assert registry.plugins[1].notes == (
         "reasoning parser 'z': detect failed: ZeroDivisionError: division by zero "
         "(zzz.py, line 20, in mlx_reasoning_parsers.<lambda>)",

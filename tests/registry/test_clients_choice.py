@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -16,10 +16,6 @@ from mlx_provider import Client, Profile, hookimpl
 def mlx_clients():
     yield Client({arguments})
 """
-
-
-def discover(*names: str) -> PluginRegistry:
-    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
 
 
 def install(install_plugin: Install, distribution: str, arguments: str, name: str = "") -> str:

@@ -1,14 +1,13 @@
 """Which plugins are loaded, in what order, and what happens to broken ones."""
 
-import logging
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from mlx_provider import hookspecs
 from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
+from python_process import run_python
 
 Install = Callable[..., str]
 
@@ -101,11 +100,6 @@ BROKEN = {
 }
 
 
-def discover(*names: str) -> PluginRegistry:
-    """The named plugins alone: what else is installed on this machine does not matter."""
-    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
-
-
 @pytest.mark.parametrize(("source", "error"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_plugin_is_listed_and_leaves_the_others_alone(
     install_plugin: Install, source: str, error: str
@@ -114,7 +108,6 @@ def test_a_broken_plugin_is_listed_and_leaves_the_others_alone(
     toy = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
     registry = discover(broken, toy)
     first, second = registry.plugins
-    assert first.error is not None
     assert first.error.startswith(error)
     assert (first.name, first.hooks, dict(first.records)) == (broken, (), {})
     assert second.error is None
@@ -200,8 +193,7 @@ def test_a_list_loads_those_and_names_what_is_missing(
 ) -> None:
     toy = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
     install_plugin("mlx-provider-other", "raise AssertionError('must not be imported')")
-    with caplog.at_level(logging.WARNING):
-        registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f" {toy} , typo,"})
+    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f" {toy} , typo,"})
     assert [(plugin.name, plugin.error) for plugin in registry.plugins] == [
         (toy, None),
         ("typo", "MLX_PROVIDER_PLUGINS names it, but no such plugin is installed"),
@@ -232,7 +224,4 @@ for found in pkgutil.iter_modules():
 heavy = {"litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "huggingface_hub", "typer"}
 print(sorted(heavy & sys.modules.keys()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+    assert run_python(code).stdout.strip() == "[]"

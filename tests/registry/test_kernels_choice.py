@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -28,10 +29,6 @@ def kernels(
     name: str, *, matches: str = "device == 'cpu'", before: str = "", rank: object = 0
 ) -> str:
     return KERNELS.format(name=name, matches=matches, before=before or "pass", rank=rank)
-
-
-def discover(*names: str) -> PluginRegistry:
-    return PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
 
 
 def chosen(registry: PluginRegistry, device: str = "cpu", precision: str = "float32") -> str | None:

@@ -8,6 +8,7 @@ from typer.main import get_group
 
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.registry.contents import names
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -43,7 +44,7 @@ def test_a_plugin_adds_commands_and_groups(install_plugin: Install) -> None:
         "cli.add_typer(group, name='toys')"
     )
     name = install_plugin("toy", COMMAND.format(name="say_hello", kind="int", after=group))
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": name})
+    registry = discover(name)
     assert registry.plugins[0].hooks == ("mlx_register_commands",)
     assert registered(registry) == ["serve", "say-hello", "toys"]
 
@@ -69,7 +70,7 @@ def test_a_failing_plugin_adds_no_command(install_plugin: Install, source: str, 
         install_plugin("bad", source),
         install_plugin("good", COMMAND.format(name="fine", kind="int", after="")),
     ]
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ",".join(names)})
+    registry = discover(*names)
     assert registered(registry) == ["serve", "fine"]
     (note,) = registry.plugins[0].notes
     assert note.startswith(f"its commands are left out: {error}")

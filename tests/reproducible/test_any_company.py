@@ -18,6 +18,7 @@ from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import leaves
 from mlx_provider.upstream.shared_kv import prefix_of
+from wrapped_model import WrappedModel
 
 SHAPES = FixedShapes(rows=3, tokens=16)
 GREEDY = SamplingParams(temperature=0)
@@ -27,18 +28,14 @@ BASE = [20 + 13 * i % 290 for i in range(90)]
 
 
 @dataclass
-class Unsteady:
+class Unsteady(WrappedModel):
     """A model whose decode passes fail when told; everything else is the real model's."""
 
-    inner: LoadedModel
     fails_now: bool = False
     """The next pass of several rows fails."""
     never_gets: int | None = None
     """Passes that bring a row to this position fail."""
     widths: set[int] = field(default_factory=set)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
         self.widths.add(tokens.size)
@@ -51,14 +48,8 @@ class Unsteady:
         return logits
 
 
-@dataclass
-class Rough:
+class Rough(WrappedModel):
     """A device that rounds so coarsely by the width of a prompt's pass that everyone sees it."""
-
-    inner: LoadedModel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         logits = self.inner.prefill(chunk)
@@ -111,8 +102,7 @@ def engine_of(model: Any, **more: Any) -> Engine:
 def alone(model: LoadedModel, request: Request) -> list[Any]:
     """What it gives cold and by itself."""
     engine = engine_of(model)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return bits(request)
 
 
@@ -260,13 +250,11 @@ def test_a_stored_prefix_is_what_a_prefill_computes(
         for shared, more in [*sizes, (71, 20)]:
             prompt = text[:shared] + [33 + (more * i) % 270 for i in range(more)]
             first, again = (new_request(prompt, max_tokens=5, logprobs=1) for _ in range(2))
-            engine.submit(first)
-            run(engine)
+            run(engine, first)
             assert first.cached % SHAPES.tokens == 0
             expected = alone(model, new_request(prompt, max_tokens=5, logprobs=1))
             assert bits(first) == expected
-            engine.submit(again)
-            run(engine)
+            run(engine, again)
             assert again.cached == SHAPES.whole(len(prompt) - 1)
             assert bits(again) == expected
             text = prompt + output_of(first).tokens + text[len(prompt) :]
@@ -282,8 +270,7 @@ def test_a_state_is_kept_under_the_tokens_that_it_has_seen(
     engine = engine_of(model, prefix_cache=PrefixCache(budget=lambda: 2**24))
     for length in (45, 75):
         request = new_request(BASE[:length], max_tokens=6, logprobs=1)
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         twin = new_request(BASE[:length], max_tokens=6, logprobs=1)
         assert bits(request) == alone(model, twin)
     assert request.cached == 32
@@ -294,9 +281,7 @@ def test_a_row_that_fails_fails_alone(load: Callable[..., LoadedModel]) -> None:
     engine = engine_of(model)
     bad = new_request([50] * 100, max_tokens=9)
     others = [watched(), watched(drawn=True)]
-    for request in (*others, bad):
-        engine.submit(request)
-    run(engine)
+    run(engine, *others, bad)
     failed = bad.events.get(0)[-1]
     assert isinstance(failed, Failed)
     assert "command buffer failed" in failed.error.message

@@ -16,20 +16,17 @@ from mlx_provider.families.text import load_text
 from mlx_provider.serving.probe import NO_ROOM, Probe, unlimited
 from mlx_provider.serving.reproducible import Reproducible, exact_rows
 from tiny import build
+from wrapped_model import WrappedModel
 
 SOLO = Probe("solo", MemoryProfile(0, 0), ())
 
 
-class Uneven:
+@dataclass
+class Uneven(WrappedModel):
     """A model that computes otherwise at the last place of a pass, or not at all."""
 
-    def __init__(self, inner: LoadedModel, noise: float, fails: bool = False) -> None:
-        self.inner = inner
-        self.noise = noise
-        self.fails = fails
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    noise: float
+    fails: bool = False
 
     def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
         if self.fails and tokens.size > 4:
@@ -60,15 +57,11 @@ def test_else_each_row_has_a_pass_of_its_own(
 
 
 @dataclass
-class Unsteady:
+class Unsteady(WrappedModel):
     """A device that rounds a short pass otherwise each time, or keys beyond 512 places."""
 
-    inner: LoadedModel
     prompts: bool
     passes: int = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         self.passes += self.prompts and chunk.stop - chunk.start < 256

@@ -23,9 +23,7 @@ def request_of(model: LoadedModel, before: int, after: str) -> Request:
     prompt = model.prepare(
         [{"role": "user", "content": content}], tools=[], media=[media], variables={}
     )
-    request = new_request(prompt.tokens, max_tokens=6, logprobs=1)
-    request.prompt = prompt
-    return request
+    return new_request(prompt, max_tokens=6, logprobs=1)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "qwen2_vl"])
@@ -36,8 +34,7 @@ def test_an_image_gives_the_same_bits(
     model = load(family)
     cold = request_of(model, before, "what is it " * 9)
     engine = new_engine(model, fixed=SHAPES, max_chunk=32)
-    engine.submit(cold)
-    run(engine)
+    run(engine, cold)
 
     engine = new_engine(
         model, fixed=SHAPES, max_chunk=32, prefix_cache=PrefixCache(budget=lambda: 2**24)

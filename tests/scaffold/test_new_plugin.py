@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from command_line import invoke
 from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.scaffold import KINDS
+from python_process import run_python
 
 Install = Callable[..., str]
 PLUGINS = {option: f"own-{option}" for option in KINDS}
@@ -67,15 +67,8 @@ def installed(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def python(code: str, folders: list[Path], environ: dict[str, str] | None = None) -> str:
-    command = [sys.executable, "-c", code, *map(str, folders)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_tests_of_a_new_plugin_pass_at_once(folders: list[Path]) -> None:
-    assert python(TESTS, folders).count(" passed in ") == len(KINDS)
+    assert run_python(TESTS, *folders).stdout.count(" passed in ") == len(KINDS)
 
 
 @pytest.mark.parametrize("arguments", [["check"], ["format", "--check", "--line-length", "100"]])
@@ -89,8 +82,7 @@ def test_the_style_of_a_new_plugin_is_clean(folders: list[Path], arguments: list
 
 def test_a_new_plugin_brings_what_it_is_named_for(installed: dict[str, str]) -> None:
     code = "from mlx_provider.cli import main; main()"
-    command = [sys.executable, "-c", code, "plugins", "--json"]
-    done = subprocess.run(command, env=installed, capture_output=True, text=True, check=True)
+    done = run_python(code, "plugins", "--json", env=installed)
     found = {plugin["name"]: plugin for plugin in json.loads(done.stdout)}
     for kind in KINDS.values():
         name = PLUGINS[kind.option].replace("-", "_")

@@ -79,7 +79,6 @@ def spawn() -> Iterator[Callable[..., EngineProcess]]:
                 env={**os.environ, **environment, "MLX_PROVIDER_RUNTIME_DIR": str(where)},
             )
             stack.callback(_end, process)
-            assert process.stderr is not None
             line = process.stderr.readline()
             address = line.partition(" engine on ")[2].partition(" · ")[0]
             unix = address.startswith("unix:")
@@ -121,5 +120,4 @@ def _limited(files: int | None) -> list[str]:
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait(PATIENCE)
-    assert process.stderr is not None
     process.stderr.close()

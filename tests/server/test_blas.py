@@ -1,6 +1,5 @@
 """An optimised BLAS in place of MLX's own, each time in a fresh process."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from mlx_provider.cores import cores
 from mlx_provider.upstream import runtime
+from python_process import run_python
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a Mac has Accelerate")
 PROGRAM = """
@@ -22,14 +22,8 @@ print(before, said, os.environ.get("OPENBLAS_NUM_THREADS"), sep="|")
 
 def run(program: str = PROGRAM, **environment: str) -> list[str]:
     path = {"PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={"PATH": "/usr/bin:/bin", **path, **environment},
-    )
-    return (result.stdout or result.stderr).strip().split("|")
+    result = run_python(program, env={"PATH": "/usr/bin:/bin", **path, **environment})
+    return result.stdout.strip().split("|")
 
 
 @linux

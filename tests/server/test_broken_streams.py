@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import ResponseError, ResponseErrorEvent
 
 from mlx_provider.errors import error_classes
+from sdk_clients import anthropic_client, openai_client
 
 MODEL = {"model": "fake"}
 CODES = [
@@ -35,23 +36,13 @@ def served(spawn: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def gpt(served: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{served.http.base_url}/v1",
-        api_key="secret",
-        max_retries=0,
-        http_client=openai.DefaultHttpxClient(trust_env=False),
-    ) as client:
+    with openai_client(str(served.http.base_url), "secret") as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def claude(served: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(
-        base_url=str(served.http.base_url),
-        api_key="secret",
-        max_retries=0,
-        http_client=anthropic.DefaultHttpxClient(trust_env=False),
-    ) as client:
+    with anthropic_client(str(served.http.base_url), "secret") as client:
         yield client
 
 
@@ -165,10 +156,8 @@ def test_an_engine_that_is_killed_breaks_streams(spawn: Any) -> None:
     """The connection ends before the reply does, which no client takes for the end."""
     engine = spawn("--port", "0", MLX_PROVIDER_API_KEY="secret")
     url = str(engine.http.base_url)
-    gpt = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0)
-    claude = anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0)
     asked: Any = said("wait")
-    with gpt, claude:
+    with openai_client(url, "secret") as gpt, anthropic_client(url, "secret") as claude:
         streams: list[Any] = [
             gpt.chat.completions.create(**asked, stream=True),
             gpt.responses.create(model="fake", input="wait", stream=True),

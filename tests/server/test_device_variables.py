@@ -1,7 +1,5 @@
 """Variables of MLX that an engine sets before it imports MLX."""
 
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from mlx_provider.client.runtime_folder import identity
 from mlx_provider.upstream.runtime import BUFFERS, CUDA, KERNEL_FOLDER, set_variables
+from python_process import run_python
 
 
 def variables(given: dict[str, str] | None = None, state: Path | None = None, **of: object) -> dict:
@@ -66,6 +65,4 @@ def test_variables_are_set_before_mlx_is_imported() -> None:
         "run.prepare_mlx()\n"
         "assert seen == [False], seen"
     )
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    run_python(program)

@@ -1,9 +1,10 @@
 """Freed memory of an engine process on Linux is ready for its next arrays."""
 
-import subprocess
 import sys
 
 import pytest
+
+from python_process import run_python
 
 ARRAYS = """
 import resource, sys
@@ -28,13 +29,7 @@ print(faults() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps freed memory itself")
 def test_arrays_as_large_as_freed_ones_cost_no_new_pages() -> None:
-    pages = {}
-    for choice in ("keep", "default"):
-        result = subprocess.run(
-            [sys.executable, "-c", ARRAYS, choice], capture_output=True, text=True, timeout=300
-        )
-        assert result.returncode == 0, result.stderr
-        pages[choice] = int(result.stdout)
+    pages = {choice: int(run_python(ARRAYS, choice).stdout) for choice in ("keep", "default")}
     # 5 rows of 24 arrays of 4 MiB are 120 thousand pages
     assert pages["keep"] < 2_000 < 20_000 < pages["default"]
 
@@ -60,10 +55,5 @@ print(libc.mallinfo().smblks)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has fast bins")
 def test_no_small_free_block_waits_for_a_large_one() -> None:
-    found = {}
-    for choice in ("keep", "default"):
-        command = [sys.executable, "-c", BLOCKS, choice]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert result.returncode == 0, result.stderr
-        found[choice] = int(result.stdout)
+    found = {choice: int(run_python(BLOCKS, choice).stdout) for choice in ("keep", "default")}
     assert found["keep"] == 0 < 900 < found["default"]

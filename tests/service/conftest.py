@@ -150,6 +150,10 @@ class Tiny:
     def ask(self, text: str = "Hello", **given: Any) -> Answer:
         return self.read(self.start(text, **given), given.get("n", 1))
 
+    def beside(self, folder: Path | str) -> "Tiny":
+        """Another model of the same service."""
+        return Tiny(self.client, self.service, str(folder))
+
     def served(self, options: ModelOptions | None = None) -> ModelView:
         """The model as requests with these options get it."""
         view, lease = self.service.models.use(self.model, options or ModelOptions())
@@ -250,9 +254,20 @@ def qwen(tiny: TinyOf) -> Tiny:
     return tiny("qwen3", PLAIN)
 
 
+@pytest.fixture
+def own_model(make_service: MakeService) -> Callable[..., Tiny]:
+    """`own_model(folder, **settings)`: a model on a separate service."""
+
+    def make(folder: Path | str, **settings: Any) -> Tiny:
+        service, client = make_service(**settings)
+        return Tiny(client, service, str(folder))
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def tiny_class() -> type[Tiny]:
-    """For tests with a separate service: `tiny_class(client, service, folder)`."""
+    """For services that tests share: `tiny_class(client, service, folder)`."""
     return Tiny
 
 

@@ -11,10 +11,9 @@ MTP = {"foreseeable": True, "mtp_num_hidden_layers": 1}
 
 
 @pytest.fixture
-def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
+def model(own_model: Any, build_tiny: Any) -> Any:
     """A model with a drafting head, on a separate service."""
-    service, client = make_service()
-    return tiny_class(client, service, str(build_tiny("qwen3_5_text", **MTP)))
+    return own_model(build_tiny("qwen3_5_text", **MTP))
 
 
 def drafters(model: Any) -> set[str]:

@@ -11,14 +11,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from in_process import InProcessClient
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, LoadFailed
 from mlx_provider.litellm.model_info import operator_options
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.engine_builder import cache_maker
-from mlx_provider.serving.service import ChatService
 from tiny import build
 
 
@@ -28,10 +25,9 @@ def same_weights(client: Any) -> set[int]:
 
 
 @pytest.fixture
-def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
+def model(own_model: Any, build_tiny: Any) -> Any:
     """A model on a separate service."""
-    service, client = make_service(kv_layout="solo")
-    return tiny_class(client, service, str(build_tiny("qwen3", head_dim=32)))
+    return own_model(build_tiny("qwen3", head_dim=32), kv_layout="solo")
 
 
 # -- sharing
@@ -137,23 +133,19 @@ def mlx_model_families():
 
 
 def test_a_third_party_family_can_read_the_context_length(
-    install_plugin: Any, make_service: Any, tiny_class: Any, build_tiny: Any
+    install_plugin: Any, own_model: Any, build_tiny: Any
 ) -> None:
     name = install_plugin("mlx-provider-toy-context", TOY)
-    folder = build_tiny("qwen3")
-    service = ChatService(EngineSettings(kv_layout="solo"), registry=PluginRegistry.discover())
-    model = tiny_class(InProcessClient(service), service, str(folder))
-    try:
-        for length in (None, 500, 5000):
-            model.ask(options=ModelOptions(context_length=length))
-        lengths = {status.context_length for status in model.client.health().models}
-        assert lengths == {1000, 500, 5000}
-        seen = [length for length, _ in sys.modules[name].seen]
-        assert seen == [None, 5000], "500 is less than its own: the same weights serve it"
-        model.ask(options=ModelOptions(extra={"a": 1}))
-        assert len(same_weights(model)) == 3
-    finally:
-        service.close()
+    registry = PluginRegistry.discover()
+    model = own_model(build_tiny("qwen3"), kv_layout="solo", registry=registry)
+    for length in (None, 500, 5000):
+        model.ask(options=ModelOptions(context_length=length))
+    lengths = {status.context_length for status in model.client.health().models}
+    assert lengths == {1000, 500, 5000}
+    seen = [length for length, _ in sys.modules[name].seen]
+    assert seen == [None, 5000], "500 is less than its own: the same weights serve it"
+    model.ask(options=ModelOptions(extra={"a": 1}))
+    assert len(same_weights(model)) == 3
 
 
 # -- wrong options
@@ -234,19 +226,15 @@ def test_adapters_that_do_not_fit(family: str, tiny: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "gemma3", "qwen2_vl"])
-def test_code_of_a_model_that_is_not_trusted(
-    family: str, qwen: Any, tiny_class: Any, tmp_path: Path
-) -> None:
+def test_code_of_a_model_that_is_not_trusted(family: str, qwen: Any, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", family)
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_file": "model.py"}))
-    own = tiny_class(qwen.client, qwen.service, str(folder))
-    assert refused(own).param == "model_info.mlx.trust_remote_code"
+    assert refused(qwen.beside(folder)).param == "model_info.mlx.trust_remote_code"
 
 
-def test_other_errors_do_not_name_an_option(qwen: Any, tiny_class: Any, tmp_path: Path) -> None:
+def test_other_errors_do_not_name_an_option(qwen: Any, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", "qwen3", head_dim=32)
     (folder / "tokenizer.json").write_text("{}")
-    own = tiny_class(qwen.client, qwen.service, str(folder))
     with pytest.raises(LoadFailed):
-        own.start(options=ModelOptions(kv_bits=8))
+        qwen.beside(folder).start(options=ModelOptions(kv_bits=8))

@@ -41,23 +41,21 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 @pytest.mark.usefixtures("eager_drafts")
 def test_a_reply_uses_each_new_plugin(
-    folders: dict[str, Path], make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path
+    folders: dict[str, Path], own_model: Any, build_tiny: Any, tmp_path: Path
 ) -> None:
-    service, client = make_service()
-
     own = runpy.run_path(str(folders["family"] / "try_it.py"))["checkpoint"](tmp_path / "own")
-    words = tiny_class(client, service, str(own)).ask()
-    assert words.only.content
+    model = own_model(own)
+    assert model.ask().only.content
 
     guessing = ModelOptions(drafter="served_drafter")
-    folder = build_tiny("llama", foreseeable=True)
-    repeated = tiny_class(client, service, str(folder)).ask(max_tokens=80, options=guessing)
+    foreseeable = model.beside(build_tiny("llama", foreseeable=True))
+    repeated = foreseeable.ask(max_tokens=80, options=guessing)
     assert repeated.usage.drafted_tokens > 0
 
     formats = ModelOptions(
         tool_parser="served_tool_parser", reasoning_parser="served_reasoning_parser"
     )
-    caller = tiny_class(client, service, str(build_tiny("qwen3")))
+    caller = model.beside(build_tiny("qwen3"))
     asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     called = caller.ask(**asked, max_tokens=300, options=formats)
     ((name, arguments),) = called.only.arguments

@@ -107,12 +107,8 @@ def await_heads(model: Any) -> None:
 
 
 @pytest.fixture
-def own(make_service: Any, build_tiny: Any, tiny_class: Any) -> Any:
-    def make(family: str, template: str) -> Any:
-        service, client = make_service()
-        return tiny_class(client, service, str(build_tiny(family, template)))
-
-    return make
+def own(own_model: Any, build_tiny: Any) -> Any:
+    return lambda family, template: own_model(build_tiny(family, template))
 
 
 @pytest.mark.parametrize(("family", "template"), [("qwen3", JSON), ("qwen3_5_text", TAGS)])

@@ -152,7 +152,6 @@ def fault_of(work: Callable[[], Any]) -> MLXProviderError:
         answer = work()
     except MLXProviderError as error:
         return error
-    assert answer.error is not None
     return answer.error.exception()
 
 

@@ -12,7 +12,7 @@ import pytest
 from command_line import invoke
 from mlx_provider import hookspecs
 from mlx_provider.protocol.requests import ModelOptions
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 FROZEN = Path(__file__).parents[1] / "data" / "plugins"
 OPTIONS = ModelOptions(tool_parser="day-before", reasoning_parser="yesterday", drafter="yesterday")
@@ -32,21 +32,20 @@ Install = Callable[..., str]
 @pytest.mark.usefixtures("eager_drafts")
 @pytest.mark.parametrize("version", range(hookspecs.OLDEST_API, hookspecs.API_VERSION + 1))
 def test_a_plugin_of_an_older_api_serves_and_is_called_as_promised(
-    version: int, install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any
+    version: int, install_plugin: Install, own_model: Any, build_tiny: Any
 ) -> None:
     source = (FROZEN / f"plugin_of_api_{version}.py").read_text(encoding="utf-8")
     name = install_plugin("yesterday", source)
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"{name},text"})
+    registry = discover(name, "text")
     own = registry.plugins[1]
     assert (own.error, set(own.hooks)) == (None, HOOKS)
     assert own.notes == () or version < hookspecs.API_VERSION
     calls = importlib.import_module(name).CALLS
 
-    service, client = make_service(registry)
     folder = build_tiny("llama")
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "yesterday"}
     (folder / "config.json").write_text(json.dumps(config))
-    model = tiny_class(client, service, str(folder))
+    model = own_model(folder, registry=registry)
     ((called, arguments),) = model.ask(**ASKED).only.arguments
     assert (called, arguments["sides"] in (6, 20)) == ("roll", True)
     assert model.served(OPTIONS).reasoning_parser.name == "yesterday"

@@ -21,18 +21,17 @@ def test_the_config_entry_has_the_option() -> None:
 
 
 def test_prefixes_are_not_shared_with_the_usual_engine(
-    make_service: Any, tiny_class: Any, build_tiny: Any, caplog: pytest.LogCaptureFixture
+    own_model: Any, build_tiny: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service, client = make_service(max_chunk=64)
-    model = tiny_class(client, service, str(build_tiny("qwen3")))
+    model = own_model(build_tiny("qwen3"), max_chunk=64)
     with caplog.at_level(logging.INFO):
         plain = model.ask(LONG, max_tokens=3)
         first = model.ask(LONG, max_tokens=3, options=SAME)
         again = model.ask(LONG, max_tokens=3, options=SAME)
     assert (plain.usage.cached_tokens, first.usage.cached_tokens) == (0, 0)
     assert again.usage.cached_tokens == (again.usage.prompt_tokens - 1) // 64 * 64 > 0
-    assert {each.key.kind for each in service.models.queue.models()} == {"", "reproducible"}
-    status = next(s for s in client.health().models if s.reproducible)
+    assert {each.key.kind for each in model.service.models.queue.models()} == {"", "reproducible"}
+    status = next(s for s in model.client.health().models if s.reproducible)
     assert (status.kv_layout, status.mixed_prefill) == ("fixed", False)
     fixed = status.reproducible
     assert (fixed.rows, fixed.tokens) == (8, 64)
@@ -42,34 +41,29 @@ def test_prefixes_are_not_shared_with_the_usual_engine(
 
 
 def test_prefixes_on_disk_are_those_of_this_software(
-    make_service: Any,
-    tiny_class: Any,
-    build_tiny: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    own_model: Any, build_tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version can round differently; prefixes of the other engine are not used either."""
-    folder = str(build_tiny("qwen3"))
+    folder, settings = build_tiny("qwen3"), {"max_chunk": 64, "kv_layout": "solo"}
     cached = []
     for options, version in ((ModelOptions(), "1"), (SAME, "1"), (SAME, "1"), (SAME, "2")):
         installed = {"mlx": version}.get
         monkeypatch.setattr("mlx_provider.serving.measurements.installed_version", installed)
-        service, client = make_service(max_chunk=64, kv_layout="solo", disk_cache=tmp_path / "disk")
-        answer = tiny_class(client, service, folder).ask(LONG, max_tokens=3, options=options)
+        model = own_model(folder, disk_cache=tmp_path / "disk", **settings)
+        answer = model.ask(LONG, max_tokens=3, options=options)
         cached.append(answer.usage.cached_tokens)
-        service.close()
+        model.service.close()
     assert cached[0] == cached[1] == cached[3] == 0
     assert cached[2] > 0
 
 
 @pytest.mark.parametrize("settings", [{"max_rows": 1}, {"kv_layout": "solo"}])
 def test_rows_that_cannot_share_a_pass_have_one_each(
-    make_service: Any, tiny_class: Any, build_tiny: Any, settings: dict[str, Any]
+    own_model: Any, build_tiny: Any, settings: dict[str, Any]
 ) -> None:
-    service, client = make_service(**settings)
-    model = tiny_class(client, service, str(build_tiny("qwen3")))
+    model = own_model(build_tiny("qwen3"), **settings)
     model.ask(max_tokens=2, options=SAME)
-    (status,) = client.health().models
+    (status,) = model.client.health().models
     told = (
         "reproducible: each row decodes in a pass of its own, prompts run in passes of 256 tokens"
     )
@@ -78,17 +72,17 @@ def test_rows_that_cannot_share_a_pass_have_one_each(
 
 
 def test_a_note_says_that_memory_for_the_trial_is_missing(
-    make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path
+    own_model: Any, build_tiny: Any, tmp_path: Path
 ) -> None:
     """The measurements of the model are known, so only this trial needs the memory."""
     folder, known = build_tiny("qwen3"), str(tmp_path / "measurements.json")
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     rows = []
     for limit in (100 * size, size + 2_000_000):
-        service, client = make_service(measurements=known, memory_limit=limit, max_chunk=16)
-        tiny_class(client, service, str(folder)).ask(max_tokens=2, options=SAME)
-        (status,) = client.health().models
+        model = own_model(folder, measurements=known, memory_limit=limit, max_chunk=16)
+        model.ask(max_tokens=2, options=SAME)
+        (status,) = model.client.health().models
         rows.append(status.reproducible.rows)
-        service.close()
+        model.service.close()
     assert rows == [8, 1]
     assert status.notes[1:] == [f"{ROWS_ALONE}: {NO_ROOM}"]

@@ -33,11 +33,6 @@ def warm(seed: int) -> Sampling:
     return Sampling(temperature=1, seed=seed, logit_bias=QUIET)
 
 
-def own(tiny_class: Any, made: Any, folder: Path) -> Any:
-    service, client = made
-    return tiny_class(client, service, str(folder))
-
-
 # -- text
 
 
@@ -205,15 +200,14 @@ def kill_engine_thread(model: Any, *held: Generation) -> None:
     served.engine.step = die
     for generation in held:
         answer = model.read(generation)
-        assert answer.error is not None
         assert (answer.error.code, answer.error.status) == ("engine_died", 503)
     threads[0].join(300)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+def test_the_death_of_the_engine_thread(own_model: Any, qwen: Any) -> None:
     """The process ends after it, and the next request starts another."""
-    model = own(tiny_class, make_service(), qwen.model)
+    model = own_model(qwen.model)
     held = [model.start(max_tokens=30_000, sampling=warm(i)) for i in range(3)]
     for generation in held:
         generation.get(300)
@@ -229,9 +223,9 @@ def test_the_death_of_the_engine_thread(make_service: Any, tiny_class: Any, qwen
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_request_gets_the_error_if_the_engine_thread_dies_during_its_preparation(
-    make_service: Any, tiny_class: Any, qwen: Any
+    own_model: Any, qwen: Any
 ) -> None:
-    model = own(tiny_class, make_service(), qwen.model)
+    model = own_model(qwen.model)
     held = model.start(max_tokens=30_000, sampling=warm(1))
     held.get(300)
     use = model.service.models.use
@@ -253,19 +247,15 @@ def test_a_request_whose_reader_is_given_up_ends(qwen: Any) -> None:
     generation.events.give_up()
     wait_until(lambda: qwen.client.health().running == 0)
     answer = qwen.read(generation)
-    assert answer.error is not None
     assert "unread" in answer.error.message
     assert qwen.ask(max_tokens=3).usage is not None
 
 
-def test_closing_the_service_ends_running_requests(
-    make_service: Any, tiny_class: Any, qwen: Any
-) -> None:
-    model = own(tiny_class, make_service(), qwen.model)
+def test_closing_the_service_ends_running_requests(own_model: Any, qwen: Any) -> None:
+    model = own_model(qwen.model)
     generation = model.start(max_tokens=30_000, sampling=warm(1))
     model.client.close()
     answer = model.read(generation)
-    assert answer.error is not None
     assert answer.error.code == "engine_died"
     with pytest.raises(MLXProviderError):
         model.start()
@@ -314,8 +304,8 @@ def test_an_id_belongs_to_one_request(qwen: Any) -> None:
 # -- limits
 
 
-def test_a_full_queue(make_service: Any, tiny_class: Any, qwen: Any) -> None:
-    model = own(tiny_class, make_service(max_rows=1, queue_per_row=2), qwen.model)
+def test_a_full_queue(own_model: Any, qwen: Any) -> None:
+    model = own_model(qwen.model, max_rows=1, queue_per_row=2)
     running = model.start(max_tokens=30_000, sampling=warm(1))
     running.get(300)
     waiting = [model.start(max_tokens=2) for _ in range(2)]
@@ -328,9 +318,9 @@ def test_a_full_queue(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_a_prompt_larger_than_memory(make_service: Any, tiny_class: Any, qwen: Any) -> None:
+def test_a_prompt_larger_than_memory(own_model: Any, qwen: Any) -> None:
     weights = (Path(qwen.model) / "model.safetensors").stat().st_size
-    model = own(tiny_class, make_service(memory_limit=weights + 2_000_000), qwen.model)
+    model = own_model(qwen.model, memory_limit=weights + 2_000_000)
     assert model.ask(max_tokens=2).only.reason == "length"
     with pytest.raises(BadRequest) as refused:
         model.start("word " * 3000, max_tokens=2)
@@ -339,8 +329,8 @@ def test_a_prompt_larger_than_memory(make_service: Any, tiny_class: Any, qwen: A
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_a_model_larger_than_memory(make_service: Any, tiny_class: Any, qwen: Any) -> None:
-    model = own(tiny_class, make_service(memory_limit=1000), qwen.model)
+def test_a_model_larger_than_memory(own_model: Any, qwen: Any) -> None:
+    model = own_model(qwen.model, memory_limit=1000)
     with pytest.raises(EngineUnavailable, match="1000"):
         model.start()
 
@@ -358,13 +348,11 @@ def test_two_models_at_once(qwen: Any, tiny: Any) -> None:
     assert {qwen.model, other.model} <= named
 
 
-def test_the_least_recently_used_model_is_unloaded(
-    make_service: Any, tiny_class: Any, build_tiny: Any
-) -> None:
+def test_the_least_recently_used_model_is_unloaded(own_model: Any, build_tiny: Any) -> None:
     folders = [build_tiny("qwen3", seed=i) for i in range(3)]
     size = (folders[0] / "model.safetensors").stat().st_size
-    made = make_service(memory_limit=int(2.9 * size))
-    first, second, third = (own(tiny_class, made, folder) for folder in folders)
+    first = own_model(folders[0], memory_limit=int(2.9 * size))
+    second, third = map(first.beside, folders[1:])
     texts = [first.ask(max_tokens=6).only.content, second.ask(max_tokens=6).only.content]
     assert first.ask(max_tokens=6).only.content == texts[0]
     third.ask(max_tokens=6)
@@ -374,13 +362,11 @@ def test_the_least_recently_used_model_is_unloaded(
     assert second.model in {status.model for status in first.client.health().models}
 
 
-def test_a_model_in_use_is_not_unloaded(
-    make_service: Any, tiny_class: Any, build_tiny: Any
-) -> None:
+def test_a_model_in_use_is_not_unloaded(own_model: Any, build_tiny: Any) -> None:
     folders = [build_tiny("qwen3", seed=i, intermediate_size=1024) for i in range(2)]
     size = (folders[0] / "model.safetensors").stat().st_size
-    made = make_service(memory_limit=int(1.9 * size), model_wait=0.2)
-    first, second = (own(tiny_class, made, folder) for folder in folders)
+    first = own_model(folders[0], memory_limit=int(1.9 * size), model_wait=0.2)
+    second = first.beside(folders[1])
     running = first.start(max_tokens=30_000, sampling=warm(1))
     running.get(300)
     with pytest.raises(MemoryInUse, match="in use") as refused:
@@ -392,14 +378,13 @@ def test_a_model_in_use_is_not_unloaded(
 
 
 def test_the_error_for_an_unknown_model_lists_the_models(
-    qwen: Any, tiny_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models--somebody--has-this").mkdir()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     for name in ("nobody/has-this", str(tmp_path / "nothing")):
-        model = tiny_class(qwen.client, qwen.service, name)
         with pytest.raises(ModelNotFound) as refused:
-            model.start()
+            qwen.beside(name).start()
         assert refused.value.status == 404
         assert "somebody/has-this" in refused.value.message
 
@@ -439,17 +424,12 @@ def broken(folder: Path, what: str) -> None:
     ],
 )
 def test_a_broken_folder_is_an_error_with_a_name(
-    qwen: Any,
-    tiny_class: Any,
-    build_tiny: Any,
-    what: str,
-    error: type[MLXProviderError],
-    words: list[str],
+    qwen: Any, build_tiny: Any, what: str, error: type[MLXProviderError], words: list[str]
 ) -> None:
     folder = build_tiny("qwen3")
     broken(folder, what)
     with pytest.raises(error) as refused:
-        tiny_class(qwen.client, qwen.service, str(folder)).start()
+        qwen.beside(folder).start()
     message = refused.value.message
     for word in [*words, folder.name]:
         assert word in message
@@ -462,8 +442,8 @@ def test_a_broken_folder_is_an_error_with_a_name(
 # -- accounts
 
 
-def test_metrics_count(make_service: Any, tiny_class: Any, qwen: Any) -> None:
-    model = own(tiny_class, make_service(), qwen.model)
+def test_metrics_count(own_model: Any, qwen: Any) -> None:
+    model = own_model(qwen.model)
     model.ask(max_tokens=7)
     with pytest.raises(BadRequest):
         model.start(stop=[""])
@@ -479,10 +459,8 @@ def test_metrics_count(make_service: Any, tiny_class: Any, qwen: Any) -> None:
     assert decoded, text
 
 
-def test_the_prefix_cache_is_reported_and_cleared(
-    make_service: Any, tiny_class: Any, qwen: Any
-) -> None:
-    model = own(tiny_class, make_service(), qwen.model)
+def test_the_prefix_cache_is_reported_and_cleared(own_model: Any, qwen: Any) -> None:
+    model = own_model(qwen.model)
     assert model.client.cache_report() == {}
     text = "The same long beginning of a question. " * 4
     assert model.ask(text, max_tokens=2).usage.cached_tokens == 0

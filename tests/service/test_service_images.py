@@ -11,10 +11,11 @@ from PIL import Image
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.events import Delta
+from noted_calls import note_calls
 from tiny import build
 from tiny.models import tiny_pixels
 
-from .conftest import PATIENCE, Tiny
+from .conftest import PATIENCE
 
 
 def image_part(seed: int) -> dict[str, Any]:
@@ -45,18 +46,12 @@ def test_text_about_an_image_is_streamed_in_whole_characters(tiny: Any, family: 
 
 
 def test_work_on_an_image_is_done_once(
-    make_service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worked: list[tuple[int, ...]] = []
-    original = Qwen3VLImageProcessor._process_one
-
-    def counted(self: Any, image: Any, **options: Any) -> Any:
-        worked.append(image.shape)
-        return original(self, image, **options)
-
-    monkeypatch.setattr(Qwen3VLImageProcessor, "_process_one", counted)
-    service, client = make_service(kv_layout="solo")
-    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    worked = note_calls(
+        monkeypatch, Qwen3VLImageProcessor, "_process_one", lambda _, image, **more: image.shape
+    )
+    tiny = own_model(build(tmp_path / "tiny", "qwen3_vl"), kv_layout="solo")
     first = tiny.ask(messages=question("What is it?", 1)).only
     assert len(worked) == 1
     assert tiny.ask(messages=question("What is it?", 1)).only == first
@@ -69,10 +64,11 @@ def test_work_on_an_image_is_done_once(
 
 
 def test_an_image_whose_features_were_evicted_is_processed_again(
-    make_service: Any, tmp_path: Path
+    own_model: Any, tmp_path: Path
 ) -> None:
-    service, client = make_service(kv_layout="solo", feature_bytes=0, prefix_bytes=0)
-    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    tiny = own_model(
+        build(tmp_path / "tiny", "qwen3_vl"), kv_layout="solo", feature_bytes=0, prefix_bytes=0
+    )
     first = tiny.ask(messages=question("What is it?", 1)).only
     assert tiny.ask(messages=question("What is it?", 1)).only == first
 
@@ -106,10 +102,9 @@ def bad_part(name: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": source}}
 
 
-def test_bad_images_of_earlier_turns_become_text(make_service: Any, tmp_path: Path) -> None:
+def test_bad_images_of_earlier_turns_become_text(own_model: Any, tmp_path: Path) -> None:
     """Agents send their history again, so that one of them would end the session."""
-    service, client = make_service(kv_layout="solo")
-    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    tiny = own_model(build(tmp_path / "tiny", "qwen3_vl"), kv_layout="solo")
     call = {"id": "c", "function": {"name": "read", "arguments": "{}"}}
     calling: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
     good, go_on = image_part(1), {"role": "user", "content": "go on"}
@@ -145,10 +140,10 @@ def test_bad_images_of_earlier_turns_become_text(make_service: Any, tmp_path: Pa
 
 
 def test_pixels_are_held_until_the_prefill_and_request_data_until_the_end(
-    make_service: Any, tmp_path: Path
+    own_model: Any, tmp_path: Path
 ) -> None:
-    service, client = make_service(kv_layout="solo")
-    tiny = Tiny(client, service, str(build(tmp_path / "tiny", "qwen3_vl")))
+    tiny = own_model(build(tmp_path / "tiny", "qwen3_vl"), kv_layout="solo")
+    service = tiny.service
     tiny.ask(messages=question("Warm up"))
     running = tiny.start(messages=question("What is it?", 1), max_tokens=200, min_tokens=200)
     assert running.get(PATIENCE)

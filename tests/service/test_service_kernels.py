@@ -1,6 +1,5 @@
 """Third-party kernels in a service that loads a model."""
 
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from mlx_lm.models import llama
 
-from mlx_provider.registry import PluginRegistry
+from named_plugins import discover
 
 Install = Callable[..., str]
 
@@ -45,36 +44,32 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(llama, name, getattr(llama, name))
 
 
-def ask(
-    install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any, fails: bool
-) -> list[int]:
+Ask = Callable[..., list[int]]
+
+
+@pytest.fixture
+def ask(install_plugin: Install, own_model: Any, build_tiny: Any) -> Ask:
     """Answer two prompts at once. Returns the number of parts of each call of attention."""
-    name = install_plugin("counting", KERNELS.format(fails=fails))
-    registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": f"text,{name}"})
-    service, client = make_service(registry=registry)
-    tiny = tiny_class(client, service, str(build_tiny("llama")))
-    first, second = (tiny.start(text, max_tokens=12) for text in ("Hello", "A lazy dog " * 200))
-    assert len(tiny.read(first).only.content) > 0
-    assert len(tiny.read(second).only.content) > 0
-    asked: list[int] = sys.modules[name].counted.asked
-    return asked
+
+    def run(*, fails: bool) -> list[int]:
+        name = install_plugin("counting", KERNELS.format(fails=fails))
+        registry = discover("text", name)
+        tiny = own_model(build_tiny("llama"), registry=registry)
+        first, second = (tiny.start(text, max_tokens=12) for text in ("Hello", "A lazy dog " * 200))
+        assert len(tiny.read(first).only.content) > 0
+        assert len(tiny.read(second).only.content) > 0
+        asked: list[int] = sys.modules[name].counted.asked
+        return asked
+
+    return run
 
 
-def test_functions_of_the_kernels_are_called(
-    install_plugin: Install, make_service: Any, tiny_class: Any, build_tiny: Any
-) -> None:
-    asked = ask(install_plugin, make_service, tiny_class, build_tiny, fails=False)
-    assert asked
+def test_functions_of_the_kernels_are_called(ask: Ask) -> None:
+    assert ask(fails=False)
 
 
 def test_failed_kernels_are_removed_and_the_model_serves(
-    install_plugin: Install,
-    make_service: Any,
-    tiny_class: Any,
-    build_tiny: Any,
-    caplog: pytest.LogCaptureFixture,
+    ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        asked = ask(install_plugin, make_service, tiny_class, build_tiny, fails=True)
-    assert not asked
+    assert not ask(fails=True)
     assert "kernels counting are left out: RuntimeError: made for another version" in caplog.text

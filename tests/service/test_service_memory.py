@@ -60,9 +60,10 @@ def test_the_prefix_cache_can_use_the_memory_that_rows_leave() -> None:
         assert ledger.prefix_budget() == left * GIGA
 
 
-def test_the_prefix_cache_gives_back_a_share(make_service: Any, tiny_class: Any, qwen: Any) -> None:
-    service, client = make_service()
-    tiny_class(client, service, qwen.model).ask("Tell me a story", max_tokens=4)
+def test_the_prefix_cache_gives_back_a_share(own_model: Any, qwen: Any) -> None:
+    model = own_model(qwen.model)
+    model.ask("Tell me a story", max_tokens=4)
+    service = model.service
     prefixes = service.models.prefixes
     before = prefixes.nbytes
     service.cache_shrink(1.0)

@@ -90,11 +90,9 @@ def test_a_quantised_cache_that_a_model_cannot_read(tiny: Any, family: str, shap
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_settings_of_the_operator_reach_the_scheduler(
-    make_service: Any, tiny_class: Any, qwen: Any
-) -> None:
-    service, client = make_service(stall_target=0.25, max_chunk=96)
-    limits = tiny_class(client, service, qwen.model).served().engine.scheduler.chunking.limits
+def test_settings_of_the_operator_reach_the_scheduler(own_model: Any, qwen: Any) -> None:
+    model = own_model(qwen.model, stall_target=0.25, max_chunk=96)
+    limits = model.served().engine.scheduler.chunking.limits
     assert (limits.stall_target, limits.max_chunk) == (0.25, 96)
 
 

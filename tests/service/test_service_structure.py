@@ -104,10 +104,9 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
 
 
 @pytest.fixture
-def narrow(make_service: Any, tiny_class: Any, qwen: Any) -> Any:
+def narrow(own_model: Any, qwen: Any) -> Any:
     """The same model with few rows in a batch."""
-    service, client = make_service(max_rows=12)
-    return tiny_class(client, service, qwen.model)
+    return own_model(qwen.model, max_rows=12)
 
 
 @pytest.mark.parametrize("rows", [12, pytest.param(40, marks=pytest.mark.sweep)])

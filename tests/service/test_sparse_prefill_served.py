@@ -26,9 +26,8 @@ def _prompts_are_long_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def model(make_service: Any, tiny_class: Any, build_tiny: Any) -> Any:
-    service, client = make_service()
-    return tiny_class(client, service, str(build_tiny("qwen3")))
+def model(own_model: Any, build_tiny: Any) -> Any:
+    return own_model(build_tiny("qwen3"))
 
 
 def sparse(draft: str | None, **more: Any) -> ModelOptions:

@@ -45,13 +45,12 @@ def test_stats_of_an_idle_service(make_service: Any) -> None:
 
 
 def test_what_is_loaded_and_measured(
-    make_service: Any, build_tiny: Any, tiny_class: Any, monkeypatch: pytest.MonkeyPatch
+    own_model: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefixes, "STATS_WAIT", 0)  # the engine thread is busy
     monkeypatch.setattr(engine_builder, "compiles", lambda: True)
-    service, client = make_service(measurements="off")
-    folder = str(build_tiny("qwen3"))
-    model = tiny_class(client, service, folder)
+    model = own_model(build_tiny("qwen3"), measurements="off")
+    service, client, folder = model.service, model.client, model.model
     seen: dict[str, str] = {}
     healthy = set[str]()
 
@@ -112,18 +111,19 @@ def test_rows_and_memory_while_it_works(own: Any) -> None:
 
 
 def test_models_are_told_apart_by_the_names_of_their_requests(
-    make_service: Any, tiny_class: Any, build_tiny: Any, tmp_path: Path, caplog: Any
+    own_model: Any, build_tiny: Any, tmp_path: Path, caplog: Any
 ) -> None:
     """Two folders with one base name, in stats, metrics and log."""
     caplog.set_level(logging.INFO, "mlx_provider")
-    service, client = make_service()
-    names = {str(tmp_path / maker / "model") for maker in ("first", "second")}
+    names = [str(tmp_path / maker / "model") for maker in ("first", "second")]
+    model = own_model(names[0])
+    client = model.client
     for name in names:
         shutil.copytree(build_tiny("qwen3"), name)
-        tiny_class(client, service, name).ask("Hello", max_tokens=2)
+        model.beside(name).ask("Hello", max_tokens=2)
     stats = client.stats()
-    assert {each.model for each in stats.engines} == names
-    assert {each.model for each in stats.memory.models} == names
+    assert {each.model for each in stats.engines} == set(names)
+    assert {each.model for each in stats.memory.models} == set(names)
     text = client.metrics().decode()
     for name in names:
         assert f'mlx_provider_requests{{model="{name}",state="decode"}} 0.0' in text

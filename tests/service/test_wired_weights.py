@@ -55,15 +55,15 @@ def test_some_memory_is_never_wired(
 
 
 def test_a_model_is_wired_from_its_load_until_it_is_unloaded(
-    make_service: Any, tiny_class: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
+    own_model: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metal = fake(monkeypatch, 64 * GB)
     folders = [build_tiny("qwen3", seed=i, intermediate_size=1024) for i in range(2)]
     size = (folders[0] / "model.safetensors").stat().st_size
-    service, client = make_service(memory_limit=int(1.9 * size))
+    model = own_model(folders[0], memory_limit=int(1.9 * size))
     gc.collect()  # what other tests have left must not become free during the load
     for folder in folders:
-        tiny_class(client, service, str(folder)).ask(max_tokens=1)
+        model.beside(folder).ask(max_tokens=1)
     first, second = (call for call in metal.calls if isinstance(call, int) and call)
     assert metal.calls == ["clear", first, "clear", 0, "clear", second]
     assert 0.9 * size < first  # the file also has a header

@@ -106,6 +106,5 @@ def cold_prefill(tokens: int, reserve: int, chunk: int) -> Replay:
     replay = Replay()
     model: Any = StandIn(replay)
     engine = new_engine(model, max_chunk=chunk, reserve=reserve)
-    engine.submit(new_request([1] * tokens, max_tokens=reserve))
-    run(engine)
+    run(engine, new_request([1] * tokens, max_tokens=reserve))
     return replay

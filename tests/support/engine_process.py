@@ -66,7 +66,6 @@ def engine_process(
         stderr=subprocess.PIPE,
     )
     try:
-        assert process.stderr is not None
         while b" engine on " not in (line := process.stderr.readline()):
             assert line, "the engine did not start"
         socket = folder / "engine.sock"

@@ -1,12 +1,20 @@
-"""The kernels that the engine would choose, for a model that a test has loaded by itself."""
+"""Models that a test loads by itself, and the kernels that the engine would choose for them."""
 
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
-from mlx_provider.records import LoadedModel
+from mlx_provider import LoadedModel, LoadOptions
+from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loader import equip
 
 M = TypeVar("M", bound=LoadedModel)
+
+
+def load_by_family(folder: Path, **options: Any) -> LoadedModel:
+    """By the plugin that recognises it, whichever plugins are in use."""
+    family, _ = PluginRegistry.discover({}).family_for(read_json(folder / "config.json"))
+    return family.load(folder, LoadOptions(**options))
 
 
 def equipped(model: M) -> M:

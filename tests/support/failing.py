@@ -11,8 +11,8 @@ import pytest
 from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Request
-from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_request
+from wrapped_model import WrappedModel
 
 
 def never(*given: list[int]) -> bool:
@@ -33,18 +33,14 @@ class First:
 
 
 @dataclass
-class Failing:
+class Failing(WrappedModel):
     """Records the number of tokens of each pass. A pass fails after it has changed its caches."""
 
-    inner: TextModel
     fails: Callable[[list[int], list[int]], bool] = never
     """Whether a pass over these tokens at these positions, of rows or with them, fails."""
     fails_prefill: Callable[[list[int]], bool] = never
     prefills: list[int] = field(default_factory=list)
     decodes: list[int] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         tokens = list(chunk.prompt.tokens[chunk.start : chunk.stop])

@@ -6,20 +6,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk
+from wrapped_model import WrappedModel
 
 
-@dataclass(frozen=True)
-class Reciting:
+@dataclass
+class Reciting(WrappedModel):
     """A model that mostly says a text: at each position the token that stands there is likelier."""
 
-    inner: TextModel
     text: Sequence[int]
     likelier: float = 12.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         return self._pulled(self.inner.prefill(chunk), mx.array(chunk.stop))

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +20,14 @@ def wait_until(condition: Callable[[], T]) -> T:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
     return answer
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def wait_for_proxy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

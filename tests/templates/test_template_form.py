@@ -56,6 +56,12 @@ def template(
 
 RAISES = "{{ raise_exception('no') }}"
 
+
+def refuse_if(condition: str) -> str:
+    """A template's own check of a message `m`, or of a call `c` in it."""
+    return f"{{% if {condition} %}}{RAISES}{{% endif %}}"
+
+
 ALTERNATES = """\
 {%- set ns = namespace(at=0) -%}
 {%- for m in messages if m.role in ('user', 'assistant') and not m.tool_calls -%}
@@ -80,28 +86,22 @@ TEMPLATES = {
     ),
     "content absent": template(
         content="{% if m.content is defined %}{{ m.content + '' }}{% endif %}"
-        "{% if m.content is defined and m.tool_calls %}" + RAISES + "{% endif %}"
+        + refuse_if("m.content is defined and m.tool_calls")
     ),
     "arguments as text": template(arguments="{{ '<' + c.function.arguments + '>' }}"),
     "arguments one by one": template(
         arguments="{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}{% endfor %}"
     ),
-    "short ids": template(
-        check="{% if c.id | length != 9 or not c.id.isalnum() %}" + RAISES + "{% endif %}"
-    ).replace("[result]", "[result]{% if m.tool_call_id | length != 9 %}" + RAISES + "{% endif %}"),
+    "short ids": template(check=refuse_if("c.id | length != 9 or not c.id.isalnum()")).replace(
+        "[result]", "[result]" + refuse_if("m.tool_call_id | length != 9")
+    ),
     "ids hold names": template().replace("{{ c.function.name }}", "{{ c.id }}"),
-    "one call a turn": template(
-        check="{% if m.tool_calls | length > 1 %}" + RAISES + "{% endif %}"
+    "one call a turn": template(check=refuse_if("m.tool_calls | length > 1")),
+    "no text with calls": template(check=refuse_if("m.content")),
+    "thoughts with calls alone": template(check=refuse_if("m.content")).replace(
+        "{% if m.reasoning_content %}", "{% if m.reasoning_content and m.tool_calls %}"
     ),
-    "no text with calls": template(
-        check="{% if m.content %}" + RAISES + "{% endif %}",
-    ),
-    "thoughts with calls alone": template(
-        check="{% if m.content %}" + RAISES + "{% endif %}",
-    ).replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and m.tool_calls %}"),
-    "no thoughts with text and calls": template(
-        check="{% if m.content and m.thinking %}" + RAISES + "{% endif %}"
-    ),
+    "no thoughts with text and calls": template(check=refuse_if("m.content and m.thinking")),
     "tools have a description": template(
         tool="{{ tool.function.name + tool.function.description }} {{ tool | tojson }}"
     ),

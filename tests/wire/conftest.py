@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from mlx_provider.testing.scripted import build, environment
+from sdk_clients import anthropic_client, openai_client
 from tiny import build as build_tiny
 
 PROGRAM = """
@@ -71,7 +72,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         cwd=folder,
         env={**os.environ, **environ, **{f"MLX_PROVIDER_{k}": v for k, v in variables.items()}},
     )
-    assert process.stderr is not None
     said = iter(process.stderr.readline, "")
     url = re.search(r"engine on (\S+)", next(line for line in said if " engine on " in line))
     assert url is not None
@@ -113,21 +113,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def claude(engine: Engine) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(
-        base_url=engine.url,
-        api_key=KEY,
-        max_retries=0,
-        http_client=anthropic.DefaultHttpxClient(trust_env=False),
-    ) as made:
+    with anthropic_client(engine.url, KEY) as made:
         yield made
 
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=engine.url + "/v1",
-        api_key=KEY,
-        max_retries=0,
-        http_client=openai.DefaultHttpxClient(trust_env=False),
-    ) as made:
+    with openai_client(engine.url, KEY) as made:
         yield made

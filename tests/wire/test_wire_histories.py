@@ -43,7 +43,6 @@ def test_parts_of_other_servers_become_text_in_earlier_turns(path: str, case: An
                 path,
                 [*said("hi", "user", "assistant"), {"role": "user", "content": [case["part"]]}],
             )
-        assert refused.value.param is not None
         assert refused.value.param.startswith(f"{name}[2].content[0]")
 
 
@@ -73,7 +72,6 @@ def test_counts_of_a_responses_prompt(client: openai.OpenAI, engine: Any) -> Non
     counted = client.responses.input_tokens.count(**given, instructions="Be brief.")
     response = client.responses.create(**given, instructions="Be brief.", max_output_tokens=1)
     assert counted.object == "response.input_tokens"
-    assert response.usage is not None
     assert counted.input_tokens == response.usage.input_tokens
 
 

@@ -22,6 +22,7 @@ from mlx_provider.gateway.config import START
 from mlx_provider.gateway.proxy import FOREIGN
 from mlx_provider.testing.scripted import Call, Step, script
 from ports import free_port
+from sdk_clients import anthropic_client, openai_client
 from waiting import wait_for_proxy, wait_until
 
 pytestmark = pytest.mark.stock
@@ -54,16 +55,10 @@ class Proxy:
         return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=300)
 
     def openai(self) -> openai.OpenAI:
-        http = openai.DefaultHttpxClient(trust_env=False)
-        return openai.OpenAI(
-            base_url=self.url + "/v1", api_key=self.key, max_retries=0, http_client=http
-        )
+        return openai_client(self.url, self.key)
 
     def anthropic(self) -> anthropic.Anthropic:
-        http = anthropic.DefaultHttpxClient(trust_env=False)
-        return anthropic.Anthropic(
-            base_url=self.url, api_key=self.key, max_retries=0, http_client=http
-        )
+        return anthropic_client(self.url, self.key)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +79,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         text=True,
         env={**os.environ, **own},
     ) as process:
-        assert process.stderr is not None
         url = re.search(r"engine on (\S+)", process.stderr.readline())
-        assert url is not None
         yield url[1]
         process.kill()
 

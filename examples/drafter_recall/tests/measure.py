@@ -52,8 +52,7 @@ def answered(model: Any, speculation: Speculation, kind: str) -> Iterator[tuple[
         request = new_request(
             prompt.tokens, max_tokens=REPLY, stop_tokens=frozenset(model.info.stop_tokens)
         )
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         yield len(output_of(request).tokens), request.drafted, request.accepted
 
 

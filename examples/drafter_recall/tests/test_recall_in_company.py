@@ -22,9 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def ask(engine: Any, *prompts: range, **more: Any) -> list[Any]:
     requests = [new_request(prompt, max_tokens=40, **more) for prompt in prompts]
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
     return requests
 
 

@@ -64,9 +64,7 @@ def test_drafts_that_do_not_hold_leave_nothing_behind(model: LoadedModel) -> Non
     )
     engine = new_engine(model, mixes=True, speculation=drafts, clock=lambda: 0.0)
     requests = [new_request(prompt, max_tokens=20) for prompt in prompts]
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
     assert [output_of(request).tokens for request in requests] == plain
     assert all(0 < request.accepted < request.drafted for request in requests)
 
@@ -80,8 +78,7 @@ def test_a_prefix_that_was_computed_before_is_not_again(model: LoadedModel) -> N
     for prompt, least in ((first, 0), (first, 250), (second, 250)):
         request = new_request(prompt.tokens, max_tokens=12)
         request.prompt = prompt
-        engine.submit(request)
-        run(engine)
+        run(engine, request)
         assert request.cached >= least
         assert output_of(request).tokens == output_of(alone(model, request)).tokens
 
@@ -91,7 +88,5 @@ def test_four_bits_are_batched_too(plugins: PluginRegistry, tmp_path: Path) -> N
     small = loaded(plugins, folder, None)
     requests = [new_request(range(5, 5 + size), max_tokens=6) for size in LENGTHS]
     engine = new_engine(small, mixes=True)
-    for request in requests:
-        engine.submit(request)
-    run(engine)
+    run(engine, *requests)
     assert [len(output_of(request).tokens) for request in requests] == [6] * len(LENGTHS)

@@ -11,7 +11,6 @@ never ends by itself. `mlx_lm.load` reads every folder, `mlx_vlm.load` those wit
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -77,7 +76,7 @@ def build(
     chosen = family_named(family)
     folder.mkdir(parents=True, exist_ok=True)
     ids = write_tokenizer(folder, chosen.dialect)
-    config = _overridden(chosen.config(ids), overrides)
+    config = _overridden(chosen.config_with(ids), overrides)
     eos = [ids[token] for token in chosen.dialect.eos]
     config |= {"eos_token_id": eos, "pad_token_id": ids[chosen.dialect.pad], "torch_dtype": dtype}
     if chosen.dialect.bos:
@@ -163,7 +162,6 @@ def checkpoints_for(record: str) -> Mapping[str, Callable[[Path], object]]:
         return {name: partial(build, family=name, intermediate_size=512) for name in COMPUTES}
     registry, found = PluginRegistry.discover(), dict[str, Callable[[Path], object]]()
     for tiny in FAMILIES:
-        config = dict(tiny.config(defaultdict(int)))
-        if tiny.name not in ALONE and registry.family_for(config)[0].name == record:
+        if tiny.name not in ALONE and registry.family_for(tiny.config)[0].name == record:
             found[tiny.name] = partial(build, family=tiny.name)
     return found
