@@ -1,9 +1,10 @@
-"""Memory of the machine, its folders, settings and plugins, the engine of this user, and the
-`config.yaml` of a LiteLLM proxy in the working folder."""
+"""Checks of `mlx-provider doctor` for the machine: memory, folders, settings, plugins, this user's
+engine, and the `config.yaml` of a LiteLLM proxy in the working folder."""
 
 import difflib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..client.connection import local_client
-from ..client.runtime_folder import check_folder, differences, holder, identity, is_held
+from ..client.runtime_folder import check_folder, differences, holder, identity, why_none_runs
 from ..config import PREFIX, SETTING_NAMES
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
@@ -37,6 +38,8 @@ RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 CONFIG, LARGEST_CONFIG = "config.yaml", 2**22
 """Its name, and its most bytes."""
 HANDLER, OPTIONS_PATH = "mlx_provider.litellm.handler", "model_info.mlx"
+NAME = b"mlx_provider"
+"""A file without it is of another program."""
 OPTIONS = frozenset(OperatorOptions.model_fields)
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
@@ -155,18 +158,26 @@ def _free(folder: Path) -> int:
 
 
 def check_engine(subject: Subject) -> Iterator[Finding]:
+    here, name = subject.runtime, "engine.running"
+    try:
+        none = why_none_runs(here)
+    except EngineUnavailable as error:  # `why_none_runs` ends its messages with a remedy
+        what, _, remedy = error.message.rpartition(": ")
+        yield Finding(name, "fail", what, remedy)
+        return
+    if none:
+        yield Finding(name, "ok", none)
+        return
     client = local_client(subject.environ)
-    lock, log = subject.runtime.lock, subject.runtime.log
     try:
         yield from engine_report(client.health(), subject)
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
-        pid = holder(lock) if is_held(lock) else ""
-        problem = f"engine process {pid} does not answer ({error.message})" if pid else ""
-        remedy = f"see {log}, end process {pid}, or wait if it is starting"
-        none = "none runs; the first request starts one"
-        yield Finding.of("engine.running", problem, none, remedy, "warn")
+        pid = holder(here.lock)
+        remedy = f"see {here.log}, end process {pid}, or wait if it is starting"
+        summary = f"engine process {pid} does not answer ({error.message})"
+        yield Finding(name, "warn", summary, remedy)
     finally:
         client.close()
 
@@ -188,20 +199,21 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
 
 def check_config_file(subject: Subject) -> Iterator[Finding]:
     """Nothing if there is no file, or if it does not concern this package."""
-    path, text = subject.working_folder / CONFIG, "mlx_provider"
+    path, data = subject.working_folder / CONFIG, b""
     try:
-        text = read_bounded(path, LARGEST_CONFIG).decode()
-        content = _fields(yaml.safe_load(text))
+        data = read_bounded(path, LARGEST_CONFIG)
+        content = _fields(yaml.safe_load(data.decode()))
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        if "mlx_provider" not in text:  # of another program, perhaps with tags of its own
+        if data and NAME not in data:  # of another program, perhaps with tags of its own
             return
+        state: State = "fail" if data else "warn"
         summary = f"{path} cannot be read: {' '.join(str(error).split())[:300]}"
-        yield Finding("config.file", "fail", summary, "correct the file")
+        yield Finding("config.file", state, summary, "correct the file")
         return
     entries = [entry for entry in _list(content.get("model_list")) if _model(entry)]
-    if not entries and "mlx_provider" not in text:
+    if not entries and NAME not in data:
         return
     problems = list(_handler(content))
     for entry in entries:
@@ -246,16 +258,18 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
     named = {str(name): value for name, value in info.items()}
     flat = {name[4:]: value for name, value in named.items() if name.startswith("mlx_")}
     given = flat | {str(name): value for name, value in nested.items()}
+    places = {name: f"{OPTIONS_PATH}_{name}" for name in flat}
+    places |= {str(name): f"{OPTIONS_PATH}.{name}" for name in nested}
     for name in given.keys() - OPTIONS:
         remedy = _similar(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
-        place = f"{OPTIONS_PATH}_{name}" if name in flat else f"{OPTIONS_PATH}.{name}"
-        yield f"{place} is no option", remedy
+        yield f"{places[name]} is no option", remedy
     known = {name: given[name] for name in given if name in OPTIONS}
     try:
         options = OperatorOptions.model_validate(known)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
-            place = ".".join([OPTIONS_PATH, *map(str, fault["loc"])])
+            name, *inside = map(str, fault["loc"])
+            place = ".".join([places[name], *inside])
             yield f"{place}: {fault['msg']}", "correct it"
         return
     registry = subject.registry
@@ -276,7 +290,9 @@ def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
     name = _model(entry)
     if _fields(entry.get("litellm_params")).get("api_base") or not name.startswith(("/", ".", "~")):
         return
-    path = Path(name).expanduser()
+    path = Path(name)
+    with suppress(RuntimeError):  # there is no such user
+        path = path.expanduser()
     if not (config.parent / path).is_dir():
         yield f"no folder {name}", "write the full path of a model's folder"
     elif not path.is_absolute():
