@@ -182,8 +182,10 @@ class CallObject(JsonReader):
     name: str = ""
     call_id: str = ""
     begun: bool = False
-    buffered: list[str] = field(default_factory=list)
+    early: str = ""
+    """Arguments before the name."""
     held: list[str] = field(default_factory=list)
+    """Pieces of arguments before the id."""
 
     def read(self) -> Reading[None]:
         if not (yield from self.reader.at("{")):
@@ -226,17 +228,20 @@ class CallObject(JsonReader):
             yield from read_json(self.reader, ignore)
 
     def arguments(self, first: str) -> Reading[None]:
-        if self.name and first == "{" and self.ids and not self.call_id:
-            yield from read_json(self.reader, self.held.append)
-            return
+        waits = self.ids and not self.call_id
         if self.name and first == "{":
-            self.begin()
-            yield from read_json(self.reader, self.reader.arguments)
+            if not waits:
+                self.begin()
+            yield from read_json(self.reader, self.held.append if waits else self.reader.arguments)
             return
-        self.buffered = [as_arguments((yield from read_whole(self.reader)))]
-        if self.name:
+        text = as_arguments((yield from read_whole(self.reader)))
+        if not self.name:
+            self.early = text
+        elif waits:
+            self.held.append(text)
+        else:
             self.begin()
-            self.reader.arguments(self.buffered[0])
+            self.reader.arguments(text)
 
     def begin(self) -> None:
         self.begun = True
@@ -249,11 +254,11 @@ class CallObject(JsonReader):
     def end(self) -> None:
         if self.held:
             self.show_held()
-        if not self.name or (self.arguments_needed and not (self.begun or self.buffered)):
+        if not self.name or (self.arguments_needed and not (self.begun or self.early)):
             raise NotACall("a call has a name and arguments")
         if not self.begun:
             self.begin()
-            self.reader.arguments(self.buffered[0] if self.buffered else "{}")
+            self.reader.arguments(self.early or "{}")
         self.reader.end_call()
 
 
