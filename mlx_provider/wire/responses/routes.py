@@ -228,6 +228,8 @@ class _Response:
         self._tools = tools
         self._items: list[Fields] = []
         self._open: _Item | None = None
+        self._early_logprobs: list[Fields] = []
+        """Of tokens that have not become text yet: of the message, if one follows."""
         self.fields = _head(accepted.id, accepted.model, echo) | {"output": self._items}
         for name in ("temperature", "top_p"):
             if self.fields[name] is None:
@@ -255,15 +257,21 @@ class _Response:
         return {"type": f"response.{what}", "response": self.fields}
 
     def _add(self, delta: Delta) -> Iterator[Fields]:
+        found = logprobs_of(delta.logprobs)
+        logprobs = [*self._early_logprobs, *(found["content"] if found else [])]
+        silent = not (delta.reasoning or delta.content or delta.tool_calls)
+        if silent and (self._open is None or self._open.word != TEXT):
+            self._early_logprobs = logprobs
+            return
+        self._early_logprobs = []
         texts = (THOUGHT, "rs", _thought, delta.reasoning), (TEXT, "msg", _message, delta.content)
         for word, kind, make, text in texts:
-            if text:
+            if text or (word == TEXT and silent and logprobs):
                 item = self._open
                 if item is None or item.word != word:
                     item = make(*self._next(kind))
                     yield from self._begin(item)
-                logprobs = None if word == THOUGHT else logprobs_of(delta.logprobs)
-                yield from item.add(text, logprobs["content"] if logprobs else [])
+                yield from item.add(text, [] if word == THOUGHT else logprobs)
         for piece in delta.tool_calls:
             item = self._open
             if item is None or item.call != piece.index:
