@@ -201,7 +201,7 @@ class MemoryLedger:
 
     def too_full(self, key: Hashable, name: str, nbytes: int) -> MemoryInUse:
         """`nbytes`: of the weights, unless the model is in memory."""
-        used = sum(bool(resident.leases) for resident in self)
+        used = sum(bool(resident.leases) for resident in self if resident.key != key)
         pinned = sum(resident.nbytes for resident in self if resident.pinned)
         kept = f", {pinned} are pinned (keep_alive: -1)" if pinned else ""
         return MemoryInUse(
