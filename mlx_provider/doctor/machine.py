@@ -23,7 +23,7 @@ from ..registry.discovery import SELECTION
 from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
 from ..serving.hub import cache_root
-from ..serving.residents import available_memory
+from ..serving.memory_limit import available_memory
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9

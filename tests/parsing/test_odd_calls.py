@@ -8,7 +8,7 @@ import pytest
 
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.protocol.event_queue import join_deltas
-from mlx_provider_tool_parsers.json_text import TURN_ENDS
+from mlx_provider_tool_parsers.auto import TURN_ENDS
 from mlx_provider_tool_parsers.pythonic import parse_call
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, tool, written

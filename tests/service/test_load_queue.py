@@ -340,7 +340,7 @@ def test_a_request_whose_rows_do_not_fit_unloads_an_idle_model(shelf: MakeShelf)
     assert not lease.covers(12)
     lease.release()
     lease = s.get("b", rows=12)
-    assert (s.names, lease.rows) == ({"b"}, 12)
+    assert (s.names, lease.row_bytes) == ({"b"}, 12)
 
 
 def test_the_engine_can_unload_idle_models_at_once(shelf: MakeShelf) -> None:
