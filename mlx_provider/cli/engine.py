@@ -29,8 +29,7 @@ ApiBase = Annotated[
     typer.Option(help="http://host:port or unix:/path of an engine. Default: this machine's."),
 ]
 ApiKeyFile = Annotated[
-    Path | None,
-    typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY."),
+    Path | None, typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")

@@ -25,10 +25,7 @@ from ..upstream.runtime import VARIABLES
 
 OWN, PYTHON = "mlx-provider", "python"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
-NOT_IDENTITY = {
-    *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")),
-    *VARIABLES,
-}
+NOT_IDENTITY = {*(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")), *VARIABLES}
 """Variables that make no engine out of date: a secret, those in which its clients may differ, and
 those that the engine sets itself."""
 OTHER_VARIABLES = (

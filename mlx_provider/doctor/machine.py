@@ -80,16 +80,15 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
 
 
 def check_runtime_folder(subject: Subject) -> Iterator[Finding]:
-    folder, problem = subject.runtime.folder, ""
-    remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
+    folder, problem, remedy = subject.runtime.folder, "", ""
     summary = f"{folder} will be made"
     try:
         if check_folder(subject.runtime):
             summary = f"{folder} is this user's alone"
         if (free := _free(folder)) < LOG_BYTES:
-            problem = (
-                f"{folder}: only {format_size(free)} are free for sockets and the engine's log"
-            )
+            size = format_size(free)
+            problem = f"{folder}: only {size} are free for sockets and the engine's log"
+            remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
     except EngineUnavailable as error:  # `check_folder` ends its messages with a remedy
         problem, _, remedy = error.message.rpartition(": ")
     yield Finding.of("runtime.folder", problem, summary, remedy)
@@ -109,8 +108,8 @@ def check_disk_tier(subject: Subject) -> Iterator[Finding]:
         sizes = f"prefixes take {format_size(used)} of {format_size(most)}"
         summary = f"{folder}: {sizes}, {format_size(free)} are free"
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
-        full = summary if free < max(most - used, SPARE_BYTES) else ""
-        yield Finding.of(name, full, summary, remedy, "warn")
+        problem = summary if free < max(most - used, SPARE_BYTES) else ""
+        yield Finding.of(name, problem, summary, remedy, "warn")
 
 
 def check_download(subject: Subject) -> Iterator[Finding]:
@@ -122,13 +121,11 @@ def check_download(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.models", "warn", summary, remedy)
         return
     needed = LEAST_BYTES if subject.model is None else subject.checkpoint.weight_bytes
-    summary = (
-        f"{root}: {format_size(_free(root))} are free, {subject.model or 'a useful model'} takes "
-    )
-    summary += format_size(needed)
-    full = summary if _free(root) < needed else ""
+    free, model = _free(root), subject.model or "a useful model"
+    summary = f"{root}: {format_size(free)} are free, {model} takes {format_size(needed)}"
+    problem = summary if free < needed else ""
     state: State = "fail" if subject.model else "warn"
-    yield Finding.of("disk.models", full, summary, remedy, state)
+    yield Finding.of("disk.models", problem, summary, remedy, state)
 
 
 def check_plugins(subject: Subject) -> Iterator[Finding]:
@@ -150,34 +147,24 @@ def check_plugins(subject: Subject) -> Iterator[Finding]:
     yield Finding.of("plugins.working", problem, ", ".join(working), remedy)
 
 
-def _free(folder: Path) -> int:
-    """Free bytes on the disk of a folder, which need not exist yet."""
-    path = folder.expanduser().absolute()
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-    return shutil.disk_usage(nearest).free
-
-
 def check_engine(subject: Subject) -> Iterator[Finding]:
-    here, name = subject.runtime, "engine.running"
+    here, client, none = subject.runtime, local_client(subject.environ), None
     try:
-        none = why_none_runs(here)
-    except EngineUnavailable as error:  # `why_none_runs` ends its messages with a remedy
-        what, _, remedy = error.message.rpartition(": ")
-        yield Finding(name, "fail", what, remedy)
-        return
-    if none:
-        yield Finding(name, "ok", none)
-        return
-    client = local_client(subject.environ)
-    try:
-        yield from engine_report(client.health(), subject)
+        if none := why_none_runs(here):
+            yield Finding("engine.running", "ok", none)
+        else:
+            yield from engine_report(client.health(), subject)
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
+        if none is None:  # `why_none_runs` ends its messages with a remedy
+            what, _, remedy = error.message.rpartition(": ")
+            yield Finding("engine.running", "fail", what, remedy)
+            return
         pid = holder(here.lock)
+        what = f"engine process {pid} does not answer ({error.message})"
         remedy = f"see {here.log}, end process {pid}, or wait if it is starting"
-        summary = f"engine process {pid} does not answer ({error.message})"
-        yield Finding(name, "warn", summary, remedy)
+        yield Finding("engine.running", "warn", what, remedy)
     finally:
         client.close()
 
@@ -191,9 +178,8 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
     summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
     yield Finding("engine.running", "ok", summary + format_size(health.active_memory))
     if changed := differences(health.identity, identity(subject.environ)):
-        summary = (
-            f"the engine was started with other settings or plugins: {'; '.join(changed.values())}"
-        )
+        texts = "; ".join(changed.values())
+        summary = f"the engine was started with other settings or plugins: {texts}"
         yield Finding("engine.settings", "warn", summary, RESTART)
 
 
@@ -227,6 +213,13 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
     yield from problems or [Finding("config.file", "ok", summary)]
 
 
+def _free(folder: Path) -> int:
+    """Free bytes on the disk of a folder, which need not exist yet."""
+    path = folder.expanduser().absolute()
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    return shutil.disk_usage(nearest).free
+
+
 def _handler(content: Fields) -> Iterator[Finding]:
     listed = _list(_fields(content.get("litellm_settings")).get(MAP))
     handlers = {str(entry.get("provider")): str(entry.get("custom_handler")) for entry in listed}
@@ -255,8 +248,7 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
         yield f"{OPTIONS_PATH} is not a mapping", f"write {OPTIONS_PATH}: {{kv_bits: 8}}"
         return
     # `model_info.mlx_kv_bits` is the same as `model_info.mlx.kv_bits`
-    named = {str(name): value for name, value in info.items()}
-    flat = {name[4:]: value for name, value in named.items() if name.startswith("mlx_")}
+    flat = {str(n)[4:]: value for n, value in info.items() if str(n).startswith("mlx_")}
     given = flat | {str(name): value for name, value in nested.items()}
     places = {name: f"{OPTIONS_PATH}_{name}" for name in flat}
     places |= {str(name): f"{OPTIONS_PATH}.{name}" for name in nested}

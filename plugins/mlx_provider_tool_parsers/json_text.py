@@ -358,10 +358,5 @@ def json_block(
     start of an answer; `fields`: of `ToolParser`."""
     block = JsonBlock(openers=(*openers, *first), end=end, fence=fence)
     return ToolParser(
-        start=openers[0],
-        starts=openers[1:],
-        first=first,
-        end=end,
-        scan=block.scan,
-        **fields,
+        start=openers[0], starts=openers[1:], first=first, end=end, scan=block.scan, **fields
     )
