@@ -1,5 +1,4 @@
-"""`mlx-provider serve` and `mlx-provider engine`, and the options of every command that talks to an
-engine."""
+"""`mlx-provider serve` and `engine`, and the options of every command that talks to an engine."""
 
 from __future__ import annotations
 

@@ -74,8 +74,7 @@ def end_engine(engine: HttpClient) -> None:
 
 
 def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
-    """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it does not
-    end."""
+    """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it goes on."""
     here, engine = runtime(environ), local_client(environ)
     try:
         try:

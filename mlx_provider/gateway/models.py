@@ -1,5 +1,4 @@
-"""Models for this machine, and the part of their context that fits into memory. Imports nothing
-heavy."""
+"""Models for this machine, and how much of their context fits into memory. Light to import."""
 
 from __future__ import annotations
 

@@ -275,8 +275,7 @@ class GrammarCompiler:
         return _Compiled(wrong, made, packed)
 
     def prepare(self) -> None:
-        """Build the vocabulary on a separate thread. An error is raised by the request that needs
-        it."""
+        """Build the vocabulary on another thread. The request that needs it raises its error."""
 
         def build() -> None:
             with suppress(BadRequest):
