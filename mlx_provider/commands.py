@@ -1,7 +1,7 @@
 """Functions for authors of commands (`mlx_register_commands`), to use models, engines and gateways.
 
-Import it inside a command, because a list of plugins does not need it. These names follow the
-core: a minor version can change them, with a note in the changelog.
+Import it inside the function of the command: listing the plugins must not load it. These names
+follow the core: a minor version can change them, with a note in the changelog.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ __all__ = [
     "ModelOptions",
     "ModelStatus",
     "PluginRegistry",
+    "Progress",
     "Proxy",
     "SeparateGateway",
     "active_blas",
@@ -104,7 +105,8 @@ class Progress:
 
 @contextmanager
 def long_command(tell: Callable[[str], None]) -> Iterator[Progress]:
-    """Run the block in the main thread, see `ending_by_signal`. `tell` gets lines of progress."""
+    """Run the block in the main thread. Raises `Ended` after a signal, and ignores further ones.
+    `tell` gets lines of progress."""
     try:
         with ending_by_signal("\nending the servers that were started ...\n"):
             yield Progress(tell)

@@ -46,7 +46,7 @@ class EngineSettings(FixedSettings):
     """Each field here has a variable `MLX_PROVIDER_<FIELD>`, read by its entry in `_KINDS`."""
 
     memory_limit: int | None = None
-    """Bytes for weights, rows, passes, free buffers and prefixes. Unset: `serving/residents.py`
+    """Bytes for weights, rows, passes, free buffers and prefixes. Unset: `serving/memory_limit.py`
     computes it."""
     max_rows: int = 64
     """Most decoding rows. More requests wait."""

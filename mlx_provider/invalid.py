@@ -1,5 +1,4 @@
-"""Converts validation errors to messages for the client, the same through LiteLLM and directly to
-an engine."""
+"""Converts validation errors to messages for the client, the same with LiteLLM and without."""
 
 from collections.abc import Sized
 from reprlib import Repr

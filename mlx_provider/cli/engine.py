@@ -1,5 +1,4 @@
-"""`mlx-provider serve` and `mlx-provider engine`, and the options of every command that talks to an
-engine."""
+"""`mlx-provider serve` and `engine`, and the options of every command that talks to an engine."""
 
 from __future__ import annotations
 
@@ -7,14 +6,15 @@ import json
 import math
 import os
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from ..config import PREFIX, Runtime, runtime
-from ..errors import EngineUnavailable
+from ..config import PREFIX, runtime
+from ..errors import EngineUnavailable, OtherProtocol
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -28,49 +28,27 @@ ApiBase = Annotated[
     typer.Option(help="http://host:port or unix:/path of an engine. Default: this machine's."),
 ]
 ApiKeyFile = Annotated[
-    Path | None,
-    typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY."),
+    Path | None, typer.Option(help=f"File with the engine's key. Default: {PREFIX}API_KEY.")
 ]
-engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+engine = typer.Typer(no_args_is_help=True, help="The engine process of this machine and user.")
 
 
-def running_engine(
+def client_of_running(
     api_base: str | None = None,
     file: Path | None = None,
     *,
     as_json: bool = False,
     err: bool = False,
 ) -> HttpClient:
-    """Ends the command with a message and exit code 3 if this machine has no engine. `err`: on
-    stderr, where stdout is for a program. Raises as `none_runs`."""
-    if api_base is None and (why := none_runs(runtime())):
+    """A client of the engine. Ends the command with a message and exit code 3 if this machine has
+    none. `err`: on stderr, where stdout is for a program. Raises as `why_none_runs`."""
+    from ..client.runtime_folder import why_none_runs
+
+    if api_base is None and (why := why_none_runs(runtime())):
         typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why, err=err)
         raise typer.Exit(NONE_RUNS)
     return http_client(api_base, file)
-
-
-def none_runs(here: Runtime) -> str:
-    """Why there is no engine; empty: a process holds the lock. Raises `EngineUnavailable` for
-    another user's folder, and for something else at the socket's path."""
-    from ..client.runtime_folder import check_folder, is_held
-
-    if not check_folder(here) or not here.socket.exists():
-        none = f"no engine runs in {here.folder}: the first request starts one"
-        return "" if is_held(here.lock) else none
-    if not here.socket.is_socket():
-        raise EngineUnavailable(f"{here.socket} is not a socket: remove it")
-    if is_held(here.lock):
-        return ""
-    if here.listens():
-        raise EngineUnavailable(
-            f"some process that is no engine of mlx-provider listens on {here.socket}: end it "
-            f"(`lsof {here.socket}` names it), or set {PREFIX}RUNTIME_DIR to another folder"
-        )
-    return (
-        f"no engine runs: {here.socket} was left behind by one that was killed, "
-        "and the next request starts another in its place"
-    )
 
 
 def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:
@@ -140,7 +118,7 @@ def status(
     """
     from ..client.runtime_folder import differences, identity
 
-    client = running_engine(api_base, api_key_file, as_json=as_json)
+    client = client_of_running(api_base, api_key_file, as_json=as_json)
     health = _health(client, own=api_base is None)
     other = list(differences(health.identity, identity()).values())
     if as_json:
@@ -163,12 +141,14 @@ def stop(
 
     The next request starts one with the plugins and settings of its sender.
     """
+    from ..client.runtime_folder import why_none_runs
     from ..gateway.engine import end_when
 
-    if why := none_runs(runtime()):
+    if why := why_none_runs(runtime()):
         typer.echo(why)
         return
-    _health(http_client())  # its errors say more
+    with suppress(OtherProtocol):  # such an engine can still be told to end
+        _health(http_client())  # its errors say more than those of `end_when`
     happens = end_when(os.environ, "`mlx-provider engine stop`", "idle" if idle else "now")
     typer.echo(f"engine {happens}")
 
@@ -182,7 +162,7 @@ def logs(
 
     path = runtime().log
     if not path.exists():
-        running_engine()
+        client_of_running()
         raise EngineUnavailable(f"there is no log at {path}: no engine was started here")
     with os.fdopen(open_own_file(path, os.O_RDONLY), errors="replace") as log:
         for text in deque(log, lines):

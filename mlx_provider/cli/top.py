@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..errors import EngineUnavailable
 from ..logs import printable
-from .engine import ApiBase, ApiKeyFile, AsJson, running_engine
+from .engine import ApiBase, ApiKeyFile, AsJson, client_of_running
 
 if TYPE_CHECKING:
     from ..client.http import HttpClient
@@ -38,7 +38,7 @@ def top(
 
     Exit code 3: no engine runs.
     """
-    client = running_engine(api_base, api_key_file, as_json=as_json)
+    client = client_of_running(api_base, api_key_file, as_json=as_json)
     console = Console(highlight=False)
     if as_json:
         typer.echo(client.stats().model_dump_json(indent=2))
@@ -156,7 +156,7 @@ def cache(
     """
     import yaml
 
-    client = running_engine(api_base, api_key_file, as_json=as_json)
+    client = client_of_running(api_base, api_key_file, as_json=as_json)
     if clear:
         client.cache_clear()
     report = client.cache_report()
@@ -172,4 +172,4 @@ def metrics(api_base: ApiBase = None, api_key_file: ApiKeyFile = None) -> None:
 
     Exit code 3: no engine runs.
     """
-    typer.echo(running_engine(api_base, api_key_file, err=True).metrics(), nl=False)
+    typer.echo(client_of_running(api_base, api_key_file, err=True).metrics(), nl=False)

@@ -25,10 +25,7 @@ from ..upstream.runtime import VARIABLES
 
 OWN, PYTHON = "mlx-provider", "python"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
-NOT_IDENTITY = {
-    *(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")),
-    *VARIABLES,
-}
+NOT_IDENTITY = {*(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")), *VARIABLES}
 """Variables that make no engine out of date: a secret, those in which its clients may differ, and
 those that the engine sets itself."""
 OTHER_VARIABLES = (
@@ -205,7 +202,28 @@ def is_held(path: Path) -> bool:
     return lock is None
 
 
-def has_ended(path: Path, pid: int, seconds: float) -> bool:
+def why_none_runs(runtime: Runtime) -> str:
+    """Why there is no engine; empty: a process holds the lock. Raises like `check_folder`, also for
+    something else at the socket's path."""
+    if not check_folder(runtime) or not runtime.socket.exists():
+        none = f"no engine runs in {runtime.folder}: the first request starts one"
+        return "" if is_held(runtime.lock) else none
+    if not runtime.socket.is_socket():
+        raise EngineUnavailable(f"{runtime.socket} is not a socket: remove it")
+    if is_held(runtime.lock):
+        return ""
+    if runtime.listens():
+        raise EngineUnavailable(
+            f"some process that is no engine of mlx-provider listens on {runtime.socket}: end it "
+            f"(`lsof {runtime.socket}` names it), or set {PREFIX}RUNTIME_DIR to another folder"
+        )
+    return (
+        f"no engine runs: {runtime.socket} was left behind by one that was killed, "
+        "and the next request starts another in its place"
+    )
+
+
+def has_ended(path: Path, pid: int | str, seconds: float) -> bool:
     """Whether the process frees the lock within so many seconds; another one may then hold it."""
     deadline = time.monotonic() + seconds
     while is_held(path) and holder(path) == str(pid):

@@ -64,8 +64,7 @@ def retry(work: Callable[[], T]) -> T:
 
 
 class Call:
-    """One request with its own connection: in HTTP/1.1, only the end of the connection cancels a
-    request."""
+    """One request with its own connection: in HTTP/1.1, only its end cancels a request."""
 
     def __init__(self) -> None:
         self.ending: MLXProviderError | None = None

@@ -47,8 +47,7 @@ def machine_checks() -> Checks:
 
 
 def model_checks(*, thorough: bool = True) -> Checks:
-    """Without a model, only `disk.models` finds anything. If the first check fails, the others are
-    left out."""
+    """Without a model, only `disk.models` finds anything. If the first one fails, none follows."""
     from . import machine, model
 
     checks: Checks = (

@@ -1,9 +1,10 @@
-"""Memory of the machine, its folders, settings and plugins, the engine of this user, and the
-`config.yaml` of a LiteLLM proxy in the working folder."""
+"""Checks of `mlx-provider doctor` for the machine: memory, folders, settings, plugins, this user's
+engine, and the `config.yaml` of a LiteLLM proxy in the working folder."""
 
 import difflib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from ..client.connection import local_client
-from ..client.runtime_folder import check_folder, differences, holder, identity, is_held
+from ..client.runtime_folder import check_folder, differences, holder, identity, why_none_runs
 from ..config import PREFIX, SETTING_NAMES
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
@@ -22,7 +23,7 @@ from ..registry.discovery import SELECTION
 from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
 from ..serving.hub import cache_root
-from ..serving.residents import available_memory
+from ..serving.memory_limit import available_memory
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9
@@ -37,6 +38,8 @@ RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 CONFIG, LARGEST_CONFIG = "config.yaml", 2**22
 """Its name, and its most bytes."""
 HANDLER, OPTIONS_PATH = "mlx_provider.litellm.handler", "model_info.mlx"
+NAME = b"mlx_provider"
+"""A file without it is of another program."""
 OPTIONS = frozenset(OperatorOptions.model_fields)
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
@@ -77,16 +80,15 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
 
 
 def check_runtime_folder(subject: Subject) -> Iterator[Finding]:
-    folder, problem = subject.runtime.folder, ""
-    remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
+    folder, problem, remedy = subject.runtime.folder, "", ""
     summary = f"{folder} will be made"
     try:
         if check_folder(subject.runtime):
             summary = f"{folder} is this user's alone"
         if (free := _free(folder)) < LOG_BYTES:
-            problem = (
-                f"{folder}: only {format_size(free)} are free for sockets and the engine's log"
-            )
+            size = format_size(free)
+            problem = f"{folder}: only {size} are free for sockets and the engine's log"
+            remedy = f"free some, or set {PREFIX}RUNTIME_DIR to a folder on another disk"
     except EngineUnavailable as error:  # `check_folder` ends its messages with a remedy
         problem, _, remedy = error.message.rpartition(": ")
     yield Finding.of("runtime.folder", problem, summary, remedy)
@@ -106,8 +108,8 @@ def check_disk_tier(subject: Subject) -> Iterator[Finding]:
         sizes = f"prefixes take {format_size(used)} of {format_size(most)}"
         summary = f"{folder}: {sizes}, {format_size(free)} are free"
         remedy = f"free some, or lower {PREFIX}DISK_CACHE_BYTES (0: no cache on disk)"
-        full = summary if free < max(most - used, SPARE_BYTES) else ""
-        yield Finding.of(name, full, summary, remedy, "warn")
+        problem = summary if free < max(most - used, SPARE_BYTES) else ""
+        yield Finding.of(name, problem, summary, remedy, "warn")
 
 
 def check_download(subject: Subject) -> Iterator[Finding]:
@@ -119,13 +121,11 @@ def check_download(subject: Subject) -> Iterator[Finding]:
         yield Finding("disk.models", "warn", summary, remedy)
         return
     needed = LEAST_BYTES if subject.model is None else subject.checkpoint.weight_bytes
-    summary = (
-        f"{root}: {format_size(_free(root))} are free, {subject.model or 'a useful model'} takes "
-    )
-    summary += format_size(needed)
-    full = summary if _free(root) < needed else ""
+    free, model = _free(root), subject.model or "a useful model"
+    summary = f"{root}: {format_size(free)} are free, {model} takes {format_size(needed)}"
+    problem = summary if free < needed else ""
     state: State = "fail" if subject.model else "warn"
-    yield Finding.of("disk.models", full, summary, remedy, state)
+    yield Finding.of("disk.models", problem, summary, remedy, state)
 
 
 def check_plugins(subject: Subject) -> Iterator[Finding]:
@@ -147,26 +147,24 @@ def check_plugins(subject: Subject) -> Iterator[Finding]:
     yield Finding.of("plugins.working", problem, ", ".join(working), remedy)
 
 
-def _free(folder: Path) -> int:
-    """Free bytes on the disk of a folder, which need not exist yet."""
-    path = folder.expanduser().absolute()
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-    return shutil.disk_usage(nearest).free
-
-
 def check_engine(subject: Subject) -> Iterator[Finding]:
-    client = local_client(subject.environ)
-    lock, log = subject.runtime.lock, subject.runtime.log
+    here, client, none = subject.runtime, local_client(subject.environ), None
     try:
-        yield from engine_report(client.health(), subject)
+        if none := why_none_runs(here):
+            yield Finding("engine.running", "ok", none)
+        else:
+            yield from engine_report(client.health(), subject)
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
-        pid = holder(lock) if is_held(lock) else ""
-        problem = f"engine process {pid} does not answer ({error.message})" if pid else ""
-        remedy = f"see {log}, end process {pid}, or wait if it is starting"
-        none = "none runs; the first request starts one"
-        yield Finding.of("engine.running", problem, none, remedy, "warn")
+        if none is None:  # `why_none_runs` ends its messages with a remedy
+            what, _, remedy = error.message.rpartition(": ")
+            yield Finding("engine.running", "fail", what, remedy)
+            return
+        pid = holder(here.lock)
+        what = f"engine process {pid} does not answer ({error.message})"
+        remedy = f"see {here.log}, end process {pid}, or wait if it is starting"
+        yield Finding("engine.running", "warn", what, remedy)
     finally:
         client.close()
 
@@ -180,28 +178,28 @@ def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
     summary = f"process {health.pid}, mlx-provider {health.version} on {health.device}: {models}, "
     yield Finding("engine.running", "ok", summary + format_size(health.active_memory))
     if changed := differences(health.identity, identity(subject.environ)):
-        summary = (
-            f"the engine was started with other settings or plugins: {'; '.join(changed.values())}"
-        )
+        texts = "; ".join(changed.values())
+        summary = f"the engine was started with other settings or plugins: {texts}"
         yield Finding("engine.settings", "warn", summary, RESTART)
 
 
 def check_config_file(subject: Subject) -> Iterator[Finding]:
     """Nothing if there is no file, or if it does not concern this package."""
-    path, text = subject.working_folder / CONFIG, "mlx_provider"
+    path, data = subject.working_folder / CONFIG, b""
     try:
-        text = read_bounded(path, LARGEST_CONFIG).decode()
-        content = _fields(yaml.safe_load(text))
+        data = read_bounded(path, LARGEST_CONFIG)
+        content = _fields(yaml.safe_load(data.decode()))
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        if "mlx_provider" not in text:  # of another program, perhaps with tags of its own
+        if data and NAME not in data:  # of another program, perhaps with tags of its own
             return
+        state: State = "fail" if data else "warn"
         summary = f"{path} cannot be read: {' '.join(str(error).split())[:300]}"
-        yield Finding("config.file", "fail", summary, "correct the file")
+        yield Finding("config.file", state, summary, "correct the file")
         return
     entries = [entry for entry in _list(content.get("model_list")) if _model(entry)]
-    if not entries and "mlx_provider" not in text:
+    if not entries and NAME not in data:
         return
     problems = list(_handler(content))
     for entry in entries:
@@ -213,6 +211,13 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
         ]
     summary = f"{path}: it names {len(entries)} model(s) of this package"
     yield from problems or [Finding("config.file", "ok", summary)]
+
+
+def _free(folder: Path) -> int:
+    """Free bytes on the disk of a folder, which need not exist yet."""
+    path = folder.expanduser().absolute()
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    return shutil.disk_usage(nearest).free
 
 
 def _handler(content: Fields) -> Iterator[Finding]:
@@ -243,19 +248,20 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
         yield f"{OPTIONS_PATH} is not a mapping", f"write {OPTIONS_PATH}: {{kv_bits: 8}}"
         return
     # `model_info.mlx_kv_bits` is the same as `model_info.mlx.kv_bits`
-    named = {str(name): value for name, value in info.items()}
-    flat = {name[4:]: value for name, value in named.items() if name.startswith("mlx_")}
+    flat = {str(n)[4:]: value for n, value in info.items() if str(n).startswith("mlx_")}
     given = flat | {str(name): value for name, value in nested.items()}
+    places = {name: f"{OPTIONS_PATH}_{name}" for name in flat}
+    places |= {str(name): f"{OPTIONS_PATH}.{name}" for name in nested}
     for name in given.keys() - OPTIONS:
         remedy = _similar(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
-        place = f"{OPTIONS_PATH}_{name}" if name in flat else f"{OPTIONS_PATH}.{name}"
-        yield f"{place} is no option", remedy
+        yield f"{places[name]} is no option", remedy
     known = {name: given[name] for name in given if name in OPTIONS}
     try:
         options = OperatorOptions.model_validate(known)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
-            place = ".".join([OPTIONS_PATH, *map(str, fault["loc"])])
+            name, *inside = map(str, fault["loc"])
+            place = ".".join([places[name], *inside])
             yield f"{place}: {fault['msg']}", "correct it"
         return
     registry = subject.registry
@@ -276,7 +282,9 @@ def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
     name = _model(entry)
     if _fields(entry.get("litellm_params")).get("api_base") or not name.startswith(("/", ".", "~")):
         return
-    path = Path(name).expanduser()
+    path = Path(name)
+    with suppress(RuntimeError):  # there is no such user
+        path = path.expanduser()
     if not (config.parent / path).is_dir():
         yield f"no folder {name}", "write the full path of a model's folder"
     elif not path.is_absolute():

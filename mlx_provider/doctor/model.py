@@ -28,7 +28,7 @@ from ..gateway.models import device_memory, format_size
 from ..gateway.proxy import start_proxy
 from ..serving.estimate import context_that_fits, footprint
 from ..serving.hub import full_name
-from ..serving.residents import pool_limit
+from ..serving.memory_limit import pool_limit
 from ..serving.weight_files import broken_files, stored_tensors
 from .subject import Finding, State, Subject
 

@@ -27,8 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_modules(folder: Path) -> list[Mapping[str, Any]]:
-    """The modules of sentence-transformers that a folder lists, the model first. Raises
-    `BadRequest`."""
+    """The modules of sentence-transformers in a folder, the model first. Raises `BadRequest`."""
     content = _content(folder / "modules.json", [])
     listed = content if isinstance(content, list) else []
     return [module for module in listed if isinstance(module, Mapping)]

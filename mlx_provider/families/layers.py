@@ -24,13 +24,7 @@ from ..upstream.attention import route as route_attention
 from ..upstream.attention import watch_attention
 from ..upstream.patching import patch
 
-__all__ = [
-    "QUANTISED",
-    "expand",
-    "patch",
-    "route_attention",
-    "watch_attention",
-]
+__all__ = ["QUANTISED", "expand", "patch", "route_attention", "watch_attention"]
 
 QUANTISED = (
     "QuantizedLinear",

@@ -100,10 +100,7 @@ def load_text(
     `BadRequest`.
     """
     loaded = mlx_lm.load(
-        path,
-        adapter=options.adapter,
-        trust_remote_code=options.trust_remote_code,
-        classes=classes,
+        path, adapter=options.adapter, trust_remote_code=options.trust_remote_code, classes=classes
     )
     if options.dtype is not None:
         expand(loaded.model, options.dtype)

@@ -16,7 +16,7 @@ from ..client.connection import local_client
 from ..client.http import HttpClient, When
 from ..client.runtime_folder import POLL, has_ended, holder, is_held
 from ..config import LOCK, PREFIX, runtime
-from ..errors import EngineUnavailable, MLXProviderError
+from ..errors import EngineUnavailable, MLXProviderError, OtherProtocol
 from ..isolation import Fault, attempt
 from ..protocol.events import Failed
 from ..protocol.health import Stats
@@ -69,16 +69,18 @@ def end_engine(engine: HttpClient) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.kill(int(text), number)
-            if has_ended(lock, int(text), END_LIMIT):
+            if has_ended(lock, text, END_LIMIT):
                 break
 
 
 def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
-    """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it does not
-    end."""
+    """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it goes on."""
     here, engine = runtime(environ), local_client(environ)
     try:
-        pid = engine.health().pid
+        try:
+            pid = str(engine.health().pid)
+        except OtherProtocol:
+            pid = holder(here.lock)
         ends = engine.stop(reason, when)
     except EngineUnavailable:
         return "none runs"

@@ -1,5 +1,4 @@
-"""Models for this machine, and the part of their context that fits into memory. Imports nothing
-heavy."""
+"""Models for this machine, and how much of their context fits into memory. Light to import."""
 
 from __future__ import annotations
 
@@ -125,7 +124,7 @@ def alias(model: str) -> str:
 def device_memory(environ: Mapping[str, str] = os.environ) -> int:
     """Limit of the engine: if it runs, the one that it found before it loaded models."""
     from ..client.connection import local_client
-    from ..serving.residents import memory_limit
+    from ..serving.memory_limit import memory_limit
 
     require_mlx()
     chosen = engine_settings(environ).memory_limit

@@ -73,8 +73,7 @@ class GatewayFiles:
             self.folder.chmod(0o700)
 
     def key(self) -> tuple[str, bool]:
-        """The proxy's master key, and whether it is new. A key that other users could read is
-        replaced."""
+        """The proxy's master key, and whether it is new. One that others can read is replaced."""
         with _report_unusable(self.key_file):
             with suppress(FileNotFoundError), os.fdopen(open_own(self.key_file), "rb") as file:
                 key = file.read(LARGEST).decode("ascii", "replace").strip()

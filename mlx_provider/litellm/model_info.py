@@ -106,8 +106,7 @@ ENFORCED = [
 """Abilities of all models of chat: calls and schemas are enforced token by token, whatever a model
 was trained for."""
 OWN_CONTEXT = "mlx_context_length"
-"""The model's own context in an entry: the router overwrites limits by those of the last config
-entry."""
+"""The model's own context in an entry: the router takes limits from the last config entry."""
 LIMITS = ("max_tokens", "max_input_tokens", "max_output_tokens")
 PRICES = ("input_cost_per_token", "output_cost_per_token")
 CACHE_PRICES = ("cache_read_input_token_cost", "cache_creation_input_token_cost")
@@ -123,8 +122,7 @@ def map_entry(model: str) -> Mapping[str, Any]:
 
 
 def add_to_map(model: str, facts: ModelFacts | Accepted, mode: str = "chat") -> None:
-    """Add a model to LiteLLM's map, or new facts about it. The widest of several contexts
-    counts."""
+    """Add a model to LiteLLM's map, or new facts about it, with its widest context."""
     before = map_entry(model)
     fields: dict[str, Any] = {}
     if not before:

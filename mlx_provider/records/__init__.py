@@ -1,4 +1,5 @@
-"""The records and types of the plugin interface."""
+"""The records and types of the plugin interface. `model`: loading and running a checkpoint;
+`parsing` and `reading`: calls and reasoning in replies; `extensions`: all others."""
 
 # ruff: noqa: F403, F405
 from .blocks import *

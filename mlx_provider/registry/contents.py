@@ -185,8 +185,7 @@ class Catalog(Generic[R]):
         self._owned: dict[str, tuple[R, Plugin]] = {}
 
     def check(self, records: Sequence[R], plugin: Plugin) -> None:
-        """Raise `PluginError` if a record's name, or a third party's alias, belongs to another
-        plugin."""
+        """Raise `PluginError` if another plugin has a record's name or a third party's alias."""
         for record in records:
             owned = self._owned.get(canonical(record.name))
             if owned is not None and (not owned[1].built_in or plugin.built_in):

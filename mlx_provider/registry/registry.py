@@ -86,8 +86,7 @@ class PluginRegistry:
         return self._catalogs[kind]
 
     def sources(self, plugin: Plugin) -> str:
-        """Digest of a third party's source files when they were loaded; empty for a built-in
-        plugin."""
+        """Digest of a third party's source files when they were loaded; empty if built in."""
         return self._digests.get(plugin.key, "")
 
     def computing(self, family: Plugin) -> str:

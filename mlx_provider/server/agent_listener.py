@@ -1,5 +1,4 @@
-"""A listener on loopback with its own key for one agent. It closes with the connection that asked
-for it."""
+"""A loopback listener with its own key for one agent. It closes with the connection that asked."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager

@@ -73,8 +73,7 @@ class EngineApp:
         self._identity = dict(identity or {})
         self._started = int(time.time())
         self.stopping = anyio.Event()
-        """Set at the end of the process: attached clients are disconnected, requests are
-        refused."""
+        """Set at the end of the process: clients are disconnected, requests are refused."""
         self.listener = ListenerRoute(self._agents_app, self.stopping)
         self.asgi = Starlette(
             routes=self._routes(remote=bool(keys)),

@@ -207,8 +207,7 @@ class EngineServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def stop(self, *signalled: object) -> None:
-        """Takes effect in the next turn of uvicorn's main loop. No request is accepted until
-        then."""
+        """Takes effect in the next turn of uvicorn's loop; no request is accepted until then."""
         self.app.handover.ending = True
         self.listener.remove()  # new clients now wait for the next engine
         self._hurry = self.should_exit

@@ -138,8 +138,7 @@ class Times:
         return replace(found, curve=replace(curve, drafts=tuple(drafts)))
 
     def _time_chunks(self) -> tuple[Seconds, Curve]:
-        """Over empty caches, which is the first result, then over the deepest cache for which there
-        is memory."""
+        """Over empty caches, the first result, then over the deepest that fits into memory."""
         slower = list[float]()  # the first passes of whole tiles, by so many seconds
 
         def run(width: int) -> Took:

@@ -31,7 +31,7 @@ from .loader import load_error
 from .measurements import Measurements, batching, circumstances, fixed_passes
 from .probe import Probe, Reserve, probe, unlimited
 from .reproducible import Reproducible
-from .residents import RowBudgets, RowLedger
+from .row_ledger import ProcessMemory, RowLedger
 from .stats import LoadProgress
 from .weights import EngineInstance, Weights, kv_kind
 
@@ -65,7 +65,7 @@ class EngineBuilder:
     _registry: PluginRegistry
     _worker: EngineWorker
     _recorder: Recorder
-    _budgets: RowBudgets
+    _memory: ProcessMemory
     _progress: LoadProgress
 
     @property
@@ -99,12 +99,12 @@ class EngineBuilder:
         s, found, fixed = self._settings, measured.probe, None
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:
-            reserve = self._budgets.reserve
+            reserve = self._memory.reserve
             fixed = Reproducible.of(weights.model, kv.make_cache, found, limits, reserve)
             limits = replace(limits, max_chunk=fixed.shapes.tokens)
         loaded = LoadedDrafters()
         if found.drafts and fixed is None:
-            ledger = self._budgets.ledger
+            ledger = self._memory.ledger
             room = (ledger.free - ledger.live()) // 2  # the rest is for rows
             loaded = load_drafters(self._registry, weights.key.folder, weights.model, options, room)
         policy = self._policy(weights, options, kv, measured, fixed)
@@ -149,7 +149,7 @@ class EngineBuilder:
         measured: Measured,
         fixed: Reproducible | None,
     ) -> PrefixCachePolicy:
-        found, ledger = measured.probe, self._budgets.ledger
+        found, ledger = measured.probe, self._memory.ledger
         # sparse prefill moves rows to other caches
         in_place = fixed is None and options.sparse_prefill is None
         shared = None
@@ -158,7 +158,7 @@ class EngineBuilder:
             copies = free // (COPIES * max(1, found.memory.token_bytes))
             shared = max(1, min(measured.least_shared, copies))
         return PrefixCachePolicy(
-            self._budgets.prefixes.cache(),
+            self._memory.prefixes.cache(),
             weights.model,
             # a prefix of a reproducible model must be computed here, by this software and device
             f"{weights.key.kind}, {kv.key}" if fixed else kv.name,
@@ -177,14 +177,14 @@ class EngineBuilder:
         passes = PassMemory.of(measured.passes, curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, memory.state_bytes) if fixed else passes
         return Scheduler(
-            RowLedger(limits, self._budgets, weights, memory, passing),
+            RowLedger(limits, self._memory, weights, memory, passing),
             Costs(curve),
             grid=GRID if memory.recurrent else 1,
             fixed=fixed.shapes if fixed else None,
         )
 
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
-        model, make_cache, reserve = weights.model, kv.make_cache, self._budgets.reserve
+        model, make_cache, reserve = weights.model, kv.make_cache, self._memory.reserve
         if compiles():
             with self._progress.stage(weights.name, "compiling kernels, once on this machine"):
                 compile_kernels(model, make_cache, reserve)

@@ -265,7 +265,7 @@ class LoadQueue:
         return waiter.plan.nbytes + max(waiter.rows, self._row_bytes()) - self._ledger.free
 
     def _row_bytes(self) -> int:
-        leases = (lease.rows for resident in self._ledger for lease in resident.leases)
+        leases = (lease.row_bytes for resident in self._ledger for lease in resident.leases)
         return max(self._ledger.live(), *leases, 0)
 
     def _idle(self, need: int, key: Hashable, before: float = inf) -> list[Resident] | None:

@@ -52,8 +52,7 @@ log = logging.getLogger(__name__)
 MASK_THREADS = 2
 """Threads that compute grammar masks in parallel with the device's step."""
 LARGE_VOCABULARY = 1 << 15
-"""From this size, the vocabulary for grammars is built at load; a smaller one takes
-milliseconds."""
+"""From this size, the vocabulary for grammars is built at load; a smaller one is quick."""
 
 
 @dataclass(frozen=True)

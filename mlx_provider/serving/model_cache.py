@@ -26,8 +26,10 @@ from .engine_builder import EngineBuilder
 from .hub import folder_of, no_folder
 from .load_queue import LoadQueue
 from .loader import Loader
+from .memory_limit import memory_limit, pool_limit
 from .prefixes import Prefixes
-from .residents import Lease, MemoryLedger, RowBudgets, memory_limit, pool_limit
+from .residents import Lease, MemoryLedger
+from .row_ledger import ProcessMemory
 from .stats import LoadProgress
 from .weights import EngineInstance, ModelView, Weights, WeightsKey
 
@@ -61,8 +63,8 @@ class ModelCache:
         made = registry, worker, self.ledger, self.prefixes.shrink, self.progress
         self.loader = Loader(*made, settings.feature_bytes)
         self.queue = LoadQueue(self.ledger, self.loader.unload, patience=settings.model_wait)
-        budgets = RowBudgets(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
-        self.builder = EngineBuilder(settings, registry, worker, recorder, budgets, self.progress)
+        memory = ProcessMemory(self.ledger, self.queue, self.prefixes, self.loader.unload_here)
+        self.builder = EngineBuilder(settings, registry, worker, recorder, memory, self.progress)
 
     def use(
         self,

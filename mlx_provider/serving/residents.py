@@ -1,5 +1,5 @@
-"""The models in memory, and what they leave of the memory limit for live rows, images and the
-prefix cache."""
+"""The models in memory, their leases, and the ledger of the memory limit, which divides it among
+weights, live rows, images and the prefix cache."""
 
 from __future__ import annotations
 
@@ -11,35 +11,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
-import psutil
-
-from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
 from ..errors import LoadFailed, MemoryInUse
 
 if TYPE_CHECKING:
     from ..engine.prefix_cache.cache import PrefixCache
-    from .load_queue import LoadQueue
-    from .prefixes import Prefixes
     from .weights import Weights
 
-RESERVE = 0.15
-"""Share of the working set that the device recommends, or of its own memory, that stays free: MLX
-uses memory that it does not count. On CUDA these are the plans and workspaces of first passes, 3 to
-12 GB on an H100 of 80 GB with a model of 8B."""
-CUDA_RESERVE = 3 * 2**30
-"""Bytes that stay free on any CUDA device: the least that was seen there."""
-LEAST_SHARE = 0.5
-"""Share of the free memory that is used even if the reserve is larger than the rest."""
-HOST_SHARE = 0.7
-"""Share of the host's memory, if the device does not report its own."""
-COMPRESSED = 1 / 8
-"""Share of the memory of other programs that counts as free on a Mac, which compresses idle pages
-and counts files in its cache as in use."""
-POOL = 2 * 2**30
-"""Most bytes of freed buffers that MLX keeps for reuse."""
-POOL_SHARE = 1 / 16
-"""Share of the memory limit that the pool may have at most: a small machine has small passes."""
 OTHERS_SHARE = 1 / 3
 """Share of the memory beside weights that the prefix cache leaves to the next requests and to other
 programs, unless the operator sets its size."""
@@ -100,17 +77,18 @@ class Lease(AbstractContextManager["Lease"]):
 
     model: Weights
     key: Hashable
-    rows: int
+    row_bytes: int
     """Bytes that weights must leave for its rows."""
     _ledger: MemoryLedger = field(repr=False)
     _ended: Callable[[Lease], None] = field(repr=False)
 
-    def covers(self, rows: int) -> bool:
-        """Whether so many bytes for rows fit beside all weights. If so, they are reserved."""
+    def covers(self, row_bytes: int) -> bool:
+        """Whether so many bytes for rows fit beside all weights. If so, no weights may take them;
+        rows of other leases can."""
         with self._ledger.lock:
-            if rows > self._ledger.free:
+            if row_bytes > self._ledger.free:
                 return False
-            self.rows = rows
+            self.row_bytes = row_bytes
             return True
 
     def release(self) -> None:
@@ -175,10 +153,10 @@ class MemoryLedger:
         """Bytes of the prefix cache that rows use, so that they cannot be evicted."""
         return 0 if self.prefix_cache is None else self.prefix_cache.in_use
 
-    def live(self, apart: Hashable = None) -> int:
-        """Reserved bytes of rows of all models except `apart`, and of the part of the prefix cache
+    def live(self, except_key: Hashable = None) -> int:
+        """Reserved bytes of rows of all models except that one, and of the part of the prefix cache
         that rows use."""
-        models = (resident.model for resident in self if resident.key != apart)
+        models = (resident.model for resident in self if resident.key != except_key)
         return self.in_use + sum(model.live_bytes for model in models if model is not None)
 
     @property
@@ -201,7 +179,7 @@ class MemoryLedger:
 
     def too_full(self, key: Hashable, name: str, nbytes: int) -> MemoryInUse:
         """`nbytes`: of the weights, unless the model is in memory."""
-        used = sum(bool(resident.leases) for resident in self)
+        used = sum(bool(resident.leases) for resident in self if resident.key != key)
         pinned = sum(resident.nbytes for resident in self if resident.pinned)
         kept = f", {pinned} are pinned (keep_alive: -1)" if pinned else ""
         return MemoryInUse(
@@ -210,97 +188,3 @@ class MemoryLedger:
             f"in use; try again in {RETRY_AFTER:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
             retry_after=RETRY_AFTER,
         )
-
-
-@dataclass(frozen=True)
-class RowBudgets:
-    ledger: MemoryLedger
-    queue: LoadQueue
-    prefixes: Prefixes
-    unload: Callable[[Weights], None]
-    """Called on the engine thread."""
-
-    def reserve(self, nbytes: int) -> bool:
-        """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
-        left = self.ledger.unused - nbytes
-        if left >= 0:
-            self.prefixes.evict_to(left + self.ledger.in_use)
-        return left >= 0
-
-
-@dataclass(eq=False)
-class RowLedger(Ledger):
-    """For the rows of one engine."""
-
-    limits: Limits
-    _process: RowBudgets
-    _weights: Weights
-    _memory: MemoryProfile
-    _passing: Callable[[int, int], int]
-    """Bytes of a pass, see `pass_bytes`."""
-
-    def row_bytes(self, tokens: int) -> int:
-        return self._memory.row_bytes(tokens)
-
-    def pass_bytes(self, tokens: int, rows: int) -> int:
-        return self._passing(tokens, rows)
-
-    def available(self) -> int:
-        return self._process.ledger.free - self._others()
-
-    def alone(self) -> int:
-        return self._process.ledger.limit - self._process.ledger.of(self._weights.key)
-
-    def image_bytes(self) -> int:
-        return self._process.ledger.media()
-
-    def others_go_on(self) -> bool:
-        return self._process.queue.others_go_on(self._weights.key)
-
-    def unloadable(self, need: int, pinned: int) -> int:
-        others, queue = self._others() + pinned, self._process.queue
-        return queue.unloadable(self._weights.key, need, others, stuck=self._stuck(need))
-
-    def reclaim(self, need: int) -> None:
-        others, stuck, process = self._others(), self._stuck(need), self._process
-        process.queue.make_way(self._weights.key, need, others, process.unload, stuck=stuck)
-        left = self.available() - need
-        if left >= 0:
-            process.prefixes.evict_to(left + process.ledger.in_use)
-
-    def _others(self) -> int:
-        """Bytes that rows of other models, and the part of the prefix cache in use, have."""
-        return self._process.ledger.live(apart=self._weights.key)
-
-    def _stuck(self, need: int) -> bool:
-        """Running rows need no more than they have, or no row runs."""
-        live = self._weights.live_bytes
-        return need <= live or not live
-
-
-def available_memory() -> int:
-    """Bytes that no other program uses: of a CUDA device, as it reports (mlx 0.32, `device_info`),
-    else of the machine."""
-    free = mx.device_info().get("free_memory")
-    others = free if isinstance(free, int) else psutil.virtual_memory().available
-    return int(others + mx.get_active_memory() + mx.get_cache_memory())
-
-
-def memory_limit(chosen: int | None) -> int:
-    """Bytes that this process may use on the device. Metal recommends a working set."""
-    if chosen is not None:
-        return chosen
-    info, free, host = mx.device_info(), available_memory(), psutil.virtual_memory().total
-    recommended, card = info.get("max_recommended_working_set_size"), info.get("total_memory")
-    if isinstance(recommended, int) and recommended > 0:
-        return int(min((1 - RESERVE) * recommended, free + COMPRESSED * (host - free)))
-    if isinstance(card, int) and card > 0:
-        own, reserve = min(card, free), max(CUDA_RESERVE, int(RESERVE * card))
-        return max(int(LEAST_SHARE * own), own - reserve)
-    return int(min(HOST_SHARE * host, (1 - RESERVE) * free))
-
-
-def pool_limit(limit: int) -> int:
-    if mx.default_device().type == mx.DeviceType.cpu:
-        return 0  # the CPU's allocator keeps none (mlx 0.32, backend/no_gpu/allocator.cpp)
-    return min(POOL, int(POOL_SHARE * limit))

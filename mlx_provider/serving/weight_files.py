@@ -3,8 +3,8 @@ anybody reads them, and residence on Metal.
 
 macOS may move GPU buffers out of memory, and back before each pass. MLX 0.32.4 keeps buffers
 resident up to `set_wired_limit` (backend/metal/resident.cpp), by default 0. Published gains of
-another server: 31 % for prompts on an M3 Ultra. The limit is exactly the weights' bytes: wired
-temporary buffers have caused panics of Macs (mlx #3186).
+another server: 31 % for prompts on an M3 Ultra. `wire` takes at most the weights'
+bytes and leaves memory free: wired temporary buffers have caused panics of Macs (mlx #3186).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from ..families.checkpoint import read_json
 from ..safe_open import read_bounded
 from .estimate import check_sizes
 
-FITS = 0.5
+log = logging.getLogger(__name__)
+EXPANDED_SHARE = 0.5
 """Largest share of the memory limit for expanded weights."""
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 2**28
+UNREADABLE = (LookupError, OSError, OverflowError, TypeError, ValueError, AttributeError)
+"""Errors of a file that is no JSON object of the expected form."""
 LARGEST_HEADER = 100_000_000
 """Bytes: the format's own limit (safetensors 0.6, `MAX_HEADER_SIZE`)."""
 WIDENED = ("F8_E4M3", "F8_E5M2")
@@ -36,14 +39,31 @@ USUAL_GROUP = 64
 PACKED, PER_BYTE = ("U8", "I32", "U32"), 2
 """Matrices of these dtypes hold packed 4-bit weights, which mlx-lm and mlx-vlm convert while they
 load (AWQ, GPTQ, compressed tensors, blocks of MXFP4)."""
+DESCRIPTIONS = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    INDEX,
+)
+"""JSON objects that libraries read."""
+ADAPTER = "adapter_config.json"
+WIRED_SHARE = 0.65
+"""Largest wired share of the machine's memory."""
+NEVER_WIRED = 8 * 2**30
+"""Bytes of the machine's memory."""
 
 
 def weights_dtype(chosen: str, expanded_bytes: int, limit: int) -> str | None:
     """`None`: the checkpoint's own. `auto` is float32 on a CPU if that fits into `limit`."""
     if chosen not in ("auto", "native"):
         return chosen
-    on_cpu = mx.default_device() == mx.cpu
-    return "float32" if chosen == "auto" and on_cpu and expanded_bytes <= FITS * limit else None
+    small = expanded_bytes <= EXPANDED_SHARE * limit
+    return "float32" if chosen == "auto" and small and mx.default_device() == mx.cpu else None
 
 
 def weights_estimate(
@@ -70,8 +90,8 @@ def stored_tensors(folder: Path) -> dict[str, int]:
 
 
 def extent(folder: Path, adapter: Path | None = None) -> tuple[int | None, int | None]:
-    """Number of tensors, and most values in any packing. `None`: unknown, because a file is not
-    safetensors."""
+    """Number of tensors, and an upper limit of their values (one per bit). `None`: unknown, because
+    a file is not safetensors."""
     files = [*_weight_files(folder), *([] if adapter is None else adapter.glob("*.safetensors"))]
     found = _tensors(files)
     if not found or any(name in found for name in map(str, files)):
@@ -89,7 +109,7 @@ def broken_files(folder: Path) -> list[str]:
             with path.open("rb") as file:
                 begin = 8 + int.from_bytes(file.read(8), "little")
             lacks = begin + max(ends, default=0) - path.stat().st_size
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except UNREADABLE as error:
             found.append(f"{path.name} is no safetensors file ({type(error).__name__})")
             continue
         if lacks > 0:
@@ -128,15 +148,18 @@ def _index_names(folder: Path) -> set[str]:
     try:
         index = from_json(read_bounded(folder / INDEX, LARGEST_INDEX))
         return set(map(str, index["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return set()
 
 
 @dataclass(frozen=True)
 class _Tensor:
     values: int
+    """As stored: a packed one holds several weights."""
     nbytes: int
+    """Once loaded."""
     unpacked: int | None
+    """Number of weights; `None`: they are loaded as stored."""
 
 
 def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
@@ -145,7 +168,7 @@ def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
     for path in files:
         try:
             found |= {name: _tensor(entry) for name, entry in _header(path).items()}
-        except (OSError, ValueError, KeyError, TypeError):
+        except UNREADABLE:
             size = path.stat().st_size if path.is_file() else 0
             found[str(path)] = _Tensor(0, size, None)
     return found
@@ -154,9 +177,9 @@ def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
 def _header(path: Path) -> dict[str, Mapping[str, Any]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > LARGEST_HEADER:
-            raise ValueError(f"{path} is not safetensors")
-        header: dict[str, Mapping[str, Any]] = from_json(file.read(length))
+        header = from_json(file.read(length)) if length <= LARGEST_HEADER else None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is not safetensors")
     header.pop("__metadata__", None)
     return header
 
@@ -171,21 +194,6 @@ def _tensor(entry: Mapping[str, Any]) -> _Tensor:
     return _Tensor(values, nbytes, weights)
 
 
-DESCRIPTIONS = (
-    "generation_config.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    INDEX,
-)
-"""JSON objects that libraries read."""
-ADAPTER = "adapter_config.json"
-
-
 def check_folder(folder: Path, adapter: Path | None = None) -> None:
     """Refuse content that would block or break a reader: deep JSON, layers without weights. Raises
     `BadRequest` that names the file, or `UnsupportedModel` that names the key."""
@@ -194,14 +202,6 @@ def check_folder(folder: Path, adapter: Path | None = None) -> None:
     check_sizes(read_json(folder / "config.json"), *extent(folder))
     if adapter is not None:
         check_sizes(read_json(adapter / ADAPTER), *extent(folder, adapter))
-
-
-log = logging.getLogger(__name__)
-
-SHARE = 0.65
-"""Largest wired share of the machine's memory."""
-LEFT = 8 * 2**30
-"""Bytes."""
 
 
 def wire(nbytes: int) -> None:
@@ -213,6 +213,6 @@ def wire(nbytes: int) -> None:
     memory, recommended = (
         int(info.get(name, 0)) for name in ("memory_size", "max_recommended_working_set_size")
     )
-    limit = max(0, min(nbytes, int(SHARE * memory), memory - LEFT, recommended))
+    limit = max(0, min(nbytes, int(WIRED_SHARE * memory), memory - NEVER_WIRED, recommended))
     mx.set_wired_limit(limit)
     log.info("%d bytes of weights are wired", limit)

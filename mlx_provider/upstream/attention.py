@@ -2,7 +2,7 @@
 
 Models call a module-level `scaled_dot_product_attention(queries, keys, values, cache, scale, mask,
 ...)` (mlx_lm/models/base.py 0.32.2, mlx_vlm/models/base.py 0.7.10). `route` wraps it in the modules
-of one model, and computes each part of `Parts` (several caches) separately.
+of a model, and computes each part of `Parts` (several caches) separately.
 
 On a GPU, many queries over a quantised cache use dequantised copies, because upstream's quantised
 attention stores every score (queries times keys times heads). On CUDA, all queries do.
@@ -25,9 +25,9 @@ __all__ = ["Parts", "Run", "route", "route_attention", "watch_attention"]
 
 NAME = "scaled_dot_product_attention"
 PARAMETERS = ("scale", "mask", "sinks")
-FEW = 8
+MOST_QUANTISED_QUERIES = 8
 """Maximum number of queries of one row that use quantised keys without a dequantised copy."""
-TOGETHER = 512
+MOST_COPIED_LENGTH = 512
 """Maximum length of a cache whose dequantised copies may exist for several layers at once. Metal
 frees a copy only when its command buffer ends (mlx 0.32.4, backend/metal/eval.cpp), and ten can
 be in flight."""
@@ -37,12 +37,14 @@ FUSED_WIDTHS = (64, 80, 128)
 
 
 def route(model: Any) -> bool:
-    """Make the attention functions in the modules of `model` accept `Parts`. Idempotent. Returns
-    whether any module has such a function."""
+    """Make the attention functions in the modules of `model`, which all models of its architecture
+    share, accept `Parts`. Idempotent. Returns whether any module has such a function."""
     return patch(namespaces(model), NAME, route_attention)
 
 
 def route_attention(original: Function) -> Function:
+    """Calls with a shared prefix and few queries are computed jointly, all others one by one."""
+
     @functools.wraps(original)
     def attend(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
@@ -52,9 +54,9 @@ def route_attention(original: Function) -> Function:
         if not isinstance(keys, (Parts, Shared)):  # the most frequent case
             return one(Call(queries, keys, values, mask, cache), named)
         calls = calls_of(queries, keys, values, mask, cache)
-        plain = named.get("sinks") is None
-        apart = {i: call for i, call in enumerate(calls) if plain and call.apart}
-        joint = dict(zip(apart, attend_apart(list(apart.values()), named["scale"]), strict=True))
+        shared = [i for i, call in enumerate(calls) if call.apart and named.get("sinks") is None]
+        found = attend_apart([calls[i] for i in shared], named["scale"])
+        joint = dict(zip(shared, found, strict=True))
         out = [joint[i] if i in joint else one(call.whole, named) for i, call in enumerate(calls)]
         if not isinstance(keys, Parts):
             return out[0]
@@ -66,7 +68,7 @@ def route_attention(original: Function) -> Function:
         if isinstance(keys, tuple) and not hasattr(cache, "bits"):
             cache = Quantised.of(keys, queries.shape[-1])
         if isinstance(keys, tuple) and _copies(queries):
-            if keys[0].shape[2] > TOGETHER:
+            if keys[0].shape[2] > MOST_COPIED_LENGTH:
                 mx.eval(queries)  # frees the copies of the previous layer first
             keys, values = _dequantise(keys, cache), _dequantise(values, cache)
             cache = None
@@ -91,10 +93,10 @@ class Quantised(NamedTuple):
 
 
 def _copies(queries: mx.array) -> bool:
-    """Whether the device has an attention kernel for many queries that does not store scores, or no
-    product with quantised keys."""
+    """Whether these queries use dequantised copies: there are many and a fused kernel exists for
+    their head size, or the device has no product with quantised keys."""
     *_, count, width = queries.shape
-    wide = count > FEW and width in FUSED_WIDTHS
+    wide = count > MOST_QUANTISED_QUERIES and width in FUSED_WIDTHS
     return mx.default_device() == mx.gpu and (wide or not multiplies_quantised())
 
 

@@ -172,9 +172,7 @@ def _later(count: int) -> NDArray[np.float32]:
     return hidden
 
 
-def _exponentials(
-    scores: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _exponentials(scores: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Softmax over the last axis before its division, in place, and the divisor."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)

@@ -92,7 +92,4 @@ def _split(mlp: str, part: str, form: str, value: mx.array) -> Tensors:
     if part == "down":
         return {f"{mlp}.switch_mlp.down_proj.{form}": value}
     gate, up = mx.split(value, 2, axis=-2)
-    return {
-        f"{mlp}.switch_mlp.gate_proj.{form}": gate,
-        f"{mlp}.switch_mlp.up_proj.{form}": up,
-    }
+    return {f"{mlp}.switch_mlp.gate_proj.{form}": gate, f"{mlp}.switch_mlp.up_proj.{form}": up}

@@ -86,14 +86,15 @@ class PatchMedia:
         scaled = self.images._resolved_size(height, width, max_pixels=limit)
         h, w = (side // self.images.patch_size for side in scaled)
         pixels = OnDemand(lambda: item.scaled(*scaled))
-        return Placed(IMAGE, (self._block(item, pixels, self._image_strips, (1, h, w)),))
+        patches = Patches((1, h, w), self.images.merge_size, pixels, self._image_strips)
+        return Placed(IMAGE, (_block(item, patches),))
 
     def _image_strips(self, pixels: Pixels) -> Iterator[NDArray[np.float32]]:
         """Patches of one strip after another, from top to bottom. A strip has whole rows of merged
         patches; the last one may have almost twice as many."""
         height, width, _ = pixels.shape
         merged_side = self.images.patch_size * self.images.merge_size
-        # upstream refuses images with one side more than 200 times the other
+        # upstream refuses one side of more than 200 times the other: at most 100 times as wide
         rows = max(STRIP_PIXELS // width, width // 100, 1)
         rows = -(-rows // merged_side) * merged_side
         tops = [*range(0, max(1, height - rows + 1), rows), height]
@@ -116,8 +117,8 @@ class PatchMedia:
         for group in range(-(-count // span)):
             # the mean time of the group's frames, at the sampling rate of the processor
             seconds = (group * span + (span - 1) / 2) / videos.fps
-            cut = partial(self._video_group, group)
-            blocks.append(self._block(item, pixels, cut, grid, group))
+            patches = Patches(grid, videos.merge_size, pixels, partial(self._video_group, group))
+            blocks.append(_block(item, patches, group))
             text.append(TIME.format(seconds=seconds) + GROUP)
         return Placed("".join(text), tuple(blocks))
 
@@ -127,15 +128,9 @@ class PatchMedia:
         made, _ = self._any_size_videos._process_one(chosen)
         yield np.asarray(made, np.float32)
 
-    def _block(
-        self,
-        item: MediaItem,
-        pixels: OnDemand[Pixels],
-        cut: Cut,
-        grid: tuple[int, int, int],
-        group: int = 0,
-    ) -> Block:
-        made = Patches(grid, self.images.merge_size, pixels, cut)
-        # size and group are part of the key: one file at two sizes has two sets of features
-        key = f"{item.content_hash}:{grid[1]}x{grid[2]}:{group}"
-        return Block(made.tokens, key, made, pixels)
+
+def _block(item: MediaItem, patches: Patches, group: int = 0) -> Block:
+    # size and group are part of the key: one file at two sizes has two sets of features
+    _, height, width = patches.grid
+    key = f"{item.content_hash}:{height}x{width}:{group}"
+    return Block(patches.tokens, key, patches, patches.pixels)

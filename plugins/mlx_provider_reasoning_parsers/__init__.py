@@ -72,10 +72,7 @@ PARSERS = (
         calls=V3_CALLS,
     ),
     think(
-        *("deepseek_v4", "", "｜DSML｜tool_calls"),
-        rank=3,
-        calls=(DSML,),
-        unmarked_call="reasoning",
+        *("deepseek_v4", "", "｜DSML｜tool_calls"), rank=3, calls=(DSML,), unmarked_call="reasoning"
     ),
     think("glm4", "glm glm4_moe glm45 glm46 glm47 poolside_v1", "<arg_key>", "think"),
     think("minimax_m2", "minimax", "<minimax:tool_call>", calls=M2_CALLS, **ALWAYS),

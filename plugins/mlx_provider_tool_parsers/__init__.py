@@ -8,7 +8,6 @@ from itertools import chain
 from mlx_provider import ReasoningParser, ToolParser, hookimpl
 
 from . import auto, gemma, harmony, json_blocks, minicpm, pythonic, sections, tag_formats
-from .json_text import TURN_ENDS
 
 mlx_provider_api = 1
 
@@ -31,7 +30,7 @@ FORMATS = (
 @hookimpl
 def mlx_tool_parsers() -> Iterable[ToolParser]:
     for parser in chain.from_iterable(FORMATS):
-        yield replace(parser, turn_ends=TURN_ENDS)
+        yield replace(parser, turn_ends=auto.TURN_ENDS)
 
 
 @hookimpl

@@ -18,11 +18,30 @@ from mlx_provider.records import (
 from . import gemma, json_blocks, pythonic, sections
 from .json_blocks import OPENER as CALLING
 from .json_blocks import scan_calling
-from .json_text import TURN_ENDS, JsonBlock, entry
+from .json_text import JsonBlock, entry
 from .pythonic import scan_list
-from .tag_formats import GLM, INVOKE_PARSERS, PAIR_PARSERS, QWEN3_CODER, invocations, invoke
+from .tag_formats import (
+    GLM,
+    INVOKE_PARSERS,
+    PAIR_PARSERS,
+    QWEN3_CODER,
+    invoke_format,
+    invoke_grammar,
+)
 from .values import behind
 
+TURN_ENDS = tuple(
+    (
+        "<|im_end|> <|endoftext|> <|end_of_text|> <|eot_id|> <|eom_id|> </s> <|end|> <|return|> "
+        "<|call|> <|eom|> <|eot|> <|EOT|> <|eos|> <eos> <end_of_turn> <turn|> "
+        "<start_function_response> <|tool_response> <|eoa|> <|message_sep|> <|observation|> "
+        "<|user|> <|end_of_sentence|> <seed:eos> <｜end▁of▁sentence｜> <｜hy_eos｜> "
+        "<｜hy_eos:opensource｜> <|assistant_end|> <|END_OF_TURN_TOKEN|> </longcat_s> [e~[ [EOS] "
+        "[|endofturn|] <|endofresponse|> <|end_of_role|>"
+    ).split()
+)
+"""Of all families: models of one family learn the calls of another, and write these markers as text
+after them."""
 _JSON = JsonBlock(openers=("<tool_call>", "<|tool_call|>", "[", "{"), end="</tool_call>")
 
 
@@ -84,7 +103,7 @@ PARSERS = (
 )
 
 
-FORM = invoke("atem:function_calls", "atem:", forgiving=False)
+FORM = invoke_format("atem:function_calls", "atem:", forgiving=False)
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
 MARKERS = (START, MESSAGE, *ENDS, FORM.call, FORM.call_end, FORM.key, FORM.value_end)
 
@@ -157,7 +176,7 @@ CALLS = ToolParser(
     whole=read_muse,
     markers=MARKERS,
     detect=_speaks,
-    grammar=invocations(FORM),
+    grammar=invoke_grammar(FORM),
     **entry("muse", (), "muse_glimmer muse_spark atem", 3),
 )
 MUSE_PARSERS = (CALLS,)

@@ -1,11 +1,12 @@
 """Harmony (gpt-oss): every message has a channel, and calls a recipient."""
 
 import re
+from dataclasses import dataclass
 
 from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolParser
 from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
 
-from .json_text import Edges, entry, ignore, read_call
+from .json_text import entry, ignore, read_call
 from .values import closes
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -17,6 +18,25 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)|^\s*(analysis|commentary|final)\b"
 _NAME = re.compile(r"[\w.:/-]*")
 _CUT_HEADER = re.compile(r"\s*(?:assistant\b)?\s*(?:to?|to=[\w.:/-]*)?\s*")
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
+
+
+@dataclass
+class Edges:
+    """Leaves out white space at both edges of a text."""
+
+    emit: Emit
+    begun: bool = False
+    space: str = ""
+
+    def piece(self, text: str) -> None:
+        if not self.begun:
+            text = text.lstrip()
+            self.begun = bool(text)
+        text = self.space + text
+        known = text.rstrip()
+        self.space = text[len(known) :]
+        if known:
+            self.emit(known)
 
 
 def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:

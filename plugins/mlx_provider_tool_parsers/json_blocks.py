@@ -158,10 +158,7 @@ PARSERS = (
         **entry("phi4_mini_json", aliases="phi4 phi4_mini", rank=3),
     ),
     json_block(
-        (
-            "<|function_call|>",
-            *(f"{before}function call<|role_sep|>" for before in _BEFORE_ROLE),
-        ),
+        ("<|function_call|>", *(f"{before}function call<|role_sep|>" for before in _BEFORE_ROLE)),
         "",
         markers=("<|message_sep|>", "<|role_sep|>"),
         grammar=CallGrammar.json("<|function_call|>", ""),

@@ -1,5 +1,4 @@
-"""Reads calls as JSON objects, single or in a list, after a marker or at the start of an answer.
-Drops turn-end markers that models write as text after their calls."""
+"""Reads calls as JSON objects, single or in a list, after a marker or at the start of an answer."""
 
 import json
 import re
@@ -25,45 +24,22 @@ from mlx_provider.records import (
 from .values import accepts
 
 
-@dataclass
-class Edges:
-    """Leaves out white space at both edges of a text."""
-
-    emit: Emit
-    begun: bool = False
-    space: str = ""
-
-    def piece(self, text: str) -> None:
-        if not self.begun:
-            text = text.lstrip()
-            self.begun = bool(text)
-        text = self.space + text
-        known = text.rstrip()
-        self.space = text[len(known) :]
-        if known:
-            self.emit(known)
-
-
-TURN_ENDS = (
-    *("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>"),
-    *("<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>", "<|EOT|>", "<|eos|>", "<eos>"),
-    *("<end_of_turn>", "<turn|>", "<start_function_response>", "<|tool_response>", "<|eoa|>"),
-    *("<|message_sep|>", "<|observation|>", "<|user|>", "<|end_of_sentence|>", "<seed:eos>"),
-    *("<｜end▁of▁sentence｜>", "<｜hy_eos｜>", "<｜hy_eos:opensource｜>", "<|assistant_end|>"),
-    *("<|END_OF_TURN_TOKEN|>", "</longcat_s>", "[e~[", "[EOS]", "[|endofturn|]"),
-    *("<|endofresponse|>", "<|end_of_role|>"),
-)
-"""Of all families: models of one family learn the calls of another."""
-
-
 def ignore(text: str) -> None:
     """Drop a piece of text."""
 
 
+_UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
+"""Characters outside of strings and brackets in JSON."""
+
+
 @dataclass
 class Brackets:
+    """Follows a text up to the bracket that closes its first one."""
+
     strict: bool = False
+    """Also end at a character that JSON has only in strings."""
     quotes: str = '"'
+    """Characters that begin a string."""
     brackets: str = "[]{}"
     depth: int = 0
     quote: str = ""
@@ -90,10 +66,6 @@ class Brackets:
             self.ended = True
 
 
-_UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
-"""Characters outside of strings and brackets in JSON."""
-
-
 def read_balanced(start: int, *, strict: bool = False) -> Rest:
     """Text up to the bracket that closes the one at `start`, a position of the reader. `strict`:
     ends earlier if the text cannot be JSON."""
@@ -112,8 +84,8 @@ def read_balanced(start: int, *, strict: bool = False) -> Rest:
 def read_call(
     reader: TextReader, name: str, rest: Rest | None = None, call_id: str = ""
 ) -> Reading[None]:
-    """Read the arguments, a JSON object that begins here. Raises `NotACall` with `rest`; by
-    default, a malformed object is all text in its brackets."""
+    """Read the arguments, a JSON object that begins here. Raises `NotACall` with `rest`: by
+    default, the text up to the closing bracket of a malformed object is no call."""
     yield from reader.space()
     first = yield from reader.peek()
     if first and first in '"[':
@@ -154,7 +126,7 @@ def pass_json(reader: TextReader, end: str) -> Reading[str]:
 
 
 def as_arguments(text: str) -> str:
-    """As JSON text. A JSON string stands for its content."""
+    """As JSON text: a JSON string that contains an object becomes the object, and null `{}`."""
     value: Any = json.loads(text)
     if isinstance(value, str):
         try:
@@ -182,8 +154,10 @@ class CallObject(JsonReader):
     name: str = ""
     call_id: str = ""
     begun: bool = False
-    buffered: list[str] = field(default_factory=list)
+    early: str = ""
+    """Arguments before the name."""
     held: list[str] = field(default_factory=list)
+    """Pieces of arguments before the id."""
 
     def read(self) -> Reading[None]:
         if not (yield from self.reader.at("{")):
@@ -226,17 +200,20 @@ class CallObject(JsonReader):
             yield from read_json(self.reader, ignore)
 
     def arguments(self, first: str) -> Reading[None]:
-        if self.name and first == "{" and self.ids and not self.call_id:
-            yield from read_json(self.reader, self.held.append)
-            return
+        waits = self.ids and not self.call_id
         if self.name and first == "{":
-            self.begin()
-            yield from read_json(self.reader, self.reader.arguments)
+            if not waits:
+                self.begin()
+            yield from read_json(self.reader, self.held.append if waits else self.reader.arguments)
             return
-        self.buffered = [as_arguments((yield from read_whole(self.reader)))]
-        if self.name:
+        text = as_arguments((yield from read_whole(self.reader)))
+        if not self.name:
+            self.early = text
+        elif waits:
+            self.held.append(text)
+        else:
             self.begin()
-            self.reader.arguments(self.buffered[0])
+            self.reader.arguments(text)
 
     def begin(self) -> None:
         self.begun = True
@@ -249,11 +226,11 @@ class CallObject(JsonReader):
     def end(self) -> None:
         if self.held:
             self.show_held()
-        if not self.name or (self.arguments_needed and not (self.begun or self.buffered)):
+        if not self.name or (self.arguments_needed and not (self.begun or self.early)):
             raise NotACall("a call has a name and arguments")
         if not self.begun:
             self.begin()
-            self.reader.arguments(self.buffered[0] if self.buffered else "{}")
+            self.reader.arguments(self.early or "{}")
         self.reader.end_call()
 
 
@@ -264,13 +241,17 @@ _BEGUN = re.compile(r'[\[\s]*\{\s*"([^"]*)')
 
 @dataclass(frozen=True)
 class JsonBlock:
+    """One call, a list of calls or several of either, between markers or bare."""
+
     openers: tuple[str, ...]
-    """A final bracket is the first character of the JSON."""
+    """If one ends with `[` or `{`, this character belongs to the JSON."""
     end: str = ""
     known: Callable[[str], bool] | None = None
     """Whether a call between markers can have this name; `None`: all names."""
     fence: str = ""
+    """Another marker that may stand in the place of `end`."""
     ids: bool = False
+    """See `CallObject`."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         opener = yield from reader.at(*self.openers)
@@ -316,19 +297,19 @@ class JsonBlock:
             begun = _BEGUN.match(reader.between(start, reader.position))
             if not begun:
                 raise
-            attempt = begun[1] in CALL_KEYS
-            rest = self.rest(start, bare, attempt)
+            rest = self.rest(start, bare, is_call=begun[1] in CALL_KEYS)
             raise NotACall(str(failure), whole=True, rest=rest) from failure
         reader.release()
 
     def object(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
         return CallObject(reader, arguments_needed=bare, known=known, ids=self.ids).read()
 
-    def rest(self, start: int, bare: bool, attempt: bool) -> Rest:
-        """The end of a malformed call. Other JSON ends at the first invalid character."""
+    def rest(self, start: int, bare: bool, is_call: bool) -> Rest:
+        """The rest of a malformed call. Other JSON ends at the first invalid character. `is_call`:
+        whether its first key is one of a call."""
         if self.end and not bare:
             return through(self.end)
-        return read_balanced(start, strict=not attempt)
+        return read_balanced(start, strict=not is_call)
 
     def items(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
         yield from reader.space()
@@ -377,10 +358,5 @@ def json_block(
     start of an answer; `fields`: of `ToolParser`."""
     block = JsonBlock(openers=(*openers, *first), end=end, fence=fence)
     return ToolParser(
-        start=openers[0],
-        starts=openers[1:],
-        first=first,
-        end=end,
-        scan=block.scan,
-        **fields,
+        start=openers[0], starts=openers[1:], first=first, end=end, scan=block.scan, **fields
     )

@@ -111,11 +111,7 @@ PARSERS = (
             '<function name="{name}">',
             "</function>",
             tagged=TaggedArguments(
-                '<param name="',
-                '"><![CDATA[',
-                "]]></param>",
-                untyped="json",
-                barred=(CDATA_END,),
+                '<param name="', '"><![CDATA[', "]]></param>", untyped="json", barred=(CDATA_END,)
             ),
         ),
     ),

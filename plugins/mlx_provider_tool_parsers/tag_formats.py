@@ -13,30 +13,28 @@ from .values import behind
 
 
 def tag_parser(form: TagFormat, **fields: Any) -> ToolParser:
-    opener, *more = [*form.blocks, *([form.call] if form.bare else [])]
-    return ToolParser(
-        **{
-            "start": opener,
-            "starts": tuple(more),
-            "end": form.block_end or form.call_end,
-            "scan": form.scan,
-            "markers": (
-                *(form.call, form.call_end, form.key, form.value_end),
-                *(tag for tag in (form.key_end, form.value, form.separator) if tag),
-            ),
-            **fields,
-        }
-    )
+    openers = (*form.blocks, form.call) if form.bare else form.blocks
+    tags = (form.call, form.call_end, form.key, form.value_end)
+    further_tags = filter(None, (form.key_end, form.value, form.separator))
+    own: dict[str, Any] = {
+        "start": openers[0],
+        "starts": openers[1:],
+        "end": form.block_end or form.call_end,
+        "scan": form.scan,
+        "markers": (*tags, *further_tags),
+    }
+    return ToolParser(**own | fields)
 
 
 # ---- <function=NAME><parameter=KEY>value</parameter></function>
 
-QWEN3_CODER = TagFormat()
+QWEN3_CODER = TagFormat()  # the defaults are this format
+NEMOTRON = TagFormat(undeclared="text", forgiving=False)
 SEED_OSS = TagFormat(("<seed:tool_call>",), "</seed:tool_call>", bare=False, lines=False)
 _JSON = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
 
 
-def _functions(form: TagFormat, line: str) -> CallGrammar:
+def _function_grammar(form: TagFormat, line: str) -> CallGrammar:
     """`line`: line end around a value."""
     return CallGrammar(
         f"{form.blocks[0]}\n<function={{name}}>\n",
@@ -50,30 +48,32 @@ def _functions(form: TagFormat, line: str) -> CallGrammar:
 
 def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
     """Tags, or JSON between the same markers: these models were trained on both."""
-    json = yield from behind(reader, "<tool_call>", "{")
-    yield from (_JSON if json else QWEN3_CODER).scan(reader, tools)
+    is_json = yield from behind(reader, "<tool_call>", "{")
+    yield from (_JSON if is_json else QWEN3_CODER).scan(reader, tools)
 
 
 PARSERS = (
     tag_parser(
         QWEN3_CODER,
         scan=scan_coder,
-        grammar=_functions(QWEN3_CODER, "\n"),
+        grammar=_function_grammar(QWEN3_CODER, "\n"),
         **entry(
-            *("qwen3_coder", ("<function=", "<parameter=")),
-            "qwen3_xml qwen3_coder_xml qwen3_5 mimo step3p5 step olmo_hybrid",
+            "qwen3_coder",
+            marks=("<function=", "<parameter="),
+            aliases="qwen3_xml qwen3_coder_xml qwen3_5 mimo step3p5 step olmo_hybrid",
         ),
     ),
     tag_parser(
         SEED_OSS,
-        grammar=_functions(SEED_OSS, ""),
-        **entry("seed_oss", ("<seed:tool_call>",), "seed", 3),
+        grammar=_function_grammar(SEED_OSS, ""),
+        **entry("seed_oss", marks=SEED_OSS.blocks, aliases="seed", rank=3),
     ),
     tag_parser(
-        TagFormat(undeclared="text", forgiving=False),
+        NEMOTRON,
         detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
-        grammar=_functions(QWEN3_CODER, "\n"),
-        **entry("nemotron", (), "nemotron3 nemotron_v3", 3),
+        # bars more than this parser needs: `<parameter=` in values
+        grammar=_function_grammar(QWEN3_CODER, "\n"),
+        **entry("nemotron", aliases="nemotron3 nemotron_v3", rank=3),
     ),
 )
 
@@ -81,7 +81,7 @@ PARSERS = (
 # ---- <invoke name="NAME"><parameter name="KEY">value</parameter></invoke>
 
 
-def invoke(block: str, prefix: str = "", **fields: Any) -> TagFormat:
+def invoke_format(block: str, prefix: str = "", **fields: Any) -> TagFormat:
     return TagFormat(
         blocks=(f"<{block}>",),
         block_end=f"</{block}>",
@@ -93,7 +93,7 @@ def invoke(block: str, prefix: str = "", **fields: Any) -> TagFormat:
     )
 
 
-def invocations(form: TagFormat) -> CallGrammar:
+def invoke_grammar(form: TagFormat) -> CallGrammar:
     """A format whose untyped values are JSON marks the parameters that are text."""
     marked = form.unknown == "json"
     text, other = ('" string="true">', '" string="false">') if marked else ("", '">')
@@ -116,21 +116,24 @@ def invocations(form: TagFormat) -> CallGrammar:
 def _invoke_parser(
     name: str, form: TagFormat, starts: tuple[str, ...] = (), aliases: str = ""
 ) -> ToolParser:
-    fields = entry(name, (form.blocks[0].strip("<>"),), aliases, 3)
-    return tag_parser(form, grammar=invocations(form), starts=starts, **fields)
+    fields = entry(name, marks=(form.blocks[0].strip("<>"),), aliases=aliases, rank=3)
+    return tag_parser(form, grammar=invoke_grammar(form), starts=starts, **fields)
 
 
 _DSML = "｜DSML｜"
 _MARKED: dict[str, Any] = {"prefix": _DSML, "forgiving": False, "unknown": "json"}
 INVOKE_PARSERS = (
     _invoke_parser(
-        "minimax_m2", invoke("minimax:tool_call", bare=True), ("<invoke name=",), "minimax"
+        "minimax_m2",
+        invoke_format("minimax:tool_call", bare=True),
+        starts=("<invoke name=",),
+        aliases="minimax",
     ),
-    _invoke_parser("dots", invoke("dots_function_call")),
-    _invoke_parser("deepseek_v32", invoke(f"{_DSML}function_calls", **_MARKED)),
+    _invoke_parser("dots", invoke_format("dots_function_call")),
+    _invoke_parser("deepseek_v32", invoke_format(f"{_DSML}function_calls", **_MARKED)),
     _invoke_parser(
         "deepseek_v4",
-        invoke(f"{_DSML}tool_calls", **_MARKED),
+        invoke_format(f"{_DSML}tool_calls", **_MARKED),
         aliases="dsml deepseek_v4_0731",
     ),
 )
@@ -139,18 +142,20 @@ INVOKE_PARSERS = (
 # ---- NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>
 
 
-def _pairs(block: str = "", suffix: str = "", separator: str = "", **fields: Any) -> TagFormat:
+def _pair_format(
+    block: str = "", suffix: str = "", separator: str = "", **fields: Any
+) -> TagFormat:
     """`suffix`: text before the `>` of each tag."""
 
     def tag(name: str) -> str:
-        return f"<{name}{suffix}>" if name.strip("/") else ""
+        return f"<{name}{suffix}>"
 
     return TagFormat(
         blocks=(tag(block),) if block else (),
-        block_end=tag(f"/{block}"),
+        block_end=tag(f"/{block}") if block else "",
         call=tag("tool_call"),
         call_end=tag("/tool_call"),
-        separator=tag(separator),
+        separator=tag(separator) if separator else "",
         key=tag("arg_key"),
         key_end=tag("/arg_key"),
         value=tag("arg_value"),
@@ -161,8 +166,8 @@ def _pairs(block: str = "", suffix: str = "", separator: str = "", **fields: Any
     )
 
 
-def _pairs_grammar(form: TagFormat, **fields: Any) -> CallGrammar:
-    """Lines within blocks end with the block."""
+def _pair_grammar(form: TagFormat, **fields: Any) -> CallGrammar:
+    """With a block, each call ends with a line end; without one, line ends are between calls."""
     line = "\n" if form.blocks else ""
     return CallGrammar(
         f"{form.call}{{name}}{form.separator}\n",
@@ -180,12 +185,11 @@ def _pairs_grammar(form: TagFormat, **fields: Any) -> CallGrammar:
     )
 
 
-GLM = _pairs(unknown="json")
+GLM = _pair_format(unknown="json")
 OPENSOURCE = ":opensource"
 """Some published weights write it into every tag."""
-_HY_V3, _HY_V3_OPEN = (
-    _pairs("tool_calls", suffix, "tool_sep", undeclared="text") for suffix in ("", OPENSOURCE)
-)
+_HY_V3 = _pair_format("tool_calls", separator="tool_sep", undeclared="text")
+_HY_V3_OPEN = _pair_format("tool_calls", OPENSOURCE, "tool_sep", undeclared="text")
 
 
 def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -194,9 +198,8 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _hy_v3(form: TagFormat, **fields: Any) -> ToolParser:
-    own, other = (
-        tag_parser(f, **fields) for f in (form, _HY_V3_OPEN if form is _HY_V3 else _HY_V3)
-    )
+    own = tag_parser(form, **fields)
+    other = tag_parser(_HY_V3_OPEN if form is _HY_V3 else _HY_V3, **fields)
     return replace(
         own,
         starts=(*own.starts, other.start, *other.starts),
@@ -204,7 +207,7 @@ def _hy_v3(form: TagFormat, **fields: Any) -> ToolParser:
         scan=scan_hy_v3,
         atomic=True,
         markers=(*own.markers, *other.markers),
-        grammar=_pairs_grammar(form),
+        grammar=_pair_grammar(form),
     )
 
 
@@ -212,16 +215,16 @@ PAIR_PARSERS = (
     tag_parser(
         GLM,
         cut="drop",
-        grammar=_pairs_grammar(GLM, untyped="json"),
-        **entry("glm47", ("<arg_key>",), "glm glm4 glm45 glm46 glm4_moe", 3),
+        grammar=_pair_grammar(GLM, untyped="json"),
+        **entry("glm47", marks=(GLM.key,), aliases="glm glm4 glm45 glm46 glm4_moe", rank=3),
     ),
     tag_parser(
         replace(GLM, undeclared="nothing"),
         cut="drop",
         detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
-        grammar=_pairs_grammar(GLM, untyped="json"),
-        **entry("poolside_v1", (), "poolside", 4),
+        grammar=_pair_grammar(GLM, untyped="json"),
+        **entry("poolside_v1", aliases="poolside", rank=4),
     ),
-    _hy_v3(_HY_V3, **entry("hy_v3", ("<tool_sep",), rank=4)),
-    _hy_v3(_HY_V3_OPEN, **entry("hy_v3_opensource", ("<tool_sep", OPENSOURCE), rank=5)),
+    _hy_v3(_HY_V3, **entry("hy_v3", marks=("<tool_sep",), rank=4)),
+    _hy_v3(_HY_V3_OPEN, **entry("hy_v3_opensource", marks=("<tool_sep", OPENSOURCE), rank=5)),
 )

@@ -13,7 +13,7 @@ from click.testing import Result
 from command_line import invoke
 from mlx_provider.client import runtime_folder
 from mlx_provider.client.runtime_folder import EngineLock
-from mlx_provider.errors import EngineUnavailable
+from mlx_provider.errors import EngineUnavailable, OtherProtocol
 from mlx_provider.protocol.events import Failed
 from mlx_provider.protocol.requests import GenerateRequest
 from waiting import is_gone
@@ -75,6 +75,14 @@ def test_restart(command: Command, local: Any, monkeypatch: pytest.MonkeyPatch) 
     assert command("status").exit_code == 3
     client.submit(GenerateRequest(model="fake", prompt="text x"))
     assert client.health().pid != pid
+
+
+@pytest.mark.parametrize("words", [("restart",), ("stop", "--idle")])
+def test_an_engine_of_another_version_ends(command: Command, local: Any, words: Any) -> None:
+    with pytest.raises(OtherProtocol):
+        local.client(FAKE_PROTOCOL="99").submit(GenerateRequest(model="fake", prompt="wait"))
+    pid = (local.folder / "engine.lock").read_text().strip()
+    assert f"engine process {pid} has ended" in command(*words).stdout
 
 
 def test_a_socket_that_lies(

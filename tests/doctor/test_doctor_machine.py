@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tomllib
@@ -245,6 +246,9 @@ def config(text: str, **words: str) -> str:
         (RIGHT, ["config.file ok"], ["it names 1 model"]),
         ("mlx_provider: [", ["config.file fail"], ["cannot be read"]),
         ("another program's: !include x\n", [], []),
+        ("# caf\udce9\nname: other\n", [], []),
+        ("# caf\udce9\nmlx_provider:\n", ["config.file fail"], ["cannot be read"]),
+        ("#" * machine.LARGEST_CONFIG + "\n", ["config.file warn"], ["cannot be read"]),
         ("model_list: [{litellm_params: {model: gpt-5}}]\n", [], []),
         ("- a list\n", [], []),
         (ENTRY, ["config.handler fail"], ["no handler", "custom_handler: mlx_provider"]),
@@ -255,12 +259,14 @@ def config(text: str, **words: str) -> str:
         (config(RIGHT, litellm_settings="litellm_set"), ["config.handler fail"], ["_settings."]),
         (config(RIGHT, INFO="mlx: {kv_bit: 8}"), ["config.entries fail"], ["'kv_bits'?"]),
         (config(RIGHT, INFO="mlx_kv_bit: 8"), ["config.entries fail"], ["'kv_bits'?"]),
-        (config(RIGHT, INFO="mlx: {kv_bits: 5}"), ["config.entries fail"], ["4 or 8"]),
+        (config(RIGHT, INFO="mlx: {kv_bits: 5}"), ["config.entries fail"], ["mlx.kv_bits: "]),
+        (config(RIGHT, INFO="mlx_kv_bits: 5"), ["config.entries fail"], ["mlx_kv_bits: "]),
         (config(RIGHT, INFO="mlx: 8"), ["config.entries fail"], ["not a mapping"]),
         (config(RIGHT, INFO="mlx: {tool_parser: hermess}"), ["config.entries fail"], ["hermes"]),
         (config(RIGHT, INFO="kv_bits: 8"), ["config.entries fail"], ["model_info.mlx.kv_bits"]),
         (config(RIGHT, MODEL="mlx/demo, drafter: off"), ["config.entries fail"], ["no effect"]),
         (config(RIGHT, MODEL="mlx/./nowhere"), ["config.entries fail"], ["full path"]),
+        (config(RIGHT, MODEL="mlx/~nobodyxyz/m"), ["config.entries fail"], ["no folder ~no"]),
         (config(RIGHT, MODEL="mlx/./models"), ["config.entries fail"], ["write model: mlx//"]),
         (config(RIGHT, MODEL="mlx/./models, api_base: http://there:1"), ["config.file ok"], []),
     ],
@@ -269,7 +275,7 @@ def test_config_yaml(
     text: str, expected: list[str], words: list[str], subject: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "models").mkdir()
-    (tmp_path / "config.yaml").write_text(config(text))
+    (tmp_path / "config.yaml").write_text(config(text), errors="surrogateescape")
     here = subject(working_folder=tmp_path)
     found = list(machine.check_config_file(here))
     assert [f"{each.name} {each.state}" for each in found] == expected
@@ -299,8 +305,10 @@ def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyP
     def refuse(client: HttpClient) -> Health:
         raise OtherProtocol("the running engine speaks protocol 1")
 
+    here = subject()
     monkeypatch.setattr(HttpClient, "health", refuse)
-    (told,) = machine.check_engine(subject())
+    monkeypatch.setattr(machine, "why_none_runs", lambda runtime: "")
+    (told,) = machine.check_engine(here)
     assert (told.name, told.state) == ("engine.out_of_date", "warn")
     assert "engine restart" in told.remedy
 
@@ -317,3 +325,9 @@ def test_an_engine_that_does_not_answer(subject: Make) -> None:
         lock.release()
     assert told.state == "warn"
     assert str(os.getpid()) in told.remedy
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(here.runtime.socket))
+        other.listen()
+        (told,) = machine.check_engine(here)
+    assert (told.state, "no engine of mlx-provider listens on" in told.what) == ("fail", True)
+    assert told.remedy.startswith("end it")

@@ -16,7 +16,7 @@ from mlx_provider.engine.scheduling.chunking import PassBytes, PassMemory
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel, load_text
-from mlx_provider.serving import residents as memory
+from mlx_provider.serving import memory_limit as memory
 from mlx_provider.serving.calibration import calibrate, deep_cache
 from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.probe import Probe

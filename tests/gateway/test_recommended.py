@@ -17,7 +17,7 @@ from mlx_provider.gateway.models import (
     this_machine,
 )
 from mlx_provider.protocol.health import MemoryStats
-from mlx_provider.serving.residents import RESERVE
+from mlx_provider.serving.memory_limit import RESERVE
 
 GB = 10**9
 WORKING_SET = 0.75

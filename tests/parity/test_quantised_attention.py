@@ -10,7 +10,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from kernel_count import nodes
 from mlx_provider.records import Parts, Run
-from mlx_provider.upstream.attention import FEW, TOGETHER, route_attention
+from mlx_provider.upstream import attention
 from noted_calls import note_calls
 
 HEADS, SHARED, WIDTH, BEFORE = 4, 2, 64, 40
@@ -51,7 +51,7 @@ def test_many_queries_equal_few_queries(
     bits: int, dtype: Any, mask: str | None, fused: list[int]
 ) -> None:
     """Upstream rounds scores to the dtype; the fused attention keeps them in float32."""
-    count = 3 * FEW
+    count = 3 * attention.MOST_QUANTISED_QUERIES
     cache, keys, values = cached(bits, BEFORE + count, dtype, 1)
     at, to = mx.arange(BEFORE, BEFORE + count)[:, None], mx.arange(BEFORE + count)[None]
     window = (at >= to) & (at < to + 20)
@@ -60,7 +60,7 @@ def test_many_queries_equal_few_queries(
     asking = queries(1, count, dtype)
     theirs = upstream(asking + 0, keys, values, cache, scale=0.2, mask=given)
     assert not fused
-    ours = route_attention(upstream)(asking, keys, values, cache, scale=0.2, mask=given)
+    ours = attention.route_attention(upstream)(asking, keys, values, cache, scale=0.2, mask=given)
     assert fused == [count]
     assert ours.dtype == dtype
     whole = [mx.dequantize(*each, 32, bits).astype(mx.float32) for each in (keys, values)]
@@ -70,18 +70,18 @@ def test_many_queries_equal_few_queries(
 
 def test_copies_of_long_caches_exist_for_one_layer_at_a_time(fused: list[int]) -> None:
     """Earlier layers are computed first, so that their copies are freed."""
-    for tokens in (TOGETHER, TOGETHER + 1):
+    for tokens in (attention.MOST_COPIED_LENGTH, attention.MOST_COPIED_LENGTH + 1):
         cache, keys, values = cached(8, tokens, mx.float32, 1)
-        asking = queries(1, 2 * FEW, mx.float32) + 1
-        route_attention(upstream)(asking, keys, values, cache, scale=0.2, mask=None)
-        assert bool(nodes(asking)) == (tokens <= TOGETHER)
+        asking = queries(1, 2 * attention.MOST_QUANTISED_QUERIES, mx.float32) + 1
+        attention.route_attention(upstream)(asking, keys, values, cache, scale=0.2, mask=None)
+        assert bool(nodes(asking)) == (tokens <= attention.MOST_COPIED_LENGTH)
     assert len(fused) == 2
 
 
 def test_heads_without_a_fused_kernel_stay_quantised(fused: list[int]) -> None:
     cache = QuantizedKVCache(group_size=32, bits=8)
     keys, values = cache.update_and_fetch(*(mx.ones((1, 1, 32, 256)) for _ in range(2)))
-    route_attention(upstream)(
+    attention.route_attention(upstream)(
         mx.ones((1, 1, 32, 256)), keys, values, cache, scale=0.2, mask="causal"
     )
     assert not fused
@@ -90,11 +90,11 @@ def test_heads_without_a_fused_kernel_stay_quantised(fused: list[int]) -> None:
 def test_a_chunk_beside_rows_that_decode_is_fused_alone(fused: list[int]) -> None:
     """Rows use the same path as alone."""
     row, chunk = cached(8, BEFORE, mx.float32, 1), cached(8, BEFORE, mx.float32, 2)
-    asking = queries(1 + 2 * FEW, 1, mx.float32)
+    asking = queries(1 + 2 * attention.MOST_QUANTISED_QUERIES, 1, mx.float32)
     runs = [Run(row[0], slice(0, 1)), Run(chunk[0], slice(1, None), turned=True)]
     keys, values = Parts([row[1], chunk[1]], runs), Parts([row[2], chunk[2]], runs)
-    call = route_attention(upstream)
+    call = attention.route_attention(upstream)
     found = call(asking, keys, values, None, scale=0.2, mask=[None, "causal"])
-    assert fused == [2 * FEW]
+    assert fused == [2 * attention.MOST_QUANTISED_QUERIES]
     alone = call(asking[:1] + 0, *row[1:], row[0], scale=0.2, mask=None)
     assert mx.array_equal(found[:1], alone)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from mlx_provider_tool_parsers.json_text import TURN_ENDS
+from mlx_provider.chat.output.reply import Reply
+from mlx_provider.protocol.event_queue import join_deltas
+from mlx_provider_tool_parsers.auto import TURN_ENDS
 from mlx_provider_tool_parsers.pythonic import parse_call
 
 from .conftest import REASONING_PARSERS, TOOL_PARSERS, WholeReply, read_chunks, tool, written
@@ -51,6 +53,20 @@ def test_a_string_without_an_end_costs_linear_time(end: str) -> None:
         parse_call("f(a='" + "\\'" * 50_000 + end)
     assert time.thread_time() - begun < 5
     assert parse_call("f() # it's").name == "f"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "x"}', r'"{\"a\": \"x\"}"', "null", None])
+@pytest.mark.parametrize("call_first", [True, False])
+def test_an_id_may_follow_the_arguments(arguments: str | None, call_first: bool) -> None:
+    given = [] if arguments is None else [f'"arguments": {arguments}']
+    parts = ['"name": "f"', *given, '"id": "abc123456"']
+    text = f"[TOOL_CALLS][{{{', '.join(parts if call_first else parts[::-1])}}}]"
+    wanted = '{"a": "x"}' if arguments and "x" in arguments else "{}"
+    for chunks in ([text], list(text)):
+        reply = Reply(tool_parser=PARSERS["mistral"])
+        deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
+        (call,) = join_deltas(deltas).tool_calls
+        assert (call.name, call.arguments, call.id) == ("f", wanted, "abc123456")
 
 
 def test_a_malformed_call_behind_a_good_one() -> None:

@@ -22,6 +22,8 @@ from mlx_provider.serving.weight_files import broken_files, check_folder
 from tiny import build
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+ENDLESS_SHAPE = '{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}'
+ENDLESS_DATA = '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, Infinity]}}'
 MANY = 100_000_000
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -117,11 +119,12 @@ def test_deep_json_is_refused_where_nothing_is_loaded(model, tmp_path):
         checkpoint(str(model))
 
 
-def test_a_deep_header_is_a_broken_file(model):
-    header = DEEP.encode()
+@pytest.mark.parametrize("text", [DEEP, "1", "null", '{"a": 1}', ENDLESS_SHAPE, ENDLESS_DATA])
+def test_a_strange_header_is_a_broken_file(model, text):
+    header = text.encode()
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert "is no safetensors file" in "".join(broken_files(model))
+    assert "model.safetensors is " in "".join(broken_files(model))
     check_folder(model)  # the loader says what is wrong with it
 
 

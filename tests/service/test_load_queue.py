@@ -256,6 +256,8 @@ def test_the_wait_is_bounded_and_its_error_has_retry_after(shelf: MakeShelf) -> 
     held = s.get("a")
     with pytest.raises(MemoryInUse, match="b has to wait for memory: it takes 10 of") as refused:
         s.get("b")
+    assert "and 1 other models are in use" in refused.value.message
+    assert "and 0 other models are in use" in s.ledger.too_full("a", "a", 10).message
     assert refused.value.status == 503
     assert refused.value.retry_after
     assert "prompt" not in refused.value.message
@@ -338,7 +340,7 @@ def test_a_request_whose_rows_do_not_fit_unloads_an_idle_model(shelf: MakeShelf)
     assert not lease.covers(12)
     lease.release()
     lease = s.get("b", rows=12)
-    assert (s.names, lease.rows) == ({"b"}, 12)
+    assert (s.names, lease.row_bytes) == ({"b"}, 12)
 
 
 def test_the_engine_can_unload_idle_models_at_once(shelf: MakeShelf) -> None:

@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_provider.serving.model_cache import ModelCache
-from mlx_provider.serving.residents import MemoryLedger, RowBudgets
+from mlx_provider.serving.residents import MemoryLedger
+from mlx_provider.serving.row_ledger import ProcessMemory
 
 GIGA = 2**30
 
@@ -80,11 +81,11 @@ def test_measurements_use_the_memory_that_weights_rows_and_images_leave() -> Non
     for name, live in (("model", 0), ("other", 9)):
         ledger.reserve(name, 6 * GIGA).model = Busy(live * GIGA)
     assert ledger.unused == 14 * GIGA
-    assert (ledger.live(apart="model"), ledger.live(apart="other")) == (9 * GIGA, 0)
+    assert (ledger.live(except_key="model"), ledger.live(except_key="other")) == (9 * GIGA, 0)
     evicted: list[int] = []
     prefixes: Any = SimpleNamespace(evict_to=evicted.append)
-    budgets = RowBudgets(ledger, None, prefixes, None)  # type: ignore[arg-type]
-    assert not budgets.reserve(15 * GIGA)
-    assert budgets.reserve(13 * GIGA)
-    assert budgets.reserve(14 * GIGA)  # replaces the 13
+    process = ProcessMemory(ledger, None, prefixes, None)  # type: ignore[arg-type]
+    assert not process.reserve(15 * GIGA)
+    assert process.reserve(13 * GIGA)
+    assert process.reserve(14 * GIGA)  # replaces the 13
     assert evicted == [GIGA, 0]

@@ -50,7 +50,7 @@ def test_what_is_loaded_and_measured(
     monkeypatch.setattr(prefixes, "STATS_WAIT", 0)  # the engine thread is busy
     monkeypatch.setattr(engine_builder, "compiles", lambda: True)
     model = own_model(build_tiny("qwen3"), measurements="off")
-    service, client, folder = model.service, model.client, model.model
+    client = model.client
     seen: dict[str, str] = {}
     healthy = set[str]()
 

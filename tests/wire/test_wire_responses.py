@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from mlx_provider.bounds import MAX_VALUES
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish
+from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish, TokenLogprob
 from mlx_provider.testing.scripted import Call, Step, script
 from mlx_provider.wire.responses.conversation import ChatTools
 from mlx_provider.wire.responses.routes import Stream, echo_of
@@ -371,6 +371,20 @@ def test_log_probabilities(engine: Any) -> None:
     deltas = [event for event in found if event.type == "response.output_text.delta"]
     tokens = [token.token for event in deltas for token in event.logprobs]
     assert tokens == [token["token"] for token in part["logprobs"]]
+
+
+def test_log_probabilities_of_tokens_without_text_are_kept() -> None:
+    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
+    a, b, c, d = (TokenLogprob(token=x, id=0, logprob=-1.0, bytes=[]) for x in "abcd")
+    early, late = Delta(logprobs=[b]), Delta(logprobs=[d])
+    stream = Stream(accepted, ChatTools(), echo_of({}))
+    thought, text = Delta(reasoning="t", logprobs=[a]), Delta(content="c", logprobs=[c])
+    parts = [accepted, early, thought, early, text, late, late, Finish(reason="stop")]
+    found = events((stream.feed(parts) + b"data: [DONE]\n\n").decode())
+    (done,) = (event for event in found if event.type == "response.output_text.done")
+    assert [token.token for token in done.logprobs] == ["b", "c", "d", "d"]
+    items = [event.item.type for event in found if event.type == "response.output_item.done"]
+    assert items == ["reasoning", "message"]
 
 
 def test_nothing_follows_an_error_in_a_stream() -> None:

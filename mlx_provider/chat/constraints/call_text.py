@@ -118,8 +118,7 @@ class CallPredictor:
         self._likely: list[int] | None = None
 
     def likely(self) -> Sequence[int]:
-        """Guessed tokens. Their borders may differ: the model may write the last one joined with
-        its successor."""
+        """Guessed tokens. The model may write the last one joined with its successor."""
         if self._likely is None:
             current = self._matcher is not None and self._consumed == len(self._call or ())
             self._likely = self._forced_tokens() if current else []

@@ -249,11 +249,7 @@ class TaggedArgument:
         # Lazy: the text ends at the first closing tag.
         suffix = json.dumps(first, ensure_ascii=False)
         beyond = literal(closing[len(first) :], split) if rest else ""
-        return [
-            text,
-            f"{rule}_text[suffix={suffix}]: {terminal}",
-            f"{head} {rule}_text {beyond}",
-        ]
+        return [text, f"{rule}_text[suffix={suffix}]: {terminal}", f"{head} {rule}_text {beyond}"]
 
     def without(self, closing: str) -> str:
         barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))

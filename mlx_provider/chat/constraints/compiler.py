@@ -161,8 +161,7 @@ class GrammarCompiler:
         self._capacity = capacity
         self._letters = letters
         self.compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
-        """By namespace and text: a cache hit of another tenant's grammar would show in the response
-        time."""
+        """By namespace and text: a hit of another tenant's grammar would show in response times."""
         self._tokenizer: LLTokenizer | None = None
         self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
         self._trial = GrammarTrial(vocab_size, self._specials()[1])
@@ -275,8 +274,7 @@ class GrammarCompiler:
         return _Compiled(wrong, made, packed)
 
     def prepare(self) -> None:
-        """Build the vocabulary on a separate thread. An error is raised by the request that needs
-        it."""
+        """Build the vocabulary on another thread. The request that needs it raises its error."""
 
         def build() -> None:
             with suppress(BadRequest):

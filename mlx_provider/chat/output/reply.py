@@ -177,8 +177,7 @@ class Reply:
         self._new_deltas.append(Delta(index=self._index, tool_calls=[piece]))
 
     def _call_id(self, number: int, written: str) -> str:
-        """The model's own id, unless it is in use: the next prompt then repeats what the model
-        wrote."""
+        """The model's own id, unless it is in use: the next prompt then repeats its text."""
         fits = _OWN_ID.fullmatch(written) and written not in self._used_ids
         own = (
             written

@@ -97,8 +97,7 @@ class DecodeBatch:
         fixed: FixedShapes | None = None,
         shows: ShowsHidden | None = None,
     ) -> None:
-        """`shows`: the model, if passes return hidden states: those behind their logits, or
-        others."""
+        """`shows`: the model, if passes return hidden states, of their logits or others."""
         self.model = model
         self._shows = shows
         self._best = layout if fixed is None else "fixed"

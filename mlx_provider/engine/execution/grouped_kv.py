@@ -198,8 +198,7 @@ def with_wide_rows(
     sizes: Sequence[int],
     wide: Sequence[WideRow],
 ) -> RowCache:
-    """The joint cache `together`, if any, and the caches of rows with several tokens in this
-    pass."""
+    """The joint cache `together`, if any, and caches of rows with several tokens here."""
     together = together or wide[0].cache
     counted = Offsets(early=any(each.drafts for each in wide))
     tokens, groups = [each.tokens for each in wide], len(sizes)

@@ -141,8 +141,7 @@ def _mix_seed(seed: int, choice: int) -> int:
 
 
 def _mix(x: int) -> int:
-    """A bijection of 64-bit numbers in which each bit depends on all bits (splitmix64's
-    finaliser)."""
+    """A bijection of 64-bit numbers; each bit depends on all (splitmix64's finaliser)."""
     x = (x + 0x9E3779B97F4A7C15) % 2**64
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64

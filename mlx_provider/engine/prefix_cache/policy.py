@@ -95,8 +95,7 @@ class PrefixCachePolicy:
         return not few and job.cost <= job.estimated_cached
 
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What the rows of a queued prompt will use of the prefix cache in place. Changes
-        nothing."""
+        """What rows of a queued prompt will use of the cache in place. Changes nothing."""
         if job.uses_prefix_cache and job.ids is not None:
             with isolated_cache(job.request):
                 match, estimated = self._find(job)

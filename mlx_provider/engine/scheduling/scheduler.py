@@ -85,8 +85,7 @@ class Scheduler:
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.offers: Callable[[PrefillJob], Sequence[Lease | None]] = lambda job: ()
-        """What the rows of a queued prompt would use of the prefix cache in place. Changes
-        nothing."""
+        """What rows of a queued prompt would use of the cache in place. Changes nothing."""
         self.fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
         """Bytes that so many rows of a prompt save because they share its tokens."""
         self.shares = FairShares()

@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 KEPT = 64
 """States per row kept for a drafter until it is asked again, and last states of a prompt."""
 UNASKED = 4096
-"""States of prompts kept for all rows until the drafter is asked about them. One row always has its
-own."""
+"""States of prompts kept for all rows until the drafter is asked about them; at least one row's."""
 
 
 @dataclass(frozen=True)

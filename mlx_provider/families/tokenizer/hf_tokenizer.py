@@ -294,10 +294,7 @@ class HFTokenizer:
 
     def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
         text = self.apply_template(
-            hidden.messages,
-            hidden.tools,
-            hidden.variables,
-            generation_prompt=generation_prompt,
+            hidden.messages, hidden.tools, hidden.variables, generation_prompt=generation_prompt
         )
         return hidden.mend(text)
 

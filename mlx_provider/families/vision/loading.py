@@ -20,11 +20,7 @@ from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
 from ..checkpoint import read_json
 from ..layers import expand, route_attention
 
-__all__ = [
-    "embedded",
-    "has_mrope",
-    "language_logits",
-]
+__all__ = ["embedded", "has_mrope", "language_logits"]
 
 
 def load_model(

@@ -40,12 +40,14 @@ ECHOED: Mapping[str, Any] = {
 }
 """Parameters that a response repeats, with their defaults."""
 OF_FUNCTIONS: Mapping[str, Any] = {"description": None, "parameters": None, "strict": None}
-STORED = {
+REFUSED = {
     **ABSENT,
     "previous_response_id": "answers are not stored: send the whole conversation as input",
     "conversation": "conversations are not stored: send the whole conversation as input",
 }
+"""Parameters, and why they are refused."""
 OWN = ("model", "input", "instructions", "text", "reasoning", "include", "tools", "tool_choice")
+"""Parameters that are converted here, not passed on."""
 NAMES = {
     "logprobs": "top_logprobs",
     "max_completion_tokens": "max_output_tokens",
@@ -55,8 +57,9 @@ NAMES = {
     "response_format": "text.format",
     "verbosity": "text.verbosity",
 }
+"""Parameters of chat, and those of the Responses API in their place."""
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
-    **dict.fromkeys(("client_metadata", "prompt_cache_options", *STORED)),
+    **dict.fromkeys(("client_metadata", "prompt_cache_options", *REFUSED)),
     "access_programs": (),
     "background_options": (),
     "image": (),
@@ -79,7 +82,7 @@ def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReq
 def response_request(
     body: Mapping[str, Any], sender: Mapping[str, Any]
 ) -> tuple[GenerateRequest, ClientNames, ChatTools]:
-    check_parameters(body, STORED)
+    check_parameters(body, REFUSED)
     instructions = Parameters(body).take_typed("instructions", str)
     tools = ChatTools(body.get("tools"))
     values = {name: value for name, value in body.items() if name not in OWN}
@@ -143,9 +146,9 @@ class _Item:
     key: str
     """The field with its text, or with the list of its one part."""
     word: str
-    """Of the events of its text."""
+    """Middle of the event types for its text, as in `response.<word>.delta`."""
     part: str = ""
-    """Of the events of its part, which calls do not have."""
+    """The same for its part, which calls do not have."""
     call: int | None = None
     _texts: list[str] = field(default_factory=list)
     _logprobs: list[Fields] = field(default_factory=list)
@@ -228,6 +231,8 @@ class _Response:
         self._tools = tools
         self._items: list[Fields] = []
         self._open: _Item | None = None
+        self._early_logprobs: list[Fields] = []
+        """Of tokens that have not become text yet: of the message, if one follows."""
         self.fields = _head(accepted.id, accepted.model, echo) | {"output": self._items}
         for name in ("temperature", "top_p"):
             if self.fields[name] is None:
@@ -255,15 +260,21 @@ class _Response:
         return {"type": f"response.{what}", "response": self.fields}
 
     def _add(self, delta: Delta) -> Iterator[Fields]:
+        found = logprobs_of(delta.logprobs)
+        logprobs = [*self._early_logprobs, *(found["content"] if found else [])]
+        silent = not (delta.reasoning or delta.content or delta.tool_calls)
+        if silent and (self._open is None or self._open.word != TEXT):
+            self._early_logprobs = logprobs
+            return
+        self._early_logprobs = []
         texts = (THOUGHT, "rs", _thought, delta.reasoning), (TEXT, "msg", _message, delta.content)
         for word, kind, make, text in texts:
-            if text:
+            if text or (word == TEXT and silent and logprobs):
                 item = self._open
                 if item is None or item.word != word:
                     item = make(*self._next(kind))
                     yield from self._begin(item)
-                logprobs = None if word == THOUGHT else logprobs_of(delta.logprobs)
-                yield from item.add(text, logprobs["content"] if logprobs else [])
+                yield from item.add(text, [] if word == THOUGHT else logprobs)
         for piece in delta.tool_calls:
             item = self._open
             if item is None or item.call != piece.index:
@@ -294,12 +305,13 @@ class _Response:
 class Whole(_Response, api.Whole):
     def _body(self, events: Sequence[Event], done: Done) -> Fields:
         for event in events:
-            deque(self._write(event), maxlen=0)
+            deque(self._write(event), maxlen=0)  # only its effect on `fields` counts
         return self.fields
 
 
 class Stream(_Response, api.Stream):
     _sent = 0
+    """Number of events so far."""
 
     def _frames(self, event: Event) -> Iterator[bytes]:
         yield from map(self._frame, self._write(event))
@@ -311,7 +323,8 @@ class Stream(_Response, api.Stream):
         return event_frame({**event, "sequence_number": self._sent - 1})
 
     def _failure(self, error: MLXProviderError) -> Iterator[bytes]:
-        # A failed response has no place for our own code and the parameter.
+        # Only the `error` event has a place for our own code and the parameter. A stream must begin
+        # with `created`; then `response.failed` alone reports the error.
         reported = {**error_body(error)["error"], "type": "error"}
         first = reported if self._sent else self._event("created")
         code = {"code": _code(error), "message": reported["message"]}
@@ -363,3 +376,4 @@ def _code(error: MLXProviderError) -> str:
 
 GENERATE: Mapping[str, Read] = {"/v1/responses": _read_response}
 ROUTES: Mapping[str, Read] = {**GENERATE, "/v1/responses/input_tokens": _read_response}
+"""Tokens are counted of the request that would be generated."""

@@ -1,0 +1,84 @@
+"""The memory ledger of one engine's rows: what weights and rows of other models leave, and what can
+be freed for a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
+
+if TYPE_CHECKING:
+    from .load_queue import LoadQueue
+    from .prefixes import Prefixes
+    from .residents import MemoryLedger
+    from .weights import Weights
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """What the rows of all engines of this process share."""
+
+    ledger: MemoryLedger
+    queue: LoadQueue
+    prefixes: Prefixes
+    unload: Callable[[Weights], None]
+    """Called on the engine thread."""
+
+    def reserve(self, nbytes: int) -> bool:
+        """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
+        left = self.ledger.unused - nbytes
+        if left >= 0:
+            self.prefixes.evict_to(left + self.ledger.in_use)
+        return left >= 0
+
+
+@dataclass(eq=False)
+class RowLedger(Ledger):
+    """For the rows of one engine."""
+
+    limits: Limits
+    _process: ProcessMemory
+    _weights: Weights
+    _memory: MemoryProfile
+    _passing: Callable[[int, int], int]
+    """Bytes of a pass of (prompt tokens, rows)."""
+
+    def row_bytes(self, tokens: int) -> int:
+        return self._memory.row_bytes(tokens)
+
+    def pass_bytes(self, tokens: int, rows: int) -> int:
+        return self._passing(tokens, rows)
+
+    def available(self) -> int:
+        return self._process.ledger.free - self._others()
+
+    def alone(self) -> int:
+        return self._process.ledger.limit - self._process.ledger.of(self._weights.key)
+
+    def image_bytes(self) -> int:
+        return self._process.ledger.media()
+
+    def others_go_on(self) -> bool:
+        return self._process.queue.others_go_on(self._weights.key)
+
+    def unloadable(self, need: int, pinned: int) -> int:
+        others, queue = self._others() + pinned, self._process.queue
+        return queue.unloadable(self._weights.key, need, others, stuck=self._stuck(need))
+
+    def reclaim(self, need: int) -> None:
+        others, stuck, process = self._others(), self._stuck(need), self._process
+        process.queue.make_way(self._weights.key, need, others, process.unload, stuck=stuck)
+        left = self.available() - need
+        if left >= 0:
+            process.prefixes.evict_to(left + process.ledger.in_use)
+
+    def _others(self) -> int:
+        """Bytes that rows of other models, and the part of the prefix cache in use, have."""
+        return self._process.ledger.live(except_key=self._weights.key)
+
+    def _stuck(self, need: int) -> bool:
+        """Whether waiting does not help: no row runs, or running ones have at least `need`."""
+        live = self._weights.live_bytes
+        return need <= live or not live
