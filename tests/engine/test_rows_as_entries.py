@@ -95,15 +95,22 @@ def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, asked(engine, COMMON))
 
 
-def test_a_row_that_ends_with_its_first_token_is_an_entry(qwen3: TextModel) -> None:
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_row_that_ends_with_its_first_token_is_an_entry(
+    qwen3: TextModel, *, retried: bool
+) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
-    engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512)
-    asked(engine, COMMON, reply=1)
+    model: Any = Failing(qwen3)
+    model.fails_at = len(COMMON) if retried else -1
+    engine = new_engine(model, prefix_cache=stored, max_chunk=512)
+    engine.submit(new_request([9] * 20, max_tokens=30))  # or the row would fail alone
+    before = [*COMMON, *output_of(asked(engine, COMMON, reply=1 + retried)).tokens[:retried]]
     assert stored.in_use == 0
     gc.collect()
+    model.fails_at = -1
     with counted() as copies:
-        again = asked(engine, [*COMMON, 60, 61])
-    assert again.cached == len(COMMON)
+        again = asked(engine, [*before, 60, 61])
+    assert again.cached == len(before)
     assert copies.nbytes == 0
     assert_as_alone(qwen3, again)
 

@@ -175,7 +175,7 @@ class StepBuilder:
             # `Scheduler.fits_ahead` has found room for a background prefill
             if job.request.ahead or self._admit(job, in_place=in_place):
                 return job
-            if self.record.now - job.arrived > PATIENCE_SECONDS:
+            if self.record.now - job.request.queued > PATIENCE_SECONDS:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
                 return None
         return None
