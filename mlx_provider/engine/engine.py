@@ -62,7 +62,7 @@ class Engine:
             scheduler.offers = prefix_cache.offers
             scheduler.fork_bytes = prefix_cache.fork_bytes
         self.deliver: Callable[[list[Post]], object] | None = None
-        """Gets the events of the rows before a chunk runs in its own pass."""
+        """Gets the events so far before a prompt runs in its own pass."""
         self._blocked = False
 
     def step(self) -> list[Post]:
@@ -73,8 +73,6 @@ class Engine:
             record = self.schedule(now)
             for result in self.run(record):
                 self.commit(result)
-                if self.deliver is not None and not self.output.empty:
-                    self.deliver(self.output.take())
             if not record.begins:  # else the next record has the passes
                 return self.output.take()
 
@@ -98,12 +96,15 @@ class Engine:
         self.scheduler.charge_step(plan)
         if (decoded := decode.run(self, plan, drafts, read_at)) is not None:
             yield decoded
+        waits = plan.prepared is not None or (plan.chunk is not None and not plan.mixed)
+        if waits and self.deliver is not None and not self.output.empty:
+            self.deliver(self.output.take())
         if (prefilled := prefill.run(self, plan)) is not None:
             yield prefilled
         if self.prefix_cache is not None:
             self.prefix_cache.detach(self.scheduler.running, self.batch.layout.cache_of)
         self.charge_merged()
-        if plan.rows or plan.chunk is not None:
+        if plan.rows or plan.chunk is not None or self.output.decoded:
             self.output.add_step(plan, record.now)
         self._blocked = record.empty
 
@@ -219,8 +220,7 @@ class Engine:
         running = [row for row in rows if row in scheduler.running]
         self.store(request, running)
         if self.prefix_cache is not None:  # rows may end with their first token
-            usable = [row for row in rows if not (row.corrupted or row.retry_alone)]
-            self.prefix_cache.release(usable)
+            self.prefix_cache.release(row for row in rows if not row.corrupted)
         self.drop_rows(running)
         scheduler.remove_rows(running)
         for row in rows:

@@ -54,7 +54,7 @@ class Prefilled:
 
 def begin(engine: Engine, job: PrefillJob) -> None:
     """Give an admitted prompt its row cache, or start a restore from disk."""
-    inputs = job.request.inputs
+    inputs, match = job.request.inputs, None
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.kv_capacity(job)
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         with isolated_cache(job.request) as found:
@@ -74,7 +74,7 @@ def begin(engine: Engine, job: PrefillJob) -> None:
         grow_by(job.cache, capacity)
     if job.positions is not None:
         job.cache = sparse(job.cache)
-    if not job.request.ahead:
+    if match is not None:  # its first look-up
         engine.output.recorder.count("prompt_tokens_cached", job.done)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Moves forward, or back to `PREFILL` while a row of several is prefilled again."""
+    """Moves forward, or back if a row is preempted (`WAITING`) or runs again (`PREFILL`)."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -214,6 +214,8 @@ class Request:
     """Of the prompt's media, by content hash, while they are needed."""
 
     arrived: float = 0.0
+    queued: float = 0.0
+    """When it came into the queue: later than `arrived` if its model had to load."""
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -261,7 +263,6 @@ class PrefillJob:
     request: Request
     rows: list[Row]
     tokens: Sequence[int]
-    arrived: float = 0.0
     admitted: bool = False
     aged: float = 0.0
     """Seconds of waiting: before admission, and later for chunks of other prompts."""

@@ -81,7 +81,7 @@ class StepOutput:
         self._bytes_of = lru_cache(MAX_NAMES)(partial(token_bytes, tokenizer))
         self._events: dict[Request, list[Event]] = {}
         self.decoded = 0
-        """Tokens committed since the last `take`."""
+        """Tokens committed since the last `add_step`."""
         # other threads read copies: no thread can interrupt `deque.copy`
         self.steps = deque[Step](maxlen=STEPS)
         self.drafted = 0
@@ -97,9 +97,6 @@ class StepOutput:
         return not self._events
 
     def take(self) -> list[Post]:
-        if self.decoded:
-            self.recorder.count("tokens_decoded", self.decoded)
-            self.decoded = 0
         events, self._events = self._events, {}
         return list(events.items())
 
@@ -154,6 +151,8 @@ class StepOutput:
         ended = self.clock()
         seconds, chunk = ended - began, 0 if plan.chunk is None else plan.chunk.size
         self.steps.append(Step(ended, seconds, self.decoded, chunk))
+        self.recorder.count("tokens_decoded", self.decoded)
+        self.decoded = 0
         kind = "mixed" if plan.mixed else "chunk" if chunk else "decode"
         self.recorder.observe("step_seconds", seconds, kind)
         if chunk:

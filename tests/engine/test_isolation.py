@@ -392,15 +392,19 @@ def test_ctrl_c_passes() -> None:
 def test_a_prefill_that_starts_again_counts_as_one_look_up(qwen3: TextModel) -> None:
     stored = PrefixCache(budget=lambda: 2**30)
     engine, request = new_engine(qwen3, prefix_cache=stored), new_request([5] * 40, max_tokens=3)
+    counted = list[tuple[str, int]]()
+    vars(engine.output.recorder)["count"] = lambda name, n=1, label="": counted.append((name, n))
     engine.submit(request)
     engine.step()
     (job,) = engine.scheduler.waiting
     job.restart()
     while not output_of(request).tokens:
         engine.step()
+    engine.store(request, request.rows)
     engine.drop_rows(request.rows)
     engine.scheduler.preempt_row(request.rows[0])
     run(engine)
     assert len(output_of(request).tokens) == 3
     report = stored.report()
     assert (report["lookups"], report["prompt_tokens"]) == (1, 40)
+    assert sum(n for name, n in counted if name == "prompt_tokens_cached") == 0

@@ -1,11 +1,16 @@
-"""The host launches the next pass before it reads the tokens of the previous one."""
+"""The host launches the next pass before it reads the tokens of the previous one, and delivers
+events before a prompt has its own pass."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 
+from failing import Failing
 from host_gap import SAMPLING, ImaginedDevice, decoding, gaps
+from mlx_provider.engine.step_output import Post
 from mlx_provider.families.text import TextModel
+from mlx_provider.testing.driver import new_engine, new_request, run
 
 STEPS = 12
 
@@ -20,3 +25,23 @@ def test_a_device_that_is_slower_than_the_host_never_waits(
     device = ImaginedDevice(seconds=1000, host=map(float, count()).__next__)
     assert gaps(engine, device, STEPS) == [0] * STEPS
     assert device.waited > 0
+
+
+def test_events_do_not_wait_for_a_chunk(qwen3: TextModel) -> None:
+    model: Any = Failing(qwen3)
+    engine = new_engine(model)
+    late, other = (new_request([5] * 40, deadline=deadline) for deadline in (0.0, None))
+    for request in (late, other):
+        engine.submit(request)
+    delivered: list[list[Post]] = []
+
+    def deliver(posts: list[Post]) -> None:
+        assert not model.prefills
+        delivered.append(posts)
+
+    engine.deliver = deliver
+    engine.step()
+    assert [request for ((request, _),) in delivered] == [late]
+    assert model.prefills
+    run(engine)
+    assert sum(step.tokens for step in engine.output.steps) == other.completion_tokens

@@ -95,15 +95,22 @@ def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, asked(engine, COMMON))
 
 
-def test_a_row_that_ends_with_its_first_token_is_an_entry(qwen3: TextModel) -> None:
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_row_that_ends_with_its_first_token_is_an_entry(
+    qwen3: TextModel, *, retried: bool
+) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
-    engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512)
-    asked(engine, COMMON, reply=1)
+    model: Any = Failing(qwen3)
+    model.fails_at = len(COMMON) if retried else -1
+    engine = new_engine(model, prefix_cache=stored, max_chunk=512)
+    engine.submit(new_request([9] * 20, max_tokens=30))  # or the row would fail alone
+    before = [*COMMON, *output_of(asked(engine, COMMON, reply=1 + retried)).tokens[:retried]]
     assert stored.in_use == 0
     gc.collect()
+    model.fails_at = -1
     with counted() as copies:
-        again = asked(engine, [*COMMON, 60, 61])
-    assert again.cached == len(COMMON)
+        again = asked(engine, [*before, 60, 61])
+    assert again.cached == len(before)
     assert copies.nbytes == 0
     assert_as_alone(qwen3, again)
 
@@ -292,21 +299,22 @@ LONG = [20 + i * i % 300 for i in range(755)]
 class Shrinking:
     """An engine whose memory limit can shrink."""
 
-    def __init__(self, model: TextModel, least: int | None = None) -> None:
+    def __init__(self, model: TextModel, least: int | None = None, layout: str = "grouped") -> None:
         row = model.make_cache()
         model.prefill(PrefillChunk(Prompt(LONG[:64]), 0, 64, row))
         self.memory = profile(row)
         self.room = 2**30
         self.stored = PrefixCache(budget=lambda: max(0, self.room - self.scheduler.live_bytes))
         self.engine = new_engine(
-            model, prefix_cache=self.stored, max_chunk=512, reserve=16, least=least,
+            model, layout=layout, prefix_cache=self.stored, max_chunk=512, reserve=16, least=least,
             row_bytes=self.memory.row_bytes, available=lambda: self.room - self.stored.in_use,
         )  # fmt: skip
         self.scheduler = self.engine.scheduler
-        vars(self.scheduler.ledger).update(
-            alone=lambda: self.room,
-            reclaim=lambda need: self.stored.evict(self.room - need) and None,
-        )
+        vars(self.scheduler.ledger).update(alone=lambda: self.room, reclaim=self.reclaim)
+
+    def reclaim(self, need: int) -> None:
+        if self.stored.in_use + need <= self.room:
+            self.stored.evict(self.room - need)
 
     def turn(self, before: Request, reply: int) -> Request:
         """Start the next turn of a conversation. It decodes."""
@@ -401,3 +409,32 @@ def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextM
     own.engine.submit(requests[2])
     run(own.engine)
     assert_as_alone(qwen3, *requests)
+
+
+def test_a_prompt_that_waits_keeps_its_stored_prefix(qwen3: TextModel) -> None:
+    own = Shrinking(qwen3)
+    asked(own.engine, PREFIX)
+    own.engine.submit(first := new_request([*reversed(LONG)], max_tokens=60))
+    while len(output_of(first).tokens) < 3:
+        own.engine.step()
+    reserved = own.scheduler.ledger.reservation(first.rows)
+    own.room = reserved + own.stored.nbytes + own.memory.row_bytes(len(PREFIX)) // 4
+    own.engine.submit(other := new_request([*PREFIX, *range(40, 340)], max_tokens=12))
+    run(own.engine)
+    assert other.cached == len(PREFIX)
+    assert_as_alone(qwen3, first, other)
+
+
+def test_no_more_rows_are_preempted_for_another_account_than_it_needs(qwen3: TextModel) -> None:
+    """Without its row, an entry can be evicted."""
+    own = Shrinking(qwen3, layout="solo")
+    flood = [new_request([20 + i, *LONG[i:250]], max_tokens=60, account="a") for i in range(3)]
+    for request in flood:
+        own.engine.submit(request)
+    while len(own.scheduler.running) < 3:
+        own.engine.step()
+    own.room = own.scheduler.live_bytes + own.stored.in_use
+    own.engine.submit(other := new_request([9] * 250, max_tokens=12, account="b"))
+    run(own.engine)
+    assert sum(request.rows[0].gave_way for request in flood) == 1
+    assert_as_alone(qwen3, *flood, other)

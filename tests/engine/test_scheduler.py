@@ -230,6 +230,18 @@ def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None
     assert plan.live_bytes <= limit
 
 
+def test_a_preempted_row_has_waited_since_it_was_queued() -> None:
+    plan = scheduler()
+    requests = [make(50) for _ in range(2)]
+    requests[1].arrived = -1000.0  # its model had to load
+    for at, request in enumerate(requests):
+        plan.end_prefill(plan.submit(request, float(at)))
+        plan.add_row(request.rows[0])
+    jobs = [plan.preempt_row(request.rows[0]) for request in requests]
+    assert plan.in_order(10.0, jobs[::-1]) == jobs
+    assert {request.phase for request in requests} == {Phase.WAITING}
+
+
 def test_no_row_is_preempted_for_a_prompt_that_waits_for_the_prefix_of_another() -> None:
     plan = beside_rows(scheduler(max_rows=3), 2)
     leader = plan.submit(make(1000), 0.0)
@@ -249,8 +261,6 @@ def test_a_prompt_of_low_priority_does_not_stop_started_ones() -> None:
     plan.submit(holder, 0.0)
     assert next_chunk(plan) is not None
     plan.submit(patient, 0.0)
-    held = next(job for job in plan.waiting if job.request is holder)
-    held.arrived = 1000.0
     chunk = next_chunk(plan, 1000.0)
     assert chunk is not None
     assert chunk.job.request is holder

@@ -155,7 +155,7 @@ class Scheduler:
     def _urgency(self, now: float, job: PrefillJob) -> float:
         """Seconds that the rest of its prefill takes, less for its waiting. A prompt in prefill
         waits only while others run, so a new prompt never waits for all of it."""
-        waited = job.aged if job.admitted else now - job.arrived
+        waited = job.aged if job.admitted else now - job.request.queued
         return self.chunking.rest(job) - AGING * waited
 
     def apply(self, record: StepRecord) -> list[PrefillJob]:
@@ -168,7 +168,7 @@ class Scheduler:
         if record.reclaim:
             self.ledger.reclaim(record.reclaim)
         if (job := record.admitted) is not None and job in self.waiting:
-            job.aged = record.now - job.arrived
+            job.aged = record.now - job.request.queued
             job.admitted, job.request.phase = True, Phase.PREFILL
         return requeued
 
@@ -240,12 +240,12 @@ class Scheduler:
             )
 
     def submit(self, request: Request, now: float) -> PrefillJob:
-        if not request.arrived:
-            request.arrived = now
-        self.shares.join(request, self.requests())
+        request.arrived = request.arrived or now
         # time before the queue (for example to load a model) gives no precedence in it
+        request.queued = now
+        self.shares.join(request, self.requests())
         tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
-        job = PrefillJob(request, list(request.rows), tokens, arrived=now)
+        job = PrefillJob(request, list(request.rows), tokens)
         self.waiting.append(job)
         return job
 
@@ -280,12 +280,12 @@ class Scheduler:
 
     def _requeue(self, row: Row, *, admitted: bool) -> PrefillJob:
         self.remove_rows([row])
-        arrived = row.request.arrived
         # with fixed passes, the reply must come from decode passes, not from prompt passes
         tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
-        job = PrefillJob(row.request, [row], tokens, arrived, admitted)
+        job = PrefillJob(row.request, [row], tokens, admitted)
         if row.request.kept is not None:
             job.thin_out(row.request.kept)
+        row.request.phase = Phase.PREFILL if admitted else Phase.WAITING
         self.waiting.append(job)
         return job
 

@@ -175,7 +175,7 @@ class StepBuilder:
             # `Scheduler.fits_ahead` has found room for a background prefill
             if job.request.ahead or self._admit(job, in_place=in_place):
                 return job
-            if self.record.now - job.arrived > PATIENCE_SECONDS:
+            if self.record.now - job.request.queued > PATIENCE_SECONDS:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
                 return None
         return None
@@ -235,7 +235,7 @@ class StepBuilder:
         if not in_place and rows and job.uses_prefix_cache:
             # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
             need += self.ledger.row_bytes(2 * STEP_TOKENS)
-        limit = self._limit(need + images, pinned)
+        limit = self._limit(need + images, pinned - sum(row.stored for row in without))
         spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
         if need + (images if rows else 0) <= limit:
             return Room(need + images, in_place=in_place)
@@ -244,7 +244,8 @@ class StepBuilder:
         # behind a prefix, a row may need more than without it, perhaps more than is available
         if in_place and not rows and (copied := self._room(job, without, in_place=False)).fits:
             return copied
-        return Room(need + images, fits=False)
+        # without `pinned`, memory would be reclaimed from what the prompt will use
+        return Room(need + images + pinned, fits=False)
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
