@@ -39,7 +39,8 @@ class RowBuffers:
     nodes: set[Node] = field(default_factory=set)
     """The nodes whose tokens are in these buffers. They are on one path."""
     stored: int = 0
-    """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
+    """Bytes of the nodes, and of the tokens before them. The prefix cache counts them, so they are
+    not charged to the row."""
     intact: bool = True
     """False while a row has them, and after a failed pass of that row."""
     tails: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
@@ -361,7 +362,8 @@ def _takeable(row: RowBuffers, match: Match) -> bool:
     """Whether a row may take the buffers over: unused, intact, and with the whole match."""
     if row.is_prefix or row.needed or not row.intact:
         return False
-    fits = all(node.row is (row if node.start >= row.first else row.base) for node in match.path)
+    first = row.path[0].start  # it has the tokens before, whose nodes may be others'
+    fits = all(node.row is row for node in match.path if node.start >= first)
     return fits and _overwritten(row, match) <= match.length - row.first  # few enough to copy out
 
 

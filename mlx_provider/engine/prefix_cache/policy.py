@@ -133,12 +133,12 @@ class PrefixCachePolicy:
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
             job.restore = Restore(disk, fill)
             return None
-        job.match = None
-        if self._leases.prepare(match):
+        job.match, restored = None, job.restore
+        is_restored = restored is not None and restored.cache is not None
+        if not is_restored and self._leases.prepare(match):
             match = self._match(key, job.ids)
         match = replace(match, counted=not (job.request.ahead or job.request.looked_up))
         job.request.looked_up = True
-        restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
             self.cache.count(match, restored.length)

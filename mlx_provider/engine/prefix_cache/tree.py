@@ -21,6 +21,8 @@ Ids = NDArray[np.int64]
 ID_BYTES = 8
 MAX_EDGE = 2048
 """Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
+HEAD_SHARE = 4
+"""At most this fraction (1/n) of a row's buffers may have tokens that nodes of others store."""
 
 
 @dataclass(frozen=True)
@@ -289,21 +291,34 @@ class NewPath:
     def token_bytes(self) -> int:
         return self.kv.token_bytes + ID_BYTES
 
+    def segment(self, start: int, stop: int, own: int | None) -> Segment:
+        """Tokens `[start, stop)`, in the row's buffers, to which nodes refer from `own` on; `None`:
+        copied."""
+        if own is None or self.row is None:
+            return self.kv.slice(start, stop)
+        return self.kv.within(self.row, start, stop, own - self.row.first if start == own else 0)
 
-def can_refer(new: NewPath, path: Sequence[Node]) -> bool:
-    """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
-    Its stored nodes must have the common prefix, be copies of the row's own tokens alone, or refer
-    to the buffers."""
+
+def own_start(new: NewPath, path: Sequence[Node]) -> int | None:
+    """Where the nodes of a path begin that can refer to the row's own buffers. `None`: none can.
+
+    The tokens between the common prefix and this position are held twice, by the row and by nodes
+    of others, so they must be few.
+    """
     row = new.row
     if row is None or row.first > (path[-1].stop if path else 0):
-        return False
+        return None  # other rows have the common prefix, but no node does
 
-    def fits(node: Node) -> bool:
-        if node.start < row.first:
-            return node.row is row.base
+    def fits(node: Node) -> bool:  # a copy, of these tokens, can go
         return node.row in (None, row) and segment_of(node).layers == new.kv.layers
 
-    return all(node.stop <= len(new.ids) and fits(node) for node in path)
+    before = [node for node in path if node.start < row.first]
+    others = [node.stop for node in path if node.start >= row.first and not fits(node)]
+    start = max(others, default=row.first)
+    if any(node.stop > len(new.ids) or (node.row is row and node.start < start) for node in path):
+        return None  # its nodes must be consecutive
+    is_short = HEAD_SHARE * (start - row.first) <= len(new.ids) - row.first
+    return start if is_short and all(node.row is row.base for node in before[-1:]) else None
 
 
 def split_path(found: Match, new: NewPath) -> list[Node]:
@@ -335,11 +350,11 @@ def add_nodes(
     stop: int,
     states: Mapping[int, Snapshot],
     *,
-    row: RowBuffers | None,
+    own: int | None,
     continued: bool,
 ) -> Node:
-    """Add tokens `[parent.stop, stop)` of a path below `parent`, in the buffers of `row` or else
-    copied, and states. Returns the last node."""
+    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. `own`: see
+    `NewPath.segment`. Returns the last node."""
     first = parent.stop
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
     inner = {at for at in {new.reply_at, *states, *edges} if first < at < stop}
@@ -347,8 +362,7 @@ def add_nodes(
         child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
         # a conversation that continues may continue again
         child.hits, child.generated = int(continued), start >= new.reply_at
-        kv = new.kv
-        child.set_payload(kv.within(row, start, end) if row else kv.slice(start, end), None)
+        child.set_payload(new.segment(start, end, own), None)
         parent.children[int(child.tokens[0])] = child
         parent = child
     for at, state in states.items():
