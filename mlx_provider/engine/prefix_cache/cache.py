@@ -13,6 +13,7 @@ change of the tree, a `Match` is no longer valid (`is_valid`).
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Any
@@ -288,16 +289,15 @@ class PrefixCache:
             raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.split_path(found, new), self._budget_after(new)
-        share, own, twice = self.sessions.share(session, budget), tree.own_start(new, stored), 0
+        new, share = tree.refer(new, stored), self.sessions.share(session, budget)
         stop, kept = fit(stored, new, share)
-        if new.row is not None and own is not None and not new.row.nodes:
-            twice = (own - new.row.first) * new.kv.token_bytes
-        if stop < len(new.ids) or (twice and fit(stored, new, share - twice) != (stop, kept)):
-            own, twice = None, 0
+        if new.row is not None and stop < len(new.ids):
+            new = replace(new, row=None)
+            stop, kept = fit(stored, new, share)
         path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
-        grows = twice + max(0, stop - found.shared) * new.token_bytes
+        grows = new.head_bytes + max(0, stop - found.shared) * new.token_bytes
         grows += sum(state.nbytes for state in states.values())
         if self.nbytes > budget - grows:
             heads = self.sessions.split_heads(session, budget)
@@ -309,9 +309,9 @@ class PrefixCache:
         above, continued = path[-1] if path else root, 2 * found.shared > len(new.ids)
         try:
             for node in above.path():  # `split_heads` may have split some
-                if own is not None and node.start >= own:
-                    node.set_payload(new.segment(node.start, node.stop, own), node.snapshot)
-            leaf = tree.add_nodes(above, new, stop, states, own=own, continued=continued)
+                if new.row is not None and node.start >= new.own:
+                    node.set_payload(new.segment(node.start, node.stop), node.snapshot)
+            leaf = tree.add_nodes(above, new, stop, states, continued=continued)
         finally:
             if not root.children:
                 self._drop_empty()

@@ -98,7 +98,7 @@ def _split_head(leaf: Node, nbytes: int) -> list[Node]:
         left = nbytes - sum(above.nbytes for above in found)
         if node.nbytes > left:
             each = segment_of(node).token_bytes + ID_BYTES
-            tokens = len(node.tokens) + (left - node.segment_bytes) // each
+            tokens = len(node.tokens) + (left - segment_of(node).nbytes) // each
             found += [split(node, tokens)] if node.complete and tokens > 0 else []
             break
         found.append(node)
@@ -120,10 +120,11 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     shared = path[-1].stop if path else 0
 
     def size(stop: int, kept: Collection[int] = ()) -> int:
-        nbytes = max(0, stop - shared) * new.token_bytes + sum(sizes[at] for at in kept)
+        nbytes = new.head_bytes + max(0, stop - shared) * new.token_bytes
+        nbytes += sum(sizes[at] for at in kept)
         for node in path:
             tokens = max(0, min(stop, node.stop) - node.start)
-            nbytes += node.segment_bytes * tokens // len(node.tokens)
+            nbytes += segment_of(node).nbytes * tokens // len(node.tokens)
         return nbytes
 
     if size(max(length, shared), sizes) <= budget:

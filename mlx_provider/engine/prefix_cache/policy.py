@@ -16,11 +16,12 @@ import numpy as np
 
 from ...isolation import Isolation
 from ...records import LoadedModel, Prompt
+from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
-from .buffers import Lease, Leases, divisible, own_layers
+from .buffers import Lease, Leases, own_layers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -69,7 +70,8 @@ class PrefixCachePolicy:
         share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
-        shares = in_place and least is not None and divisible(own_layers(make_cache()))
+        types = {type(layer) for layer in own_layers(make_cache()).values()}
+        shares = in_place and least is not None and types and types <= {*SHAREABLE}
         self._least = max(1, least or 0) if shares else inf
         self._leases = Leases(cache.totals, in_place, self._least)
         self.cache = cache

@@ -66,10 +66,6 @@ class Segment:
         views = {i: [a[..., start:stop, :] for a in each] for i, each in self.own.items()}
         return replace(self, length=stop - start, own=copies(views))
 
-    def within(self, row: RowBuffers, start: int, stop: int, head: int = 0) -> Segment:
-        """Tokens `[start, stop)` of a row, which stay in its buffers."""
-        return replace(self, length=stop - start, own={}, row=row, start=start, head=head)
-
     def copy(self) -> Segment:
         return replace(self, own=copies(self.arrays()), row=None, start=0, head=0)
 

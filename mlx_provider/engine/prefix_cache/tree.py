@@ -137,12 +137,8 @@ class Node:
         return self.segment is not None and self.segment.complete
 
     @property
-    def segment_bytes(self) -> int:
-        return 0 if self.segment is None else self.segment.nbytes
-
-    @property
     def nbytes(self) -> int:
-        return self.segment_bytes + (0 if self.snapshot is None else self.snapshot.nbytes)
+        return sum(part.nbytes for part in (self.segment, self.snapshot) if part is not None)
 
     @property
     def buffers(self) -> int:
@@ -201,10 +197,6 @@ class Match:
     @property
     def path(self) -> tuple[Node, ...]:
         return tuple(node for node, _ in self.nodes if node.start < self.length)
-
-    @property
-    def complete(self) -> bool:
-        return all(node.complete for node, _ in self.nodes)
 
 
 def new_root(totals: Totals) -> Node:
@@ -286,39 +278,47 @@ class NewPath:
     """Tokens before the reply."""
     row: RowBuffers | None
     """The row's buffers, if nodes can refer to them."""
+    own: int = 0
+    """They refer to them from this token on."""
 
     @property
     def token_bytes(self) -> int:
         return self.kv.token_bytes + ID_BYTES
 
-    def segment(self, start: int, stop: int, own: int | None) -> Segment:
-        """Tokens `[start, stop)`, in the row's buffers, to which nodes refer from `own` on; `None`:
-        copied."""
-        if own is None or self.row is None:
+    @property
+    def head_bytes(self) -> int:
+        """Of the row's tokens before `own`, unless they count already."""
+        row = self.row
+        return 0 if row is None or row.nodes else (self.own - row.first) * self.kv.token_bytes
+
+    def segment(self, start: int, stop: int) -> Segment:
+        """Tokens `[start, stop)`, copied unless they stay in the row's buffers."""
+        if self.row is None or start < self.own:
             return self.kv.slice(start, stop)
-        return self.kv.within(self.row, start, stop, own - self.row.first if start == own else 0)
+        head = self.own - self.row.first if start == self.own else 0
+        return replace(self.kv, length=stop - start, own={}, row=self.row, start=start, head=head)
 
 
-def own_start(new: NewPath, path: Sequence[Node]) -> int | None:
-    """Where the nodes of a path begin that can refer to the row's own buffers. `None`: none can.
+def refer(new: NewPath, path: Sequence[Node]) -> NewPath:
+    """With the first token from which on its nodes can refer to the row's buffers, without these if
+    none can. `path`: its stored nodes.
 
-    The tokens between the common prefix and this position are held twice, by the row and by nodes
-    of others, so they must be few.
+    The row also has the tokens between the common prefix and its own nodes, which are few.
     """
     row = new.row
-    if row is None or row.first > (path[-1].stop if path else 0):
-        return None  # other rows have the common prefix, but no node does
+    last = next((node.row for node in path if row and node.stop == row.first), None)
+    if row is None or last is not row.base:  # other rows have the prefix, but no node does
+        return replace(new, row=None)
 
-    def fits(node: Node) -> bool:  # a copy, of these tokens, can go
+    def fits(node: Node) -> bool:  # a copy can go
         return node.row in (None, row) and segment_of(node).layers == new.kv.layers
 
-    before = [node for node in path if node.start < row.first]
     others = [node.stop for node in path if node.start >= row.first and not fits(node)]
-    start = max(others, default=row.first)
-    if any(node.stop > len(new.ids) or (node.row is row and node.start < start) for node in path):
-        return None  # its nodes must be consecutive
-    is_short = HEAD_SHARE * (start - row.first) <= len(new.ids) - row.first
-    return start if is_short and all(node.row is row.base for node in before[-1:]) else None
+    own = max(others, default=row.first)
+    is_short = HEAD_SHARE * (own - row.first) <= len(new.ids) - row.first
+    consecutive = all(node.start >= own for node in row.nodes)
+    contains = all(node.stop <= len(new.ids) for node in path)
+    return replace(new, row=row if is_short and consecutive and contains else None, own=own)
 
 
 def split_path(found: Match, new: NewPath) -> list[Node]:
@@ -345,16 +345,10 @@ def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> li
 
 
 def add_nodes(
-    parent: Node,
-    new: NewPath,
-    stop: int,
-    states: Mapping[int, Snapshot],
-    *,
-    own: int | None,
-    continued: bool,
+    parent: Node, new: NewPath, stop: int, states: Mapping[int, Snapshot], *, continued: bool
 ) -> Node:
-    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. `own`: see
-    `NewPath.segment`. Returns the last node."""
+    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. Returns the last
+    node."""
     first = parent.stop
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
     inner = {at for at in {new.reply_at, *states, *edges} if first < at < stop}
@@ -362,7 +356,7 @@ def add_nodes(
         child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
         # a conversation that continues may continue again
         child.hits, child.generated = int(continued), start >= new.reply_at
-        child.set_payload(new.segment(start, end, own), None)
+        child.set_payload(new.segment(start, end), None)
         parent.children[int(child.tokens[0])] = child
         parent = child
     for at, state in states.items():
