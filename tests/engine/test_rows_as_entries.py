@@ -10,6 +10,7 @@ from allocator_replay import StandIn
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
+from mlx_provider.engine.prefix_cache.tree import ID_BYTES, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
@@ -69,6 +70,28 @@ def test_turns_are_exact(qwen3: TextModel) -> None:
         assert turn == 0 or request.cached >= len(tokens) - 9
         tokens = [*tokens, *output_of(request).tokens, *(50 + turn + i for i in range(8))]
     assert stored.in_use == 0
+
+
+def test_conversations_with_a_common_head_copy_nothing_else(qwen3: TextModel) -> None:
+    """Each has the head in its own buffers, too, where it counts."""
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored, reserve=12)
+    head = COMMON[:20]
+    talks = [[*head, *([60 + i] * 680)] for i in range(3)]
+    for turn in range(3):
+        for i, tokens in enumerate(talks):
+            with counted() as copies:
+                request = asked(engine, tokens)
+            check_integrity(stored)
+            token_bytes = segment_of(next(stored.nodes())).token_bytes
+            assert copies.nbytes <= len(head) * token_bytes
+            assert request.cached == (len(tokens) - 2 if turn else len(head) * (i > 0))
+            assert_as_alone(qwen3, request)
+            talks[i] = [*tokens, *output_of(request).tokens, 50, 51]
+    rows = [*stored.totals.rows]
+    assert sorted(row.path[0].start for row in rows) == [0, len(head), len(head)]
+    allocated = sum(array.nbytes for row in rows for array in row.own_arrays)
+    assert stored.nbytes == allocated + ID_BYTES * stored.report()["tokens"]
 
 
 def test_both_branches_of_a_conversation_stay(qwen3: TextModel) -> None:

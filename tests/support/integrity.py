@@ -71,9 +71,13 @@ def check_integrity(cache: PrefixCache) -> None:
     for row in {*totals.rows, *(node.row for node in every if node.row is not None)}:
         found = {node for node in every if node.row is row}
         stored = sum(segment_of(node).kv_bytes for node in found)
-        path = row.path
+        path, spare = row.path, totals.rows[row]
+        whole = (path[-1].stop - row.first) * segment_of(path[0]).token_bytes
+        idle = row.is_prefix or spare == row.spare(path[-1].stop)
         rules += [
             ("a row counts its nodes", (found, stored) == (row.nodes, row.stored)),
+            ("and what it has before them", row.lost or stored == whole),
+            ("and unused capacity", row.lost or idle or (row.in_use and spare == 0)),
             ("they are on one path", {*path} <= {*path[-1].path()}),
             ("they are in its buffers", row.lost or row.first <= path[0].start),
             ("it has their capacity", row.lost or path[-1].stop <= row.capacity),

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ...isolation import Isolation
 from ...upstream.cache_classes import leaves
-from ...upstream.shared_kv import SHAREABLE, Prefix, divide, undivide
+from ...upstream.shared_kv import Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
 from ..scheduling.ledger import STEP_TOKENS, whole_steps
@@ -39,7 +39,8 @@ class RowBuffers:
     nodes: set[Node] = field(default_factory=set)
     """The nodes whose tokens are in these buffers. They are on one path."""
     stored: int = 0
-    """Bytes of the nodes. The prefix cache counts them, so they are not charged to the row."""
+    """Bytes of the nodes, and of the tokens before them. The prefix cache counts them, so they are
+    not charged to the row."""
     intact: bool = True
     """False while a row has them, and after a failed pass of that row."""
     tails: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
@@ -223,18 +224,18 @@ class Lease:
         return (whole - whole_steps(tokens)) * self.token_bytes
 
 
+@dataclass(eq=False)
 class Leases:
     """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
 
     Engine thread only.
     """
 
-    def __init__(self, totals: Totals, in_place: bool, least: float) -> None:
-        """`in_place`: else rows only copy. `least`: fewest tokens to share; infinite unless the
-        layers of this model are divisible."""
-        self._totals = totals
-        self._in_place = in_place
-        self._least = least
+    _totals: Totals
+    _in_place: bool
+    """Else rows only copy."""
+    _least: float
+    """Fewest tokens to share. Infinite unless the layers of this model are divisible."""
 
     def offer(self, match: Match) -> Lease | None:
         """A lease on what a queued prompt will use, not acquired yet. `None`: nothing."""
@@ -340,12 +341,7 @@ class Leases:
 
 def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by layer index."""
-    every = enumerate(leaves(cache))
-    return {i: each for i, each in every if kind(each) is Kind.APPEND}
-
-
-def divisible(layers: Mapping[int, Any]) -> bool:
-    return bool(layers) and all(type(layer) in SHAREABLE for layer in layers.values())
+    return {i: each for i, each in enumerate(leaves(cache)) if kind(each) is Kind.APPEND}
 
 
 def _tokens_of(row: RowBuffers) -> int:
@@ -361,7 +357,8 @@ def _takeable(row: RowBuffers, match: Match) -> bool:
     """Whether a row may take the buffers over: unused, intact, and with the whole match."""
     if row.is_prefix or row.needed or not row.intact:
         return False
-    fits = all(node.row is (row if node.start >= row.first else row.base) for node in match.path)
+    first = row.path[0].start  # it has the tokens before, whose nodes may be others'
+    fits = all(node.row is row for node in match.path if node.start >= first)
     return fits and _overwritten(row, match) <= match.length - row.first  # few enough to copy out
 
 

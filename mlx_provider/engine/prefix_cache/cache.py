@@ -13,6 +13,7 @@ change of the tree, a `Match` is no longer valid (`is_valid`).
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Any
@@ -23,7 +24,7 @@ from ..scheduling.ledger import MemoryProfile
 from . import tree
 from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
-from .eviction import Sessions, evict_nodes, fit, prune
+from .eviction import Sessions, evict_nodes, fit, hand_over, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
 from .tree import ID_BYTES, CacheKey, Ids, Match, NewPath, Node, Totals, as_ids, segment_of
 
@@ -202,6 +203,7 @@ class PrefixCache:
         stored, last = {row: row.stored for row in totals.rows}, -1
         while (totals.nbytes > limit or totals.buffers > max_buffers) and totals.nbytes != last:
             last = totals.nbytes  # a prefix can go once no entry continues it
+            hand_over([*self.nodes()], keep)
             evict_nodes(
                 [*self.nodes()], totals, limit, max_buffers, clock=self._clock,
                 weights=self.sessions.weights(), keep=frozenset(keep),
@@ -287,12 +289,15 @@ class PrefixCache:
             raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.split_path(found, new), self._budget_after(new)
-        stop, kept = fit(stored, new, self.sessions.share(session, budget))
-        row = new.row if stop == len(new.ids) and tree.can_refer(new, stored) else None
+        new, share = tree.refer(new, stored), self.sessions.share(session, budget)
+        stop, kept = fit(stored, new, share)
+        if new.row is not None and stop < len(new.ids):
+            new = replace(new, row=None)
+            stop, kept = fit(stored, new, share)
         path = tree.cut_back(stored, stop, kept, len(new.ids))
         kept -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in kept}
-        grows = max(0, stop - found.shared) * new.token_bytes
+        grows = new.head_bytes + max(0, stop - found.shared) * new.token_bytes
         grows += sum(state.nbytes for state in states.values())
         if self.nbytes > budget - grows:
             heads = self.sessions.split_heads(session, budget)
@@ -304,9 +309,9 @@ class PrefixCache:
         above, continued = path[-1] if path else root, 2 * found.shared > len(new.ids)
         try:
             for node in above.path():  # `split_heads` may have split some
-                if row is not None and node.start >= row.first:
-                    node.set_payload(new.kv.within(row, node.start, node.stop), node.snapshot)
-            leaf = tree.add_nodes(above, new, stop, states, row=row, continued=continued)
+                if new.row is not None and node.start >= new.own:
+                    node.set_payload(new.segment(node.start, node.stop), node.snapshot)
+            leaf = tree.add_nodes(above, new, stop, states, continued=continued)
         finally:
             if not root.children:
                 self._drop_empty()

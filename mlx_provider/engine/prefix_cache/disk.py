@@ -185,8 +185,6 @@ class DiskTier:
         self.writer = DiskThread(self.folder, self.versions)
         self._shrink()
 
-    # -- writing
-
     def due(self, start: int, stop: int) -> bool:
         """Whether a file ends within tokens `[start, stop)` of a prompt."""
         return stop // EDGE > start // EDGE
@@ -250,14 +248,13 @@ class DiskTier:
         self.writer.do(partial(self.writer.write, header, host_arrays(arrays), forget))
         return True
 
-    # -- reading
-
     def find(self, key: CacheKey, ids: Ids, match: Match, grid: int) -> tuple[int, list[Step]]:
         """The longest prefix of `ids` from which a row can resume, and the files with what `match`,
         in memory, lacks of it. 0: it lacks nothing. At least one token is left to prefill."""
         steps, states = self.index.walk(key, ids[:-1], match.shared)
         needed = list[Step]()
-        if match.complete and all(header.complete for header, _, _ in steps):
+        is_complete = all(node.complete for node, _ in match.nodes)
+        if is_complete and all(header.complete for header, _, _ in steps):
             covered = max(match.shared, steps[-1][2] if steps else 0)
             length = usable(ids, covered, match, grid)
         else:
@@ -312,8 +309,6 @@ class DiskTier:
             return
         log.warning("prefix cache: %s is ignored and removed: %s", self.folder / name, reason)
         self._forget(name)
-
-    # -- the folder
 
     def clear(self) -> None:
         self.index = Index()

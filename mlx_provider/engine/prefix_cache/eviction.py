@@ -6,11 +6,11 @@ What takes the least time to recompute per byte goes first; the newest path of a
 import heapq
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 
-from .tree import NewPath, Node, Totals, remove, split
+from .tree import ID_BYTES, NewPath, Node, Totals, remove, segment_of, split
 
 RECENT = 3
 """Message ends kept per path besides the end of the system prompt."""
@@ -96,9 +96,10 @@ def _split_head(leaf: Node, nbytes: int) -> list[Node]:
     found: list[Node] = []
     for node in [node for node in leaf.path() if node.segment is not None]:
         left = nbytes - sum(above.nbytes for above in found)
-        tokens = left * len(node.tokens) // node.segment_bytes
         if node.nbytes > left:
-            found += [split(node, tokens)] if node.complete and tokens else []
+            each = segment_of(node).token_bytes + ID_BYTES
+            tokens = len(node.tokens) + (left - segment_of(node).nbytes) // each
+            found += [split(node, tokens)] if node.complete and tokens > 0 else []
             break
         found.append(node)
     while found and not found[-1].complete and found[-1].snapshot is None:
@@ -119,10 +120,11 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     shared = path[-1].stop if path else 0
 
     def size(stop: int, kept: Collection[int] = ()) -> int:
-        nbytes = max(0, stop - shared) * new.token_bytes + sum(sizes[at] for at in kept)
+        nbytes = new.head_bytes + max(0, stop - shared) * new.token_bytes
+        nbytes += sum(sizes[at] for at in kept)
         for node in path:
             tokens = max(0, min(stop, node.stop) - node.start)
-            nbytes += node.segment_bytes * tokens // len(node.tokens)
+            nbytes += segment_of(node).nbytes * tokens // len(node.tokens)
         return nbytes
 
     if size(max(length, shared), sizes) <= budget:
@@ -159,6 +161,19 @@ def prune(leaf: Node) -> None:
     for node in holders:
         if node not in kept:
             node.set_payload(node.segment, None)
+
+
+def hand_over(nodes: Sequence[Node], keep: Collection[Node]) -> None:
+    """Let nodes whose tokens a row below holds, too, refer to that row, except nodes in `keep`: one
+    that only a row in use continues could not be evicted. `nodes`: parents first."""
+    for node in reversed(nodes):
+        heir = next((each for each in node.children.values() if segment_of(each).head), None)
+        is_last = node.row is None or node.row.path[-1] is node
+        if heir is not None and is_last and not node.needed and node not in keep:
+            segment, tokens = segment_of(heir), len(node.tokens)
+            heir.set_payload(replace(segment, head=0), heir.snapshot)
+            moved = replace(segment, length=tokens, start=node.start, head=segment.head - tokens)
+            node.set_payload(moved, node.snapshot)
 
 
 def evict_nodes(

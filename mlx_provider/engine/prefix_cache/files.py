@@ -203,8 +203,6 @@ class DiskThread:
             raise BadFile(f"{self._path} was replaced: nothing is written any more")
         return self._path
 
-    # -- jobs
-
     def write(self, header: Header, arrays: Arrays, forget: Callable[[], object]) -> None:
         try:
             if not (self._folder / header.name).exists():  # else another process wrote it

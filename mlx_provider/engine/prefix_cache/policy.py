@@ -16,11 +16,12 @@ import numpy as np
 
 from ...isolation import Isolation
 from ...records import LoadedModel, Prompt
+from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
-from .buffers import Lease, Leases, divisible, own_layers
+from .buffers import Lease, Leases, own_layers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -69,7 +70,8 @@ class PrefixCachePolicy:
         share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
-        shares = in_place and least is not None and divisible(own_layers(make_cache()))
+        types = {type(layer) for layer in own_layers(make_cache()).values()}
+        shares = in_place and least is not None and types and types <= {*SHAREABLE}
         self._least = max(1, least or 0) if shares else inf
         self._leases = Leases(cache.totals, in_place, self._least)
         self.cache = cache
@@ -132,12 +134,12 @@ class PrefixCachePolicy:
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
             job.restore = Restore(disk, fill)
             return None
-        job.match = None
-        if self._leases.prepare(match):
+        job.match, restored = None, job.restore
+        is_restored = restored is not None and restored.cache is not None
+        if not is_restored and self._leases.prepare(match):
             match = self._match(key, job.ids)
         match = replace(match, counted=not (job.request.ahead or job.request.looked_up))
         job.request.looked_up = True
-        restored = job.restore
         if restored is not None and restored.cache is not None:
             job.cache, restored.cache = restored.cache, None
             self.cache.count(match, restored.length)

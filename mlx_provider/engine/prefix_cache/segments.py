@@ -42,6 +42,8 @@ class Segment:
     """Arrays (1, heads, tokens, dim) by layer index: first those of keys, then of values."""
     row: RowBuffers | None = None
     start: int = 0
+    head: int = 0
+    """Tokens before `start` in the row's buffers that other nodes store. They count here, too."""
 
     @property
     def buffers(self) -> int:
@@ -50,25 +52,22 @@ class Segment:
 
     @property
     def kv_bytes(self) -> int:
-        return self.length * self.token_bytes
+        return (self.head + self.length) * self.token_bytes
 
     @property
     def nbytes(self) -> int:
-        return self.length * (self.token_bytes + ID_BYTES)
+        return self.kv_bytes + self.length * ID_BYTES
 
     def slice(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
         if self.row is not None:
-            return replace(self, length=stop - start, start=self.start + start)
+            head = 0 if start else self.head
+            return replace(self, length=stop - start, start=self.start + start, head=head)
         views = {i: [a[..., start:stop, :] for a in each] for i, each in self.own.items()}
         return replace(self, length=stop - start, own=copies(views))
 
-    def within(self, row: RowBuffers, start: int, stop: int) -> Segment:
-        """Tokens `[start, stop)` of a row, which stay in its buffers."""
-        return replace(self, length=stop - start, own={}, row=row, start=start)
-
     def copy(self) -> Segment:
-        return replace(self, own=copies(self.arrays()), row=None, start=0)
+        return replace(self, own=copies(self.arrays()), row=None, start=0, head=0)
 
     def arrays(self) -> Mapping[int, Sequence[Any]]:
         if self.row is None:

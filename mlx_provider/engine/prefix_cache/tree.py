@@ -21,6 +21,8 @@ Ids = NDArray[np.int64]
 ID_BYTES = 8
 MAX_EDGE = 2048
 """Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
+HEAD_SHARE = 4
+"""At most this fraction (1/n) of a row's buffers may have tokens that nodes of others store."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,8 @@ class Node:
         return self.segment is not None and self.segment.complete
 
     @property
-    def segment_bytes(self) -> int:
-        return 0 if self.segment is None else self.segment.nbytes
-
-    @property
     def nbytes(self) -> int:
-        return self.segment_bytes + (0 if self.snapshot is None else self.snapshot.nbytes)
+        return sum(part.nbytes for part in (self.segment, self.snapshot) if part is not None)
 
     @property
     def buffers(self) -> int:
@@ -199,10 +197,6 @@ class Match:
     @property
     def path(self) -> tuple[Node, ...]:
         return tuple(node for node, _ in self.nodes if node.start < self.length)
-
-    @property
-    def complete(self) -> bool:
-        return all(node.complete for node, _ in self.nodes)
 
 
 def new_root(totals: Totals) -> Node:
@@ -284,26 +278,47 @@ class NewPath:
     """Tokens before the reply."""
     row: RowBuffers | None
     """The row's buffers, if nodes can refer to them."""
+    own: int = 0
+    """They refer to them from this token on."""
 
     @property
     def token_bytes(self) -> int:
         return self.kv.token_bytes + ID_BYTES
 
+    @property
+    def head_bytes(self) -> int:
+        """Of the row's tokens before `own`, unless they count already."""
+        row = self.row
+        return 0 if row is None or row.nodes else (self.own - row.first) * self.kv.token_bytes
 
-def can_refer(new: NewPath, path: Sequence[Node]) -> bool:
-    """Whether the whole path can refer to the row's own buffers, so that no token is held twice.
-    Its stored nodes must have the common prefix, be copies of the row's own tokens alone, or refer
-    to the buffers."""
+    def segment(self, start: int, stop: int) -> Segment:
+        """Tokens `[start, stop)`, copied unless they stay in the row's buffers."""
+        if self.row is None or start < self.own:
+            return self.kv.slice(start, stop)
+        head = self.own - self.row.first if start == self.own else 0
+        return replace(self.kv, length=stop - start, own={}, row=self.row, start=start, head=head)
+
+
+def refer(new: NewPath, path: Sequence[Node]) -> NewPath:
+    """With the first token from which on its nodes can refer to the row's buffers, without these if
+    none can. `path`: its stored nodes.
+
+    The row also has the tokens between the common prefix and its own nodes, which are few.
+    """
     row = new.row
-    if row is None or row.first > (path[-1].stop if path else 0):
-        return False
+    last = next((node.row for node in path if row and node.stop == row.first), None)
+    if row is None or last is not row.base:  # other rows have the prefix, but no node does
+        return replace(new, row=None)
 
-    def fits(node: Node) -> bool:
-        if node.start < row.first:
-            return node.row is row.base
+    def fits(node: Node) -> bool:  # a copy can go
         return node.row in (None, row) and segment_of(node).layers == new.kv.layers
 
-    return all(node.stop <= len(new.ids) and fits(node) for node in path)
+    others = [node.stop for node in path if node.start >= row.first and not fits(node)]
+    own = max(others, default=row.first)
+    is_short = HEAD_SHARE * (own - row.first) <= len(new.ids) - row.first
+    consecutive = all(node.start >= own for node in row.nodes)
+    contains = all(node.stop <= len(new.ids) for node in path)
+    return replace(new, row=row if is_short and consecutive and contains else None, own=own)
 
 
 def split_path(found: Match, new: NewPath) -> list[Node]:
@@ -330,16 +345,10 @@ def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> li
 
 
 def add_nodes(
-    parent: Node,
-    new: NewPath,
-    stop: int,
-    states: Mapping[int, Snapshot],
-    *,
-    row: RowBuffers | None,
-    continued: bool,
+    parent: Node, new: NewPath, stop: int, states: Mapping[int, Snapshot], *, continued: bool
 ) -> Node:
-    """Add tokens `[parent.stop, stop)` of a path below `parent`, in the buffers of `row` or else
-    copied, and states. Returns the last node."""
+    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. Returns the last
+    node."""
     first = parent.stop
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
     inner = {at for at in {new.reply_at, *states, *edges} if first < at < stop}
@@ -347,8 +356,7 @@ def add_nodes(
         child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
         # a conversation that continues may continue again
         child.hits, child.generated = int(continued), start >= new.reply_at
-        kv = new.kv
-        child.set_payload(kv.within(row, start, end) if row else kv.slice(start, end), None)
+        child.set_payload(new.segment(start, end), None)
         parent.children[int(child.tokens[0])] = child
         parent = child
     for at, state in states.items():
