@@ -63,7 +63,7 @@ def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, 
         return plan, NO_DRAFTS, None
     found, read_at = attempt(engine.batch.catch_up), engine.clock()
     if isinstance(found, Fault):
-        retry_all(engine, found)
+        retry(engine, [*engine.scheduler.running], found)
         return engine.scheduler.remaining_plan(plan, readable=False), NO_DRAFTS, read_at
     _take(engine, found, read_at, before=True)
     if not may_draft:
@@ -100,7 +100,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
     """Take the tokens that were read, and draw the next ones."""
     forward, chunk, reads = decoded.forward, decoded.chunk, decoded.reads
     if isinstance(reads, Fault):
-        retry_all(engine, reads)
+        retry(engine, [*engine.scheduler.running], reads)  # no row's cache can be used any more
         return
     if decoded.read_at is not None:
         _take(engine, reads, decoded.read_at)
@@ -263,14 +263,6 @@ def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
 
 
 # -- after a failure
-
-
-def retry_all(engine: Engine, fault: Fault) -> None:
-    """No row's cache can be used any more."""
-    running = list(engine.scheduler.running)
-    for row in running:
-        row.corrupted = True
-    retry(engine, running, fault)
 
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:

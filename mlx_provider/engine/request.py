@@ -216,7 +216,7 @@ class Request:
 
     arrived: float = 0.0
     queued: float = 0.0
-    """When it came into the queue: later than `arrived` if its model had to load."""
+    """When it was queued. Time before (for example to load a model) gives no precedence."""
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None

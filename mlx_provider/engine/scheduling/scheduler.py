@@ -129,8 +129,7 @@ class Scheduler:
         chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
         brief = self._precedes(job)
         if rows and self._itl_debt and (job.unembedded or not brief):
-            # rows decode alone until they have waited no longer than is fair, or for a brief prompt
-            return plan  # without images
+            return plan  # rows decode alone until they have waited no longer than is fair
         if job.unembedded or job.scoring is not None:
             share = chunking.fair(alone) - alone
             limit = share if job.unembedded else chunking.limits.stall_target
@@ -243,7 +242,6 @@ class Scheduler:
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         request.arrived = request.arrived or now
-        # time before the queue (for example to load a model) gives no precedence in it
         request.queued = now
         self.shares.join(request, self.requests())
         tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]

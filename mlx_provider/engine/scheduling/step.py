@@ -79,8 +79,7 @@ class StepRecord:
     """Whether the admitted prompt leases the stored buffers that it will use in place, before
     memory is reclaimed. Prefixes that it will copy are not protected."""
     reclaim: int = 0
-    """Bytes of live rows, and of a prompt that waits, for which prefixes and idle models make room.
-    0: nothing to do."""
+    """Bytes of rows for which prefixes and idle models make room, also for a prompt that waits."""
     admitted: PrefillJob | None = None
     offered: Sequence[PrefillJob] = ()
     """Prompts that were tried with what they can use in place. The engine looks them up again."""
