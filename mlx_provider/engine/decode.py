@@ -2,7 +2,8 @@
 from a device failure: rows start again, each alone until it has decoded once.
 
 A pass is launched before the tokens of the last one are read, so that the device does not wait for
-the host. Only drafts need those tokens first.
+the host. Only drafts need those tokens first. Each step calls `commit_and_draft`, `run` and
+`commit`, in this order.
 """
 
 from __future__ import annotations
@@ -42,35 +43,37 @@ class Decoded:
     chunk: Chunk | None
     """The mixed chunk."""
     reads: Sequence[PassResult] | Fault = ()
-    """Tokens of the last pass; empty if `draft` has taken them. A fault: they cannot be read, or no
-    pass was launched."""
+    """Tokens of the last pass; empty if `commit_and_draft` has taken them. A fault: they cannot be
+    read, or no pass was launched."""
     read_at: float | None = None
+    """When `reads` were read. `None`: there are none."""
 
 
-def draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
-    """If drafts pay, read the tokens of the last pass first, because drafts follow them. Returns
-    the plan without what ended with these tokens, the drafts, and when the tokens were read."""
+def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
+    """If drafts pay, read and commit the tokens of the last pass first, because drafts follow them.
+    Returns the plan without what ended with them, the drafts, and when they were read, if so."""
     requested: Mapping[Row, Asks] = {}
     read_first, drafting = False, engine.drafting
     alone = any(row.retry_alone for row in plan.rows)
     may_draft = engine.batch.can_verify_drafts and drafting.may_draft(plan) and not alone
     if may_draft:
-        seconds = engine.scheduler.chunking.with_drafts(plan)
-        requested, read_first = drafting.plan_drafts(plan.rows, seconds)
+        seconds_with = engine.scheduler.chunking.with_drafts(plan)
+        requested, read_first = drafting.plan_drafts(plan.rows, seconds_with)
     if not (requested or read_first or (plan.rows and engine.batch.drafted)):
         return plan, NO_DRAFTS, None
-    found, read_at, drafts = attempt(engine.batch.catch_up), engine.clock(), NO_DRAFTS
+    found, read_at = attempt(engine.batch.catch_up), engine.clock()
     if isinstance(found, Fault):
-        retry_all(engine, found)
-        return engine.scheduler.remaining_plan(plan, readable=False), drafts, read_at
+        retry(engine, [*engine.scheduler.running], found)
+        return engine.scheduler.remaining_plan(plan, readable=False), NO_DRAFTS, read_at
     _take(engine, found, read_at, before=True)
-    if may_draft:
-        drafts = drafting.make_drafts(plan.rows, seconds, requested, fails_next)
+    if not may_draft:
+        return engine.scheduler.remaining_plan(plan), NO_DRAFTS, read_at
+    drafts = drafting.make_drafts(plan.rows, seconds_with, requested, fails_next)
     return engine.scheduler.remaining_plan(plan), drafts, read_at
 
 
-def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -> Decoded | None:
-    """Launch the pass, and read the tokens of the last one while it runs. `read_at`: when they
+def run(engine: Engine, plan: StepPlan, drafts: Drafts, idle_at: float | None) -> Decoded | None:
+    """Launch the pass, and read the tokens of the last one while it runs. `idle_at`: when they
     were read before it, so that the device became idle."""
     chunk = plan.chunk if plan.mixed else None
     if not plan.rows and chunk is None:
@@ -83,12 +86,12 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None) -
     if isinstance(forward, Fault):  # the rows' caches could not be copied for it
         return Decoded(Forward([], None, []), chunk, forward)
     load = chunking.load(plan.rows, chunk)
-    engine.timer.launch(expected, began if read_at is None else engine.clock(), load)
-    if drafts and read_at is not None:
-        engine.drafting.record_idle(drafts, engine.clock() - read_at)
+    engine.timer.launch(expected, began if idle_at is None else engine.clock(), load)
+    if drafts and idle_at is not None:
+        engine.drafting.record_idle(drafts, engine.clock() - idle_at)
     for row in [row for rows, _ in forward.failed for row in rows]:
         row.corrupted = True
-    if read_at is not None:
+    if idle_at is not None:
         return Decoded(forward, chunk)
     return Decoded(forward, chunk, attempt(engine.batch.read), engine.clock())
 
@@ -97,10 +100,11 @@ def commit(engine: Engine, decoded: Decoded) -> None:
     """Take the tokens that were read, and draw the next ones."""
     forward, chunk, reads = decoded.forward, decoded.chunk, decoded.reads
     if isinstance(reads, Fault):
-        retry_all(engine, reads)
+        retry(engine, [*engine.scheduler.running], reads)  # no row's cache can be used any more
         return
     if decoded.read_at is not None:
         _take(engine, reads, decoded.read_at)
+    # a row alone in its pass is to blame; otherwise all run again. Without rows, a chunk failed
     for rows, cause in forward.failed:
         left = [row for row in rows if row.finish is None]
         alone = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
@@ -145,13 +149,13 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     engine.drafting.show(forward)
     scheduler, batch, fixed = engine.scheduler, engine.batch, engine.scheduler.chunking.fixed
     wanted: Sequence[Place] = list(places(forward.rows))
-    at = [
+    kept = [  # with fixed passes, a row may have its next token already, to replay it
         i
         for i, (row, _) in enumerate(wanted)
         if row in scheduler.running and not (fixed and batch.replays(row))
     ]
-    if len(at) < len(wanted):
-        wanted, logits = [wanted[i] for i in at], logits[mx.array(at, dtype=mx.int32)]
+    if len(kept) < len(wanted):
+        wanted, logits = [wanted[i] for i in kept], logits[mx.array(kept, dtype=mx.int32)]
     rows = [row for row, _ in wanted]
     if fixed is not None:
         for i, row in enumerate(rows):
@@ -177,7 +181,7 @@ def mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
         return row.masks[at]  # type: ignore[no-any-return]
     with fails_next(row, "its grammar"):
         return row.constraint.mask()
-    return None
+    return None  # its request ends with the next token
 
 
 # -- tokens
@@ -185,7 +189,7 @@ def mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
 
 def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
     live = [read for read in reads if read[0].finish is None]
-    for row, token, _ in live:  # before any row ends, because that stores its request's other rows
+    for row, token, _ in live:  # before a failure, which stores its request's other rows
         engine.output.add_token(row.request, now)
         engine.scheduler.charge_token(row.request)
         row.tokens.append(token)
@@ -244,7 +248,7 @@ def _finish(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Pro
 
 
 def fails_next(row: Row, part: str) -> Isolation:
-    """Wraps a row's own work. An error in it ends its request with its next token."""
+    """Wraps a row's own work. An error in it ends its request as `Row.error` says."""
 
     def store(fault: Fault) -> None:
         row.error = error_of(row.request, part, fault)
@@ -261,15 +265,8 @@ def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
 # -- after a failure
 
 
-def retry_all(engine: Engine, fault: Fault) -> None:
-    """No row's cache can be used any more."""
-    running = list(engine.scheduler.running)
-    for row in running:
-        row.corrupted = True
-    retry(engine, running, fault)
-
-
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
+    """Prefill the rows of a failed pass again, each alone, and its prompts from their beginning."""
     log.warning("a decode step of %d rows failed (%s); they run again", len(rows), fault.summary)
     engine.timer.forget()
     engine.drop_rows(rows)

@@ -92,9 +92,10 @@ class Engine:
         one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream waits
         for it. If drafts pay, the last tokens are committed before any pass."""
         self._apply_decisions(record)
-        plan, drafts, read_at = decode.draft(self, self.scheduler.remaining_plan(record.plan))
+        plan = self.scheduler.remaining_plan(record.plan)
+        plan, drafts, idle_at = decode.commit_and_draft(self, plan)
         self.scheduler.charge_step(plan)
-        if (decoded := decode.run(self, plan, drafts, read_at)) is not None:
+        if (decoded := decode.run(self, plan, drafts, idle_at)) is not None:
             yield decoded
         waits = plan.prepared is not None or (plan.chunk is not None and not plan.mixed)
         if waits and self.deliver is not None and not self.output.empty:
@@ -110,7 +111,7 @@ class Engine:
 
     def commit(self, result: Decoded | Prefilled) -> None:
         """Take tokens and draw the next ones, or count a chunk and let a complete prompt decode.
-        Changes requests, events, the queue, the batch and the prefix cache."""
+        Changes requests, events, the queue, costs, statistics, the batch and the prefix cache."""
         if isinstance(result, Decoded):
             decode.commit(self, result)
             if result.chunk is not None and not isinstance(result.reads, Fault):
@@ -134,7 +135,7 @@ class Engine:
                 self.drop_rows([row])
         if prefixes is not None and record.leases and record.admitted in self.scheduler.waiting:
             prefixes.lease(record.admitted)
-        for job in (*self.scheduler.apply(record), *record.tried):
+        for job in (*self.scheduler.apply(record), *record.offered):
             self.look_up(job)
         for job in record.begins:
             if job not in self.scheduler.waiting:
@@ -170,8 +171,7 @@ class Engine:
             self.abandon(request)
 
     def prefill_ahead(self, request: Request) -> None:
-        """Prefill a prompt without a reply (`Request.ahead`) while no request is here and its
-        memory is free."""
+        """Prefill a prompt without a reply (`Request.ahead`) if its memory is free."""
         prefixes = self.prefix_cache
         if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.cache.nbytes):
             self.submit(request)
@@ -219,7 +219,7 @@ class Engine:
         scheduler = self.scheduler
         running = [row for row in rows if row in scheduler.running]
         self.store(request, running)
-        if self.prefix_cache is not None:  # rows may end with their first token
+        if self.prefix_cache is not None:  # also rows that end with their first token
             self.prefix_cache.release(row for row in rows if not row.corrupted)
         self.drop_rows(running)
         scheduler.remove_rows(running)

@@ -44,7 +44,7 @@ class Prefilled:
 
     job: PrefillJob
     chunk: Chunk | None = None
-    """`None`: it failed, or work before the chunks of the prompt."""
+    """`None`: it failed, or the work before it has."""
     logits: mx.array | None = None
     """(vocab,) after the last chunk of a prompt."""
     scored: Drawn | None = None
@@ -59,8 +59,6 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     if engine.prefix_cache is not None and job.uses_prefix_cache:
         with isolated_cache(job.request) as found:
             match = engine.prefix_cache.begin(job, capacity)
-            if match is not None:
-                engine.output.add_lookup(match)
         if found.fault is not None:
             job.leave_prefix()
     if job.restoring:
@@ -75,6 +73,7 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     if job.positions is not None:
         job.cache = sparse(job.cache)
     if match is not None:  # its first look-up
+        engine.output.add_lookup(match)
         engine.output.recorder.count("prompt_tokens_cached", job.done)
 
 

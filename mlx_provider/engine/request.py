@@ -121,17 +121,17 @@ class Row:
     constraint: RowConstraint | None = None
     predictor: TextPredictor | None = None
     tokens: list[int] = field(default_factory=list)
-    """Committed tokens: drawn, read back, and pushed to `output`."""
+    """Committed tokens: drawn and read back. `output` gets all but stop tokens."""
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
-    """A failure in the row's own work. Its request ends with its next token."""
+    """A failure in the row's own work. Its request ends at once, or with its next token."""
     corrupted: bool = False
     """A pass of it has failed, so nothing of its cache is stored."""
     retry_alone: bool = False
     """Its last pass has failed, so its next one has no other row."""
 
     lease: Lease | None = None
-    """Its buffers that entries of the prefix cache may refer to."""
+    """What it uses of the prefix cache: a claim until its prefill begins, then its buffers."""
     merged: int = 0
     """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
     gave_way: bool = False
@@ -153,7 +153,7 @@ class Row:
         return len(prompt) + len(self.tokens)
 
     @property
-    def stored(self) -> int:
+    def stored_bytes(self) -> int:
         """Bytes of the prefix cache in buffers that this row alone uses."""
         row = None if self.lease is None else self.lease.row
         return 0 if row is None else row.stored
@@ -197,8 +197,9 @@ class Request:
 
     phase: Phase = Phase.WAITING
     cached: int = 0
+    """Prompt tokens that came from the prefix cache."""
     stored: int = 0
-    """Prompt tokens that came from the prefix cache (`cached`), and that it stores besides."""
+    """Further prompt tokens that the prefix cache has stored since."""
     prefilled: int = 0
     kept: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
@@ -215,7 +216,7 @@ class Request:
 
     arrived: float = 0.0
     queued: float = 0.0
-    """When it came into the queue: later than `arrived` if its model had to load."""
+    """When it was queued. Time before (for example to load a model) gives no precedence."""
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -257,8 +258,8 @@ class Request:
 @dataclass(eq=False)
 class PrefillJob:
     """Tokens to prefill before `rows` can decode. A new request has one job for all its rows, or
-    for all its inputs in turn. After a device failure, each row has its own job, with its committed
-    tokens."""
+    for all its inputs in turn. A row that is preempted, or whose pass fails, has its own job, with
+    its committed tokens."""
 
     request: Request
     rows: list[Row]
@@ -280,7 +281,7 @@ class PrefillJob:
     """Token ids for the prefix cache, (tokens,) int64. `None`: there is no prefix cache."""
     match: Any = None
     restore: Restore | None = None
-    """`None`: the disk was not searched."""
+    """`None`: it needs no files from disk, or has not begun."""
     estimated_cached: int = 0
     positions: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""

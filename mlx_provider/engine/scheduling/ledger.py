@@ -41,7 +41,7 @@ def kv_growth(first: int, longest: int) -> int:
 
 
 def kv_capacity(first: int, longest: int, needed: int, before: int = 0) -> int:
-    """`before`: what the row's buffers had when it began."""
+    """Tokens: `first`, then equal steps up to `longest`. `before`: what its buffers began with."""
     if needed <= first and before < first:
         return first
     step, whole = kv_growth(first, longest), before if before >= first else whole_steps(first)
@@ -175,7 +175,7 @@ class Ledger(ABC):
         return whole if lease is None else whole + lease.extra_bytes(tokens)
 
     def _tokens_to_run(self, row: Row) -> int:
-        """Tokens of a row that are prefilled, or may have to be prefilled again."""
+        """Tokens of a row that are prefilled, or may have to be again: for its largest pass."""
         length = row.cached_length
         return length if self.outgrown(row) else min(length, len(row.request.prompt.tokens))
 

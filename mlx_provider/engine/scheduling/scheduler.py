@@ -1,6 +1,6 @@
 """The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
-`schedule` decides a step with integers and changes nothing. `apply` makes the changes of its record
+`schedule` decides a step with numbers and changes nothing. `apply` makes the changes of its record
 to the queue. All rows decode in every step, unless a brief prompt goes first. One prompt at a time
 is prefilled: the one with the least work left, and waiting makes a prompt more urgent. Its chunk
 shares the pass of the rows if that is faster; `Chunking.size` chooses its size. Steps without a
@@ -111,7 +111,7 @@ class Scheduler:
         if self._decoded:
             step.fit_rows()
         record.admitted = step.choose_prompt(step.displace())
-        record.tried = [*step.offers]
+        record.offered = [*step.offers]
         started = [job for job in step.jobs if job.admitted or job is record.admitted]
         record.begins = [job for job in started if job.cache is None and not job.restoring]
         if record.begins:  # where a prompt stands is known once it has begun
@@ -128,24 +128,24 @@ class Scheduler:
         chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
         brief = self._precedes(job)
         if rows and self._itl_debt and (job.unembedded or not brief):
-            return plan  # the rows decode alone until they have waited no longer than is fair
+            return plan  # rows decode alone until they have waited no longer than is fair
         if job.unembedded or job.scoring is not None:
             share = chunking.fair(alone) - alone
             limit = share if job.unembedded else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
-        even = job.own_pass
-        mixed = bool(rows) and mixes and job.text_follows and not (brief or even)
-        size = chunking.even_size(job) if even else chunking.size(job, rows, alone, mixed=mixed)
+        own_pass = job.own_pass
+        mixed = bool(rows) and mixes and job.text_follows and not (brief or own_pass)
+        size = chunking.even_size(job) if own_pass else chunking.size(job, rows, alone, mixed=mixed)
         chunk = Chunk(job, job.done, job.done + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
         plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
-        first = brief and not even and stalled + plan.chunk_seconds <= chunking.longest_gap
-        return replace(plan, rows=(), pass_seconds=0.0) if rows and first else plan
+        precedes = brief and not own_pass and stalled + plan.chunk_seconds <= chunking.longest_gap
+        return replace(plan, rows=(), pass_seconds=0.0) if rows and precedes else plan
 
     def _precedes(self, job: PrefillJob) -> bool:
         """Whether a prompt runs before the rows decode, within the time that these may wait: then
-        brief prompts that arrive together decode together."""
+        brief prompts that arrive together decode together. `testing` has a scheduler without it."""
         return self.chunking.brief(job)
 
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
@@ -241,7 +241,6 @@ class Scheduler:
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         request.arrived = request.arrived or now
-        # time before the queue (for example to load a model) gives no precedence in it
         request.queued = now
         self.shares.join(request, self.requests())
         tokens = request.prompt.tokens if request.inputs is None else request.inputs.tokens[0]
@@ -280,7 +279,7 @@ class Scheduler:
 
     def _requeue(self, row: Row, *, admitted: bool) -> PrefillJob:
         self.remove_rows([row])
-        # with fixed passes, the reply must come from decode passes, not from prompt passes
+        # with fixed passes, a reply must come from decode passes, so its tokens are replayed
         tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
         job = PrefillJob(row.request, [row], tokens, admitted)
         if row.request.kept is not None:

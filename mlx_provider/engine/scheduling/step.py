@@ -44,7 +44,7 @@ class Chunk:
 @dataclass(frozen=True)
 class StepPlan:
     rows: tuple[Row, ...] = ()
-    """Rows that decode one token each. Empty: none decodes, or all wait for a brief prompt."""
+    """Rows that decode. Empty: none does, or all wait for a brief prompt."""
     chunk: Chunk | None = None
     mixed: bool = False
     """Whether the chunk is in the pass of the rows, not in its own pass."""
@@ -79,10 +79,10 @@ class StepRecord:
     """Whether the admitted prompt leases the stored buffers that it will use in place, before
     memory is reclaimed. Prefixes that it will copy are not protected."""
     reclaim: int = 0
-    """Bytes of live rows for which prefixes and idle models make room. 0: nothing to do."""
+    """Bytes of rows for which prefixes and idle models make room, also for a prompt that waits."""
     admitted: PrefillJob | None = None
-    tried: Sequence[PrefillJob] = ()
-    """Prompts that were tried for admission. The engine looks them up again."""
+    offered: Sequence[PrefillJob] = ()
+    """Prompts that were tried with what they can use in place. The engine looks them up again."""
     begins: Sequence[PrefillJob] = ()
     """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
     plan: StepPlan = field(default_factory=StepPlan)
@@ -109,7 +109,7 @@ class StepBuilder:
         self.rows = [row for row in scheduler.running if row.request not in late]
         left = [job for job in scheduler.waiting if job.request not in late]
         self.jobs = scheduler.in_order(record.now, left)
-        self._released = sum(row.stored for request in late for row in request.rows)
+        self._released = sum(row.stored_bytes for request in late for row in request.rows)
         """Bytes of the prefix cache that rows no longer use."""
         self.offers: dict[PrefillJob, Sequence[Lease | None]] = {}
         """What the rows of queued prompts would use of the prefix cache in place. It is not in the
@@ -122,8 +122,8 @@ class StepBuilder:
     def fit_rows(self) -> None:
         """If rows have outgrown the memory, they give back spare capacity, or else the youngest
         waits, or ends if it could never continue."""
-        before, limit = self.scheduler.fitting_limit, self.ledger.available()
-        if limit == before and not any(map(self.ledger.exceeds, self.rows)):
+        checked_limit, limit = self.scheduler.fitting_limit, self.ledger.available()
+        if limit == checked_limit and not any(map(self.ledger.exceeds, self.rows)):
             return
         need = self._need(self.live)
         grown = need > self.scheduler.reclaimed_bytes
@@ -132,8 +132,8 @@ class StepBuilder:
             need = self._need(self.live)
         while need > self._limit(need) and self.rows:
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
-            waits = self.ledger.may_wait(row, len(self.live))
-            self._remove(row, self.record.preempted if waits else self.record.cut)
+            can_return = self.ledger.may_wait(row, len(self.live))
+            self._remove(row, self.record.preempted if can_return else self.record.cut)
             need = self._need(self.live)
         self.record.need, self.record.limit = need, self._limit(need)
         self.record.reclaim = need if grown else 0
@@ -198,7 +198,7 @@ class StepBuilder:
     def _remove(self, row: Row, into: list[Row]) -> None:
         into.append(row)
         self.rows.remove(row)
-        self._released += row.stored
+        self._released += row.stored_bytes
 
     def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
         spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
@@ -220,32 +220,35 @@ class StepBuilder:
         spare = [row for row in rows if self.ledger.spare(row)]
         self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
 
-    def _room(self, job: PrefillJob, without: Sequence[Row] = (), *, in_place: bool = True) -> Room:
-        """The room for a prompt beside the live rows, except those in `without`. `in_place`: the
-        prompt uses stored buffers in place, which stay and are not part of its need. Images are
-        temporary, and may be the prompt's own, so they do not block a prompt that would run
-        alone."""
-        rows = [row for row in self.live if row not in without]
+    def _room(self, job: PrefillJob, leaving: Sequence[Row] = (), *, in_place: bool = True) -> Room:
+        """The room for a prompt beside the live rows without those that are `leaving`. `in_place`:
+        the prompt uses stored buffers in place, which stay and are not part of its need."""
+        rows = [row for row in self.live if row not in leaving]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
         leases = self._offers_to(job) if in_place else ()
-        offers = dict(zip(job.rows, leases, strict=False))
         pinned = sum(lease.pinned_bytes for lease in leases if lease is not None)
-        need, images = self._need([*rows, *job.rows], offers), self.ledger.image_bytes()
-        if not in_place and rows and job.uses_prefix_cache:
-            # `STEP_TOKENS` more for it behind a prefix, and for the row that has the prefix now
-            need += self.ledger.row_bytes(2 * STEP_TOKENS)
-        limit = self._limit(need + images, pinned - sum(row.stored for row in without))
-        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
+        need, images = self._need_beside(rows, job, in_place=in_place), self.ledger.image_bytes()
+        limit = self._limit(need + images, pinned - sum(row.stored_bytes for row in leaving))
+        # images are temporary, and may be its own, so none block a prompt that would run alone
         if need + (images if rows else 0) <= limit:
             return Room(need + images, in_place=in_place)
+        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, in_place=in_place, trims=True)
         # behind a prefix, a row may need more than without it, perhaps more than is available
-        if in_place and not rows and (copied := self._room(job, without, in_place=False)).fits:
+        if in_place and not rows and (copied := self._room(job, leaving, in_place=False)).fits:
             return copied
         # without `pinned`, memory would be reclaimed from what the prompt will use
         return Room(need + images + pinned, fits=False)
+
+    def _need_beside(self, rows: Sequence[Row], job: PrefillJob, *, in_place: bool) -> int:
+        leases = self._offers_to(job) if in_place else ()
+        need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
+        if in_place or not rows or not job.uses_prefix_cache:
+            return need
+        # a copy and the prefix that it leaves are rounded up separately: one step each
+        return need + self.ledger.row_bytes(2 * STEP_TOKENS)
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
