@@ -39,10 +39,9 @@ class RowBuffers:
     nodes: set[Node] = field(default_factory=set)
     """The nodes whose tokens are in these buffers. They are on one path."""
     stored: int = 0
-    """Bytes of the nodes, and of the tokens before them. The prefix cache counts them, so they are
-    not charged to the row."""
+    """Bytes of the nodes and of the tokens before them, which are not charged to the row."""
     intact: bool = True
-    """False while a row has them, and after a failed pass of that row."""
+    """False while a row has them, until `release`: a lease that goes without it means failure."""
     tails: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
     """The buffers of rows that continue this prefix."""
     _users: tuple[weakref.ref[Lease], ...] = ()
@@ -163,8 +162,9 @@ class RowBuffers:
 
 @dataclass(eq=False)
 class Lease:
-    """What a row, or a queued prompt that may soon begin, uses of the prefix cache. It is not
-    evicted once it is acquired."""
+    """What a row or a queued prompt uses of the prefix cache. Not evicted once it is acquired. A
+    queued prompt has `claimed` (its further choices only `claimed_bytes`), a row has `row` until it
+    is merged, and `base` if it shares a prefix."""
 
     row: RowBuffers | None = None
     """The row's buffers. `None` if no entry can refer to them."""
@@ -172,8 +172,8 @@ class Lease:
     """The buffers of the common prefix with tokens `[0, shared)`."""
     shared: int = 0
     claimed: tuple[RowBuffers, ...] = ()
-    """What a queued prompt will use if it is admitted."""
     claimed_bytes: int = 0
+    """Bytes of its tokens that will not be charged to it."""
     token_bytes: int = 0
     """Bytes of a token in the common prefix."""
     capacity: int = 0
@@ -218,8 +218,8 @@ class Lease:
             self.capacity = self.row.capacity
 
     def extra_bytes(self, tokens: int) -> int:
-        """Of a row of this capacity, more than of one without a common prefix. May be negative: the
-        capacity after the prefix is in whole steps, too."""
+        """How much more a row of this capacity takes because the tokens after its common prefix are
+        rounded up to whole steps separately. May be negative."""
         whole = self.shared + whole_steps(tokens - self.shared)
         return (whole - whole_steps(tokens)) * self.token_bytes
 
@@ -227,9 +227,7 @@ class Lease:
 @dataclass(eq=False)
 class Leases:
     """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
-
-    Engine thread only.
-    """
+    Engine thread only."""
 
     _totals: Totals
     _in_place: bool
@@ -246,7 +244,7 @@ class Leases:
         claimed = tuple(x for x in (base, row and row.base, row) if x is not None)
         shared = tokens if row is None else row.first
         if base is not None and not base.is_prefix:
-            tokens -= STEP_TOKENS  # a row that is divided may take one more
+            tokens -= STEP_TOKENS  # a row that is divided may take one more step
         return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
 
     def prepare(self, match: Match) -> bool:
@@ -266,9 +264,9 @@ class Leases:
 
     def fill_in_place(
         self, match: Match, cache: list[Any], room: int, spare: int
-    ) -> tuple[Lease | None, dict[int, int]]:
-        """Give a fresh row cache what it need not copy. Returns the row's lease, and the tokens in
-        place, by layer index. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
+    ) -> tuple[Lease | None, int]:
+        """Give a fresh row cache what it need not copy. Returns the row's lease, and the number of
+        its tokens in place. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
         row, base, length = self._plan(match)
         if row is not None and not _overwritten(row, match):
             row.move_to(cache, match.length)
@@ -276,15 +274,15 @@ class Leases:
             lease = Lease(row, row.base, row.first).acquire()
             row.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = row.capacity
-            return lease, dict.fromkeys(row.layers, match.length)
+            return lease, match.length
         layers = own_layers(cache)
         if base is None or not base.is_prefix:
-            return self.lease_row(cache), {}
+            return self.lease_row(cache), 0
         for i, prefix in base.head(length).items():
             begin_with(layers[i], prefix)
         lease = Lease(RowBuffers(layers, length, base), base, length).acquire()
         lease.capacity = length + whole_steps(match.length + room - length)
-        return lease, dict.fromkeys(base.layers, length)
+        return lease, length
 
     def lease_row(self, cache: list[Any]) -> Lease | None:
         """Of a row that has copied all its tokens. `None`: entries may not refer to rows."""

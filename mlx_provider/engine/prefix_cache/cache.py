@@ -93,14 +93,14 @@ class PrefixCache:
     ) -> tuple[list[Any], Lease | None]:
         """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
 
-        `leases`: the row uses the buffers of the entry, if no other row does; `None`: it copies.
+        `leases`: the row takes over, or shares, buffers of entries if it can; `None`: it copies.
         Call it once per row, also for length 0: it counts the look-up. Raises `ValueError` if the
         match is no longer valid, or `make_cache` makes another kind of cache than the stored one.
         """
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
-        lease, in_place = None, dict[int, int]()
+        lease, in_place = None, 0
         if leases is not None:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = leases.fill_in_place(match, cache, room, spare)
@@ -109,7 +109,7 @@ class PrefixCache:
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
             for node in match.path:
                 stop = min(node.stop, match.length)
-                filler.put(segment_of(node).arrays(), node.start, stop, 0)
+                filler.put(segment_of(node).arrays(), node.start, stop, skip=0)
             filler.finish(match.length, state)
         elif room:
             grow_by(cache, room)
@@ -147,7 +147,7 @@ class PrefixCache:
         reply_at: int | None = None,
         session: str | None = None,
         awaited: bool = False,
-        exact: bool = True,
+        ends_here: bool = True,
         lease: Lease | None = None,
     ) -> int:
         """Store a row, evicting others. Returns how many of its tokens are stored then.
@@ -155,7 +155,7 @@ class PrefixCache:
         `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
         entry can refer; `None`: it copies. `snapshots`: by token count. `reply_at`: tokens before
         the reply, if it is included. `awaited`: the next request of the session will come.
-        `exact`: the cache holds no more tokens, which a cache with only states does not show.
+        `ends_here`: the cache holds no more tokens, which a cache with only states does not show.
 
         An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
         at all. Raises `ValueError` if the cache holds fewer tokens.
@@ -166,11 +166,11 @@ class PrefixCache:
         leaf = None
         try:
             kv, has_no_more = row_segment(cache, len(ids))
-            exact = exact and has_no_more
-            if not exact and not kv.complete:  # its state belongs to a later token
+            ends_here = ends_here and has_no_more
+            if not ends_here and not kv.complete:  # its state belongs to a later token
                 ids = ids[: max(states, default=0)]
             found = self.match(key, ids, len(ids))
-            if exact and (last := take_snapshot(cache)) is not None:
+            if ends_here and (last := take_snapshot(cache)) is not None:
                 states[kv.length] = last
             row = None if lease is None else lease.row_of(cache)
             new = NewPath(ids, kv, states, kv.length if reply_at is None else reply_at, row)
@@ -192,8 +192,8 @@ class PrefixCache:
         self, limit: float = inf, *, max_buffers: float = inf, keep: Collection[Node] = ()
     ) -> int:
         """Shrink to `limit` bytes and `max_buffers`, if rows and `keep` permit. Returns the freed
-        bytes. If unused capacity is enough, only that is freed. Else nodes go first, and capacity
-        only if it is still too much."""
+        bytes. If unused capacity is enough, only that is freed. Else nodes go first, with that of
+        their rows, and other capacity only if it is still too much."""
         self._drop_lost()
         totals, before = self.totals, self.nbytes
         if before <= limit and totals.buffers <= max_buffers:
@@ -301,7 +301,7 @@ class PrefixCache:
         grows += sum(state.nbytes for state in states.values())
         if self.nbytes > budget - grows:
             heads = self.sessions.split_heads(session, budget)
-            self.evict(budget - grows, keep={*path, *heads})
+            self.evict(budget - grows, keep={*path, *heads})  # first spare the heads of others
             self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
         if stop == 0:
             return None
@@ -321,7 +321,7 @@ class PrefixCache:
         return leaf
 
     def _budget_after(self, new: NewPath) -> int:
-        """The budget once these tokens count here, and no longer as their row's."""
+        """The budget once these tokens count as `stored`, and are not charged to their row."""
         if new.row is None:
             return self.budget()
         before, whole = new.row.stored, (len(new.ids) - new.row.first) * new.kv.token_bytes

@@ -285,7 +285,7 @@ class DiskTier:
         for node, agreed in match.nodes:
             stop = min(node.start + agreed, goal)
             if node.start < stop:
-                filler.put(segment_of(node).arrays(), node.start, stop, 0)
+                filler.put(segment_of(node).arrays(), node.start, stop, skip=0)
                 reached = stop
         for header, start, stop in steps:
             try:

@@ -164,8 +164,8 @@ def prune(leaf: Node) -> None:
 
 
 def hand_over(nodes: Sequence[Node], keep: Collection[Node]) -> None:
-    """Let nodes whose tokens a row below holds, too, refer to that row, except nodes in `keep`: one
-    that only a row in use continues could not be evicted. `nodes`: parents first."""
+    """Let nodes, except those in `keep`, refer to a row below that has their tokens, too: while it
+    is in use, they could not be evicted. `nodes`: parents first."""
     for node in reversed(nodes):
         heir = next((each for each in node.children.values() if segment_of(each).head), None)
         is_last = node.row is None or node.row.path[-1] is node

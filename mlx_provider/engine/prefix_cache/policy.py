@@ -79,6 +79,8 @@ class PrefixCachePolicy:
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
         self._make_cache = make_cache
         self._strictest = strictest(make_cache())
+        self._ends_passes = self._strictest is Kind.STATE and shapes is None
+        """If a layer has a state, a pass ends at each snapshot. Fixed passes never do."""
         self._shapes = shapes
         self._grid = 1 if shapes is None else shapes.tokens
         """A prefix is stored and used only up to a multiple of this."""
@@ -101,7 +103,7 @@ class PrefixCachePolicy:
         if job.uses_prefix_cache and job.ids is not None:
             with isolated_cache(job.request):
                 match, estimated = self._find(job)
-                # if more of it comes from disk, these are copies
+                # if the disk has more, the row also copies what memory has
                 first = self._leases.offer(match) if estimated == match.length else None
                 return first, *self._forks(job, first)
         return ()
@@ -126,35 +128,17 @@ class PrefixCachePolicy:
         has more than memory, the job is `restoring` at first. Call it again after that. Returns the
         match if it is to be reported: not again for rows that were preempted."""
         self.look_up(job)
-        match: Match = job.match
-        key, disk = self._key(job.request), self.cache.disk
+        disk = self.cache.disk
         job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
-        if disk is not None and job.restore is None and job.estimated_cached > match.length:
-            found = partial(self._match, key, job.ids)
+        if disk is not None and job.restore is None and job.estimated_cached > job.match.length:
+            key, found = self._key(job.request), partial(self._match, job)
             fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
             job.restore = Restore(disk, fill)
             return None
-        job.match, restored = None, job.restore
-        is_restored = restored is not None and restored.cache is not None
-        if not is_restored and self._leases.prepare(match):
-            match = self._match(key, job.ids)
-        match = replace(match, counted=not (job.request.ahead or job.request.looked_up))
-        job.request.looked_up = True
-        if restored is not None and restored.cache is not None:
-            job.cache, restored.cache = restored.cache, None
-            self.cache.count(match, restored.length)
-            shared = max(match.shared, restored.length)
-            match = replace(match, length=restored.length, shared=shared)
-            job.rows[0].lease = self._leases.lease_row(job.cache)
-        else:
-            job.cache, job.rows[0].lease = self.cache.acquire(
-                match, self._make_cache, room=room - match.length, leases=self._leases
-            )
-        for row, lease in zip(job.rows[1:], self._forks(job, job.rows[0].lease), strict=True):
-            row.lease = lease
+        match = self._fill(job, room)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
-            return None
+            return None  # a row resumes with its reply
         if self._strictest is not Kind.APPEND:
             job.keeps = self._choose_snapshots(job, match.length, match.branch)
         if self._ends_passes:
@@ -164,6 +148,29 @@ class PrefixCachePolicy:
         job.request.cached = match.length
         job.request.explanation = self._explain(job, match)
         return match if match.counted else None
+
+    def _fill(self, job: PrefillJob, room: int) -> Match:
+        """Give the job its cache, and its rows their leases."""
+        match: Match = job.match
+        restored, job.match = job.restore, None
+        counted = not (job.request.ahead or job.request.looked_up)
+        job.request.looked_up = True
+        if restored is None or restored.cache is None:
+            if self._leases.prepare(match):
+                match = self._match(job)
+            match = replace(match, counted=counted)
+            job.cache, first = self.cache.acquire(
+                match, self._make_cache, room=room - match.length, leases=self._leases
+            )
+        else:
+            match, length = replace(match, counted=counted), restored.length
+            job.cache, restored.cache = restored.cache, None
+            self.cache.count(match, length)
+            match = replace(match, length=length, shared=max(match.shared, length))
+            first = self._leases.lease_row(job.cache)
+        for row, lease in zip(job.rows, (first, *self._forks(job, first)), strict=True):
+            row.lease = lease
+        return match
 
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
@@ -188,13 +195,13 @@ class PrefixCachePolicy:
             return
         whole = self._whole(job.done)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
-            exact, lease = job.done == whole, job.rows[0].lease
             self._insert(
-                job.request, job.ids[:whole], job.cache, job.snapshots, exact=exact, lease=lease
-            )
+                job.request, job.ids[:whole], job.cache, job.snapshots,
+                ends_here=job.done == whole, lease=job.rows[0].lease,
+            )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """The row has ended. Its cache holds the prompt and these tokens of the reply."""
+        """The row ended or was preempted. Its cache holds the prompt and these reply tokens."""
         if row.request.kept is not None or self._shapes is not None:
             return
         prompt = as_ids(key_tokens(row.request.prompt))
@@ -213,8 +220,8 @@ class PrefixCachePolicy:
                 with isolated_cache(row.request):
                     self.cache.release(row.lease)
 
-    def _match(self, key: CacheKey, ids: Ids) -> Match:
-        return self.cache.match(key, ids, len(ids) - 1, self._grid)
+    def _match(self, job: PrefillJob) -> Match:
+        return self.cache.match(self._key(job.request), job.ids, len(job.ids) - 1, self._grid)
 
     def _find(self, job: PrefillJob) -> tuple[Match, int]:
         """The match, which is a new one if the prefix cache has changed, and the tokens that will
@@ -222,7 +229,7 @@ class PrefixCachePolicy:
         if job.match is not None and self.cache.is_valid(job.match):
             return job.match, job.estimated_cached
         key, disk = self._key(job.request), self.cache.disk
-        match = self._match(key, job.ids)
+        match = self._match(job)
         on_disk = 0 if disk is None else disk.find(key, job.ids, match, self._grid)[0]
         return match, max(match.length, on_disk)
 
@@ -236,11 +243,6 @@ class PrefixCachePolicy:
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
-
-    @property
-    def _ends_passes(self) -> bool:
-        """If a layer has a state, a pass ends at each snapshot. Fixed passes never do."""
-        return self._strictest is Kind.STATE and self._shapes is None
 
     def _choose_snapshots(self, job: PrefillJob, start: int, branch: int) -> tuple[int, ...]:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""

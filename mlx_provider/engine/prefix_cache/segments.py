@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -171,19 +170,14 @@ class RowFiller:
     """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece."""
 
     def __init__(
-        self,
-        cache: list[Any],
-        length: int,
-        room: int,
-        states: Collection[int] = (),
-        in_place: Mapping[int, int] = MappingProxyType({}),
+        self, cache: list[Any], length: int, room: int, states: Collection[int] = (), first: int = 0
     ) -> None:
         """`length`: most tokens. `room`: capacity for more. `states`: leaves that get the state of
-        a snapshot. `in_place`: tokens that some layers hold already, by layer index."""
+        a snapshot. `first`: the other layers have the tokens before it."""
         self._cache = cache
         self._length = length
         self._room = room
-        self._in_place = in_place
+        self._first = first
         self._buffers: dict[int, list[Any]] = {}
         self._layers = {i: layer for i, layer in enumerate(leaves(cache)) if i not in states}
 
@@ -193,8 +187,7 @@ class RowFiller:
         for i, layer in self._layers.items():
             if i not in arrays:
                 raise ValueError(f"layer {i} cannot be resumed at token {stop}")
-            parts, held = arrays[i], self._in_place.get(i, 0)
-            first = max(start, held)
+            parts, first = arrays[i], max(start, self._first)
             if not parts:
                 continue
             if kind(layer) is not Kind.APPEND or len(parts) != (6 if hasattr(layer, "bits") else 2):
@@ -202,22 +195,22 @@ class RowFiller:
             if first >= stop:
                 continue
             if i not in self._buffers:
-                tokens = self._length - held
+                tokens = self._length - self._first
                 tokens += _slack(layer, tokens, self._room)
                 shapes = [(*part.shape[:-2], tokens, part.shape[-1]) for part in parts]
                 pairs = zip(shapes, parts, strict=True)
                 self._buffers[i] = [mx.zeros(shape, part.dtype) for shape, part in pairs]
             for buffer, part in zip(self._buffers[i], parts, strict=True):
                 piece = part[..., skip + first - start : skip + stop - start, :]
-                copy_tokens(piece, buffer, first - held)
+                copy_tokens(piece, buffer, first - self._first)
         mx.eval([self._buffers[i] for i in arrays if i in self._buffers])
 
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
         """The row cache, with tokens `[0, length)` and the states of `snapshot`."""
         for i, layer in self._layers.items():
-            buffers, tokens = self._buffers.get(i), length - self._in_place.get(i, 0)
+            buffers, tokens = self._buffers.get(i), length - self._first
             if buffers is None:
-                if i in self._in_place:
+                if self._first:
                     grow_by([layer], self._room)
                 continue
             if not _slack(layer, tokens, self._room):

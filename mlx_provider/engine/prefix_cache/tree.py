@@ -103,9 +103,9 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     """By their first tokens."""
     used: int = 0
-    """Time of its last use: bytes stored until then, plus uses."""
+    """Time of its last use, on the cache's clock: bytes stored until then, plus uses."""
     hits: int = 0
-    """Number of rows restored through it. Starts at 1 if it continued a stored path."""
+    """Number of rows restored through it. Starts at 1 if more than half of its path was stored."""
     generated: bool = False
     """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
@@ -189,7 +189,7 @@ class Match:
     diverged_at: int | None = None
     """First position that differs from the path, if any."""
     branch: int = 0
-    """`diverged_at`, if another prompt continues there. 0 if at most a reply does."""
+    """`diverged_at`, if a stored prompt continues there. 0 if at most stored replies do."""
     version: int = 0
     counted: bool = True
     """Whether a client has asked for the prompt, so that it counts as a look-up."""
@@ -207,24 +207,24 @@ def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
     """The longest stored prefix of `ids`, of at most `limit` tokens. A row can resume with a
     multiple of `grid`."""
     steps: list[tuple[Node, int]] = []
-    node, at, others = root, 0, list[Node]()
-    while at < limit and not others:
+    node, at, continuations = root, 0, list[Node]()
+    while at < limit and not continuations:
         child = node.children.get(int(ids[at]))
         if child is None or child.lost:
-            others = [*node.children.values()]
+            continuations = [*node.children.values()]
             break
         agreed = common(child.tokens, ids[at:limit])
         steps.append((child, agreed))
         at += agreed
         if agreed < len(child.tokens):
-            others = [child]
+            continuations = [child]
         node = child
     length, snapshot_node = _resumable(steps, ids, grid)
     found = Match(tuple(steps), at, length, len(ids), snapshot_node, version=root.totals.version)
-    others = [each for each in others if not each.lost]
-    if not others or at == limit:
+    continuations = [each for each in continuations if not each.lost]
+    if not continuations or at == limit:
         return found
-    branch = 0 if all(each.generated for each in others) else at
+    branch = 0 if all(each.generated for each in continuations) else at
     return replace(found, diverged_at=at, branch=branch)
 
 
@@ -300,11 +300,8 @@ class NewPath:
 
 
 def refer(new: NewPath, path: Sequence[Node]) -> NewPath:
-    """With the first token from which on its nodes can refer to the row's buffers, without these if
-    none can. `path`: its stored nodes.
-
-    The row also has the tokens between the common prefix and its own nodes, which are few.
-    """
+    """With the token from which on its nodes can refer to the row's buffers, or without these. What
+    these have before that token must be little. `path`: its stored nodes."""
     row = new.row
     last = next((node.row for node in path if row and node.stop == row.first), None)
     if row is None or last is not row.base:  # other rows have the prefix, but no node does
