@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Moves forward, or back if a row is preempted (`WAITING`) or runs again (`PREFILL`)."""
+    """Moves forward, or back if its only row is preempted, or if one of its rows runs again."""
 
     WAITING = "waiting"
     PREFILL = "prefill"

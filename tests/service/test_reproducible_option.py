@@ -9,7 +9,8 @@ import pytest
 from mlx_provider.litellm.model_info import engine_options, operator_options
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.serving.measurements import decoding
-from mlx_provider.serving.probe import NO_ROOM, ROWS_ALONE
+from mlx_provider.serving.probe import NO_ROOM
+from mlx_provider.serving.reproducible import ROWS_ALONE
 
 SAME = ModelOptions(reproducible=True)
 LONG = "The same long beginning of a question. " * 30

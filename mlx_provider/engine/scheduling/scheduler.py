@@ -284,7 +284,8 @@ class Scheduler:
         job = PrefillJob(row.request, [row], tokens, admitted)
         if row.request.kept is not None:
             job.thin_out(row.request.kept)
-        row.request.phase = Phase.PREFILL if admitted else Phase.WAITING
+        begun = admitted or any(each in self.running for each in row.request.rows)
+        row.request.phase = Phase.PREFILL if begun else Phase.WAITING
         self.waiting.append(job)
         return job
 
