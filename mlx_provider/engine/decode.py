@@ -82,6 +82,7 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, idle_at: float | None) -
     count = sum(map(len, drafts.values()))
     expected = chunking.with_drafts(plan)(count) if count else plan.pass_seconds
     mixed_chunk = engine.batch.mixed.begin_pass(chunk)
+    # of every row in the batch: `plan.rows`
     forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
     if isinstance(forward, Fault):  # the rows' caches could not be copied for it
         return Decoded(Forward([], None, []), chunk, forward)
@@ -112,7 +113,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
             engine.fail_by_fault(left[0].request, "its decode step", cause)
         elif left or chunk is not None:
             retry(engine, left, cause)
-    recovers = [row for row in forward.rows if row.retry_alone]
+    recovers = [row for row in forward.rows if row.retry_alone]  # until the draws
     if forward.logits is not None:
         _draw_next(engine, forward, forward.logits)
     engine.timer.token_at = engine.clock()
@@ -272,4 +273,4 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     engine.drop_rows(rows)
     for job in engine.scheduler.retry_rows(rows):
         engine.look_up(job)
-    engine.batch.record_failure()
+    engine.batch.record_failure()  # also restarts prompts in the failed pass

@@ -78,6 +78,7 @@ class Engine:
 
     def schedule(self, now: float) -> StepRecord:
         """Decide the step. Changes nothing."""
+        # a row that runs again has a pass of its own, so that a failure is its own
         alone = [row for row in self.scheduler.running if row.retry_alone]
         return self.scheduler.schedule(
             now,
@@ -89,8 +90,8 @@ class Engine:
     def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
         """Execute the decisions of the record, and launch its passes. Changes requests, events,
         the queue, costs and all caches. The caller commits each result before it asks for the next
-        one: the rows' next tokens are drawn before a chunk runs in its own pass, so no stream waits
-        for it. If drafts pay, the last tokens are committed before any pass."""
+        one: the rows' last tokens are delivered, and their next ones drawn, before a chunk runs in
+        its own pass. If drafts pay, the last tokens are committed before any pass."""
         self._apply_decisions(record)
         plan = self.scheduler.remaining_plan(record.plan)
         plan, drafts, idle_at = decode.commit_and_draft(self, plan)
@@ -245,7 +246,7 @@ class Engine:
             row.merged = merged.get(row, 0)
 
     def store(self, request: Request, running: Sequence[Row]) -> None:
-        """Store what rows and prefills of a request have computed in the prefix cache."""
+        """Store what rows have computed, and prefills if the request has ended."""
         if self.prefix_cache is None:
             return
         with isolated_cache(request):

@@ -65,7 +65,7 @@ def begin(engine: Engine, job: PrefillJob) -> None:
         return
     if engine.sparse_prefill is not None and job.uses_prefix_cache:
         engine.sparse_prefill.begin(job)
-    if not job.uses_prefix_cache:
+    if not job.uses_prefix_cache:  # sparse prefill may have begun
         job.leave_prefix()
     if job.cache is None:
         job.cache = engine.make_cache()
@@ -258,7 +258,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
     for row, row_cache in zip(job.rows, caches, strict=True):
-        if row.cached_length == len(job.tokens):
+        if row.cached_length == len(job.tokens):  # else its reply is replayed first
             _draw_first(engine, row, logits)
             engine.drafting.begin(row, job)
         if row.finish is None:

@@ -266,7 +266,7 @@ class PrefillJob:
     tokens: Sequence[int]
     admitted: bool = False
     aged: float = 0.0
-    """Seconds of waiting: before admission, and later for chunks of other prompts."""
+    """Seconds from the queue to admission, and later those of chunks of other prompts."""
     done: int = 0
     """Tokens that `cache` holds."""
     cache: list[Any] | None = None
@@ -280,6 +280,7 @@ class PrefillJob:
     ids: Any = None
     """Token ids for the prefix cache, (tokens,) int64. `None`: there is no prefix cache."""
     match: Any = None
+    """The last look-up, until its prefill begins."""
     restore: Restore | None = None
     """`None`: it needs no files from disk, or has not begun."""
     estimated_cached: int = 0
@@ -308,6 +309,7 @@ class PrefillJob:
 
     @property
     def cost(self) -> int:
+        """Tokens to compute: by estimate until its prefill begins."""
         return len(self.tokens) - max(self.done, self.estimated_cached)
 
     @property

@@ -65,7 +65,7 @@ class Forward:
 
 
 class Pending(NamedTuple):
-    """The token at index `at` of `drawn` that the row's next pass takes."""
+    """The token of the row's next pass: at index `at` of `drawn`, on the device at first."""
 
     drawn: Drawn
     at: int
@@ -136,6 +136,7 @@ class DecodeBatch:
         self._pending[row] = Pending.of(row, row.cached_length - cached - 1)
 
     def replays(self, row: Row) -> bool:
+        """After `read`: whether its next token is committed already."""
         return row in self._pending
 
     def drop(self, rows: Sequence[Row]) -> None:
@@ -194,7 +195,7 @@ class DecodeBatch:
 
     def read(self) -> list[PassResult]:
         """Wait for the pending tokens, which are in the last pass already. Raises any error of the
-        device. The tokens then stay pending."""
+        device; only then do they stay pending."""
         found = self.catch_up()
         left = [(row, each.to_replay - 1) for row, each in self._pending.items() if each.to_replay]
         self._pending = {row: Pending.of(row, to_replay) for row, to_replay in left}

@@ -86,7 +86,7 @@ class MixedBatches:
 
     def blame(self) -> bool:
         """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
-        for _, job, _ in self._jobs:
+        for job in [job for _, job, _ in self._jobs if job.cache is not None]:
             job.restart()
         mixed = any(mixed for _, _, mixed in self._jobs)
         self._jobs = []

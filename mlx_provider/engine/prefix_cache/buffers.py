@@ -304,8 +304,8 @@ class Leases:
         return copied, Lease(other, row.base, row.first, capacity=other.capacity).acquire()
 
     def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
-        """What a row will use in place: buffers that it takes over, or a base whose first tokens it
-        shares, or neither; and how many tokens."""
+        """What a row will use in place. (row, None, n): it takes the buffers over. (None, base, n):
+        it shares their first n tokens, once they are divided. (None, None, 0): it copies."""
         rows = [node.row for node in match.path]
         if not rows or not self._in_place:
             return None, None, 0

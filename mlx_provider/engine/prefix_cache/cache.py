@@ -7,7 +7,7 @@
     prefix_cache.release(lease)
     prefix_cache.evict(limit)
 
-Stored tokens never change: rows copy them, or append to the buffers of an entry (`Leases`). After a
+Stored tokens never change: rows copy or share them, or append to an entry (`Leases`). After a
 change of the tree, a `Match` is no longer valid (`is_valid`).
 """
 
@@ -291,7 +291,7 @@ class PrefixCache:
         stored, budget = tree.split_path(found, new), self._budget_after(new)
         new, share = tree.refer(new, stored), self.sessions.share(session, budget)
         stop, kept = fit(stored, new, share)
-        if new.row is not None and stop < len(new.ids):
+        if new.row is not None and stop < len(new.ids):  # what is cut is copied
             new = replace(new, row=None)
             stop, kept = fit(stored, new, share)
         path = tree.cut_back(stored, stop, kept, len(new.ids))

@@ -164,8 +164,8 @@ def prune(leaf: Node) -> None:
 
 
 def hand_over(nodes: Sequence[Node], keep: Collection[Node]) -> None:
-    """Let nodes, except those in `keep`, refer to a row below that has their tokens, too: while it
-    is in use, they could not be evicted. `nodes`: parents first."""
+    """Let nodes, except those in `keep`, refer to the row of a child that has their tokens, too
+    (`Segment.head`): a row in use could not be evicted below them. `nodes`: parents first."""
     for node in reversed(nodes):
         heir = next((each for each in node.children.values() if segment_of(each).head), None)
         is_last = node.row is None or node.row.path[-1] is node

@@ -34,10 +34,9 @@ GRID = 64
 WORTH_A_PASS = 64
 """Tokens that a snapshot must save: it needs its own pass, and reading the weights again costs as
 much time as some tens to hundreds of tokens."""
-WORTH_A_GUESS = 512
-GUESSED = 16
-"""A new message of so many tokens has a snapshot this fraction (1/n) before its end, for another
-question about the same text."""
+WORTH_A_GUESS, GUESSED = 512, 16
+"""Fewest tokens of a new message that has a snapshot before its end, for another question about the
+same text; and how far before: this fraction (1/n)."""
 WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
@@ -285,7 +284,7 @@ class PrefixCachePolicy:
 
 
 def isolated_cache(request: Request) -> Isolation:
-    """Wraps a use of the prefix cache. An error in it costs only this use."""
+    """Wraps a use of the prefix cache. An error in it costs only this use, or the entry."""
     text = "request %s: the prefix cache failed\n%s"
     return Isolation(lambda fault: log.error(text, request.id, fault.trace))
 
@@ -295,9 +294,10 @@ def choose_snapshots(
 ) -> tuple[int, ...]:
     """Ascending token counts at which to store a state.
 
-    At most 1 + `RECENT` ends, a branch, and a guess. `done`: tokens with which the row resumes.
-    `branch`: tokens before the prompt leaves another one. `grid`: positions are rounded down to it.
-    `storable`: tokens that the prefix cache can hold; a longer prompt has a state there.
+    At most 1 + `RECENT` ends, a branch, a guess, and `storable`. `done`: tokens with which the row
+    resumes. `branch`: tokens before the prompt leaves another one. `grid`: positions are rounded
+    down to it. `storable`: tokens that the prefix cache can hold; a longer prompt has a state
+    there.
     """
     total = len(prompt.tokens)
     stop = total if storable is None else min(storable, total)

@@ -279,7 +279,7 @@ class NewPath:
     row: RowBuffers | None
     """The row's buffers, if nodes can refer to them."""
     own: int = 0
-    """They refer to them from this token on."""
+    """They refer to them from this token on; others hold the tokens before (`Segment.head`)."""
 
     @property
     def token_bytes(self) -> int:
@@ -300,8 +300,8 @@ class NewPath:
 
 
 def refer(new: NewPath, path: Sequence[Node]) -> NewPath:
-    """With the token from which on its nodes can refer to the row's buffers, or without these. What
-    these have before that token must be little. `path`: its stored nodes."""
+    """Decide whether nodes of a path may refer to the row's buffers, from `own` on. Tokens before
+    are held twice, so they must be few (`HEAD_SHARE`). `path`: its stored nodes."""
     row = new.row
     last = next((node.row for node in path if row and node.stop == row.first), None)
     if row is None or last is not row.base:  # other rows have the prefix, but no node does

@@ -41,7 +41,7 @@ def kv_growth(first: int, longest: int) -> int:
 
 
 def kv_capacity(first: int, longest: int, needed: int, before: int = 0) -> int:
-    """Tokens: `first`, then equal steps up to `longest`. `before`: what its buffers began with."""
+    """Tokens: `first` or `before` (with which its buffers began), then equal steps to `longest`."""
     if needed <= first and before < first:
         return first
     step, whole = kv_growth(first, longest), before if before >= first else whole_steps(first)

@@ -81,7 +81,7 @@ class Scheduler:
         self.chunking = Chunking(ledger.limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
         self.waiting: list[PrefillJob] = []
-        """Prompts in the queue or in prefill."""
+        """Prompts in the queue or in prefill (`admitted`), until their rows decode."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.offers: Callable[[PrefillJob], Sequence[Lease | None]] = lambda job: ()
@@ -94,7 +94,7 @@ class Scheduler:
         self._itl_debt = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
         self.reclaimed_bytes = 0
-        """Bytes of live rows for which memory was last reclaimed."""
+        """Bytes of live rows when they were last counted."""
         self.fitting_limit: int | None = None
         """The limit at which all rows were last found to fit. It holds until a row exceeds its
         reservation."""
@@ -104,7 +104,7 @@ class Scheduler:
     ) -> StepRecord:
         """Decide the next step. Changes nothing. `mixes`: chunks may share the pass of the
         decoding rows; `stalled`: seconds that these rows have waited for their token; `passes`:
-        forward passes per token of each row."""
+        those in which the rows decode."""
         late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
         record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
         step = StepBuilder(self, record)
@@ -182,7 +182,7 @@ class Scheduler:
         if plan.chunk is not None and not (plan.chunk.due and (readable or not plan.mixed)):
             plan = replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
         if len(rows) == len(whole.rows) and plan.mixed == whole.mixed:
-            return plan
+            return plan  # the pass of the rows is the same
         chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
         return replace(plan, rows=rows, pass_seconds=self.chunking.seconds(rows, chunk, passes))
 

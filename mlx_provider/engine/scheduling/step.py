@@ -51,7 +51,7 @@ class StepPlan:
     pass_seconds: float = 0.0
     """Expected seconds of the rows' pass, including a mixed chunk."""
     passes: int = 1
-    """Forward passes per token of each row: several if the rows do not share one."""
+    """Passes in which the rows decode: several if they do not share one."""
     chunk_seconds: float = 0.0
     """Expected seconds of the chunk's own pass."""
     prepared: PrefillJob | None = None
@@ -63,7 +63,7 @@ class StepPlan:
 
 @dataclass
 class StepRecord:
-    """One step. The engine does the fields before `plan` first, in this order."""
+    """A step, or its part until prompts begin. Fields before `plan` are done first, in order."""
 
     now: float
     """When the step began, in monotonic seconds."""
@@ -84,10 +84,10 @@ class StepRecord:
     offered: Sequence[PrefillJob] = ()
     """Prompts that were tried with what they can use in place. The engine looks them up again."""
     begins: Sequence[PrefillJob] = ()
-    """Prompts that get a cache, or start a restore from disk. The step then has no pass."""
+    """Prompts that get a cache, or start a restore from disk. The record then has no plan."""
     plan: StepPlan = field(default_factory=StepPlan)
     need: int | None = None
-    """Bytes of all rows. `None`: not counted, because no row has outgrown its reservation."""
+    """Bytes of all rows. `None`: not counted, because nothing that matters has changed."""
     limit: int = 0
     """Bytes that were available for them."""
 
