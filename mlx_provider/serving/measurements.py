@@ -54,7 +54,7 @@ LARGEST = 2**20
 ENTRIES = 64
 """Entries (model and KV cache); the oldest is dropped first."""
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
-FORMAT = 14
+FORMAT = 15
 """Version of the measurements and their method. Entries of other versions are not used."""
 
 

@@ -20,7 +20,7 @@ IMAGE_EDGE = 448
 REPLY = 6
 TRIALS = 12
 ALL_COLD = 4096
-"""Prompt tokens up to which every kind of hit is checked compare_with_target its own cold run."""
+"""Prompt tokens up to which every kind of hit is checked against its own cold run."""
 SPEEDUP_AT = 16_384
 SPEEDUP_TARGET = 28.0
 CONVERSATION_TARGET = 10.76
