@@ -44,7 +44,7 @@ class Prefilled:
 
     job: PrefillJob
     chunk: Chunk | None = None
-    """`None`: it failed, or the work before it has."""
+    """`None`: the chunk, or the work before it, has failed."""
     logits: mx.array | None = None
     """(vocab,) after the last chunk of a prompt."""
     scored: Drawn | None = None

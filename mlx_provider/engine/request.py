@@ -266,7 +266,7 @@ class PrefillJob:
     tokens: Sequence[int]
     admitted: bool = False
     aged: float = 0.0
-    """Seconds from the queue to admission, and later those of chunks of other prompts."""
+    """Seconds since it was queued, at its admission. The time of other prompts is added later."""
     done: int = 0
     """Tokens that `cache` holds."""
     cache: list[Any] | None = None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LARGE = 4 * 2**20
 """Bytes of a body from which free memory is returned to the system."""
 HEARTBEAT, LONG_LOAD = 5.0, 10.0
-"""Seconds of silence after which a stream has a comment, and those of a load that has comments."""
+"""Seconds of silence after which a stream has a comment; seconds after which it tells of loads."""
 
 
 @dataclass(frozen=True)

@@ -94,13 +94,13 @@ class Measured:
         """Whether no part has failed in a way that a later attempt can mend."""
         return self.probe.conclusive and self.curve != UNMEASURED
 
-    def where(self, *, shared: bool) -> Measured:
-        """`shared`: options need rows that share passes, also if passes of one row are faster."""
+    def choose_layout(self, *, together: bool) -> Measured:
+        """`together`: options need rows that share passes, also if passes of one row are faster."""
         probe = self.probe
         if probe.layout != "solo" or not probe.padded:
             return self
         alone = replace(probe, mixes=False, drafts=False, shares=False)
-        return replace(self, probe=replace(probe, layout="grouped") if shared else alone)
+        return replace(self, probe=replace(probe, layout="grouped") if together else alone)
 
 
 @dataclass

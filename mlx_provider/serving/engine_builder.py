@@ -95,7 +95,7 @@ class EngineBuilder:
     def _build(self, weights: Weights, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
         named = options.sparse_prefill is not None or options.drafter not in UNNAMED
-        measured = self._measure(weights, kv, options).where(shared=named)
+        measured = self._measure(weights, kv, options).choose_layout(together=named)
         s, found, fixed = self._settings, measured.probe, None
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:

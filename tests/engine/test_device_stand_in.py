@@ -86,8 +86,8 @@ def test_what_a_new_shape_costs_and_the_layout_are_measured() -> None:
     for each in engines:
         assert each.device.took <= 5
     *others, solo = (each.measured for each in engines)
-    assert all(each.where(shared=True) is each for each in others)
-    where = [solo.where(shared=shared).probe for shared in (True, False)]
+    assert all(each.choose_layout(together=True) is each for each in others)
+    where = [solo.choose_layout(together=together).probe for together in (True, False)]
     assert [(each.layout, each.mixes) for each in where] == [("grouped", True), ("solo", False)]
 
 

@@ -87,7 +87,7 @@ class StepRecord:
     """Prompts that get a cache, or start a restore from disk. The record then has no plan."""
     plan: StepPlan = field(default_factory=StepPlan)
     need: int | None = None
-    """Bytes of all rows. `None`: not counted, because nothing that matters has changed."""
+    """Bytes of all rows. `None`: they are known to fit, as none has outgrown what was counted."""
     limit: int = 0
     """Bytes that were available for them."""
 
