@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -106,15 +106,12 @@ class _Answer:
         self._limiter = limiter
         self._stopping = stopping
         self._ids = [request.id for request in parsed.requests]
-        first = parsed.requests[0]
-        unknown = Accepted(id=first.id, model=first.model, prompt_tokens=0, max_tokens=0)
-        self._reply = parsed.reply(unknown)
-        """To say something before the request is accepted."""
+        self._model = parsed.requests[0].model
         self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting, self._sending = anyio.CancelScope(), anyio.Lock()
-        self._accepted = self._begun = False
-        """`_begun`: whether a stream has begun before the request is accepted."""
+        self._decided = self._begun = False
+        """The request is accepted or refused; a stream has begun before that."""
         self._submitted = 0
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,8 +124,6 @@ class _Answer:
                 watchers.start_soon(self._announce_load, send)
                 try:
                     generation = await self._accept()
-                    async with self._sending:  # nothing of the load is half written
-                        self._accepted = True
                     await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
@@ -141,10 +136,10 @@ class _Answer:
         if failure is not None:
             closing = {"connection": "close"} if self._stopping.is_set() else None
             response: Response = error_response(failure, closing, scope["path"])
-            in_stream = self._reply.heartbeat and isinstance(failure, self._parsed.in_stream)
-            if self._begun or in_stream:
-                frames = self._reply.feed([Failed.of(failure)])
-                response = Response(frames, media_type=self._reply.media_type)
+            reply = self._early_reply
+            if self._begun or (reply.heartbeat and isinstance(failure, self._parsed.in_stream)):
+                frames = reply.feed([Failed.of(failure)])
+                response = Response(frames, media_type=reply.media_type)
             if self._begun:
                 await send({"type": "http.response.body", "body": response.body})
             else:
@@ -159,18 +154,24 @@ class _Answer:
         await self._stopping.wait()
         self._submitting.cancel()
 
+    @cached_property
+    def _early_reply(self) -> Reply:
+        """To say something before the request is accepted."""
+        unknown = Accepted(id=self._ids[0], model=self._model, prompt_tokens=0, max_tokens=0)
+        return self._parsed.reply(unknown)
+
     async def _announce_load(self, send: Send) -> None:
-        """Begin the stream of a request that waits long while models load, with comments on that.
-        An error then comes in the stream, without its HTTP status."""
-        began, beat = time.monotonic(), self._reply.heartbeat
+        """Begin the stream of a request that waits long while its model loads, with comments on
+        that. An error then comes in the stream, without its HTTP status."""
+        began = time.monotonic()
         await anyio.sleep(LONG_LOAD)
-        while beat:
+        while beat := self._early_reply.heartbeat:
             async with self._sending:
-                if self._accepted:
+                if self._decided:
                     return
-                loading = self._service.loading
+                loading = self._service.loading(self._model)
                 if loading and not self._begun:
-                    await send(_start(self._reply, []))
+                    await send(_start(self._early_reply, []))
                     self._begun = True
                 if self._begun:
                     text = header_text([f"loading: {loading} ({time.monotonic() - began:.0f} s)"])
@@ -180,9 +181,13 @@ class _Answer:
 
     async def _accept(self) -> Generation:
         """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""
-        with self._parsed.names.naming(), self._submitting:
-            return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
-        raise EngineUnavailable("the engine is stopping")
+        try:
+            with self._parsed.names.naming(), self._submitting:
+                return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
+            raise EngineUnavailable("the engine is stopping")
+        finally:
+            async with self._sending:  # no comment is half written
+                self._decided = True
 
     def _submit_all(self) -> Generation:
         unsent, self._unsent = self._unsent, None

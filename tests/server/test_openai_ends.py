@@ -178,8 +178,8 @@ def slow_load(fake_service: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             assert all(self.reported.acquire(timeout=60) for _ in range(2))
             return super().submit(*given)  # type: ignore[no-any-return]
 
-        @property
-        def loading(self) -> str:
+        def loading(self, model: str = "") -> str:
+            assert model == "fake"
             self.reported.release()
             return self.says
 

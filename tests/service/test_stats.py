@@ -58,6 +58,8 @@ def test_what_is_loaded_and_measured(
         def look(*given: Any) -> Any:
             seen.update((each.what, each.summary) for each in client.stats().loading)
             healthy.add(client.health().detail)
+            assert client.service.loading(model.model) == client.health().detail
+            assert client.service.loading("another model") == ""
             return work(*given)
 
         return look
