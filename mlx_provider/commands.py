@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .client.http import HttpClient as EngineClient
-from .config import PREFIX, EngineSettings, installed_version
+from .config import PREFIX, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
 from .gateway.foreground import END_SIGNALS, Ended, ending_by_signal
@@ -25,6 +25,7 @@ from .protocol.health import ModelStatus
 from .protocol.requests import GenerateRequest, ModelOptions
 from .registry import PluginRegistry
 from .serving.hub import checkpoint, folder_of, full_name
+from .settings import EngineSettings
 from .upstream.runtime import active_blas, preload_blas
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ..client.connection import local_client
 from ..client.runtime_folder import check_folder, differences, holder, identity, why_none_runs
-from ..config import PREFIX, SETTING_NAMES
+from ..config import PREFIX
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import device_memory, format_size
@@ -24,6 +24,7 @@ from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
 from ..serving.hub import cache_root
 from ..serving.memory_limit import available_memory
+from ..settings import SETTING_NAMES
 from .subject import Finding, State, Subject
 
 LEAST_BYTES = 4 * 10**9

@@ -11,11 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from ..config import EngineSettings, Runtime, engine_settings, installed_version, runtime
+from ..config import Runtime, installed_version, runtime
 from ..families.tokenizer import HFTokenizer, load_tokenizer
 from ..records import LoadOptions
 from ..registry import PluginRegistry
 from ..serving.hub import Outline, checkpoint, local_folder
+from ..settings import EngineSettings, engine_settings
 
 State = Literal["ok", "note", "warn", "fail"]
 STATES: tuple[State, ...] = ("fail", "warn", "note", "ok")

@@ -12,12 +12,13 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import engine_settings, installed_version
+from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context, text_fields
 from ..records import Client
 from ..registry import PluginRegistry
 from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name, local_folder
+from ..settings import engine_settings
 from ..upstream.runtime import CHIP, output_of, require_mlx
 from .config import Served
 

@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from ..config import EngineSettings
 from ..errors import MLXProviderError, ModelNotFound
 from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
+from ..settings import EngineSettings
 from ..wire.openai.answer import error_body
 from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import (
@@ -62,7 +62,7 @@ class EngineApp:
         blas: str = "",
         keys: Sequence[Key] = (),
         hosts: Iterable[str] = (),
-        body_bytes: int = EngineSettings.body_bytes,
+        body_bytes: int = EngineSettings().body_bytes,
         identity: Mapping[str, str] | None = None,
     ) -> None:
         self._service = service

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import __version__
 from ..client.connection import READY, limit_log
 from ..client.runtime_folder import EngineLock, holder, identity, prepare
-from ..config import EngineSettings, engine_settings, home_state, runtime
+from ..config import home_state, runtime
 from ..errors import BadRequest, EngineDied, EngineUnavailable, MLXProviderError
 from ..logs import log_to_stderr, printable
 from ..protocol.event_queue import Deliver
 from ..protocol.events import ErrorBody
+from ..settings import EngineSettings, engine_settings
 from ..upstream.runtime import (
     active_blas,
     configure_heap,
@@ -68,7 +69,7 @@ def serve(
     line on stderr and exit code 1, never a traceback. On TCP, the process starts itself anew after
     the death of the engine thread."""
     try:
-        settings = replace(engine_settings(), **fixed)
+        settings = engine_settings().model_copy(update=fixed)
         log_to_stderr(settings.log_level)
         logging.getLogger("uvicorn").setLevel("WARNING")
         raise_file_limit()

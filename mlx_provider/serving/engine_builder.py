@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import EngineSettings
 from ..engine.engine import Engine
 from ..engine.execution.sampler import compiles
 from ..engine.prefix_cache.policy import PrefixCachePolicy
@@ -24,6 +23,7 @@ from ..isolation import Fault, attempt, plugin_call
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..registry import PluginRegistry
+from ..settings import EngineSettings
 from ..upstream import mlx_lm
 from .calibration import Measured, calibrate, compile_kernels
 from .drafting import UNNAMED, LoadedDrafters, load_drafters, sparse_prefill_of

@@ -12,7 +12,6 @@ from typing import Any
 import mlx.core as mx
 
 from ..chat.output.turn_layout import layout_of
-from ..config import EngineSettings
 from ..engine.step_output import Recorder
 from ..engine.worker import EngineWorker
 from ..errors import BadRequest, EngineDied, Forbidden, wrong_option
@@ -21,6 +20,7 @@ from ..families.tokenizer.template import fit_messages
 from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
+from ..settings import EngineSettings
 from .drafting import NAME, OFF, UNNAMED
 from .engine_builder import EngineBuilder
 from .hub import folder_of, no_folder

@@ -17,7 +17,6 @@ import mlx.core as mx
 
 from ..byte_gate import ByteGate
 from ..chat.media.load import MediaRoom
-from ..config import EngineSettings
 from ..engine.request import Request
 from ..engine.step_output import Post
 from ..engine.worker import EngineWorker
@@ -36,6 +35,7 @@ from ..protocol.events import Accepted, Done, Failed
 from ..protocol.health import Health, PluginStatus, Stats
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, WarmPrompt
 from ..registry import PluginRegistry
+from ..settings import EngineSettings
 from ..upstream.runtime import active_blas
 from .metrics import EngineMetrics
 from .model_cache import ModelCache

@@ -12,13 +12,13 @@ import litellm
 import pytest
 
 from mlx_provider.chat.constraints import call_text
-from mlx_provider.config import EngineSettings
 from mlx_provider.engine.speculation import speculation
 from mlx_provider.engine.speculation.policy import Policy
 from mlx_provider.server.app import EngineApp
 from mlx_provider.server.connections import listen_unix
 from mlx_provider.server.process import EngineServer, LoopDelivery
 from mlx_provider.serving.service import ChatService
+from mlx_provider.settings import EngineSettings
 from waiting import PATIENCE
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -3,7 +3,6 @@
 import inspect
 import re
 import tomllib
-from dataclasses import fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from mlx_provider.records import (
 )
 from mlx_provider.registry.contents import Contents, load, names
 from mlx_provider.server.app import EngineApp
+from mlx_provider.settings import SETTING_NAMES, EngineSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -70,9 +70,8 @@ def test_plugins() -> None:
 
 def test_environment() -> None:
     expected = {
-        config.PREFIX + field.name.upper(): shown(field.default)
-        for field in fields(config.EngineSettings)
-        if field.name in config.SETTING_NAMES
+        config.PREFIX + name.upper(): shown(EngineSettings.model_fields[name].default)
+        for name in SETTING_NAMES
     }
     assert names_and_defaults("environment") == expected | OTHER_VARIABLES
     assert len(expected | OTHER_VARIABLES) <= 14, "a new variable replaces another"

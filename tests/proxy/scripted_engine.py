@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from mlx_provider import __version__
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MemoryInUse, from_code
 from mlx_provider.protocol.event_queue import Deliver, EventQueue
 from mlx_provider.protocol.events import (
@@ -33,6 +32,7 @@ from mlx_provider.protocol.events import (
 )
 from mlx_provider.protocol.health import Health, Stats
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
+from mlx_provider.settings import EngineSettings
 
 REFUSED = {
     "toolong": ("context_length_exceeded", "prompt is too long: 9000 tokens > 2048 maximum"),

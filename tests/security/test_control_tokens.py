@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import Tokenizer
 
-from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.records import Prompt
 from mlx_provider.serving.prompt import prepare
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
+from mlx_provider.settings import EngineSettings
 from mlx_provider.wire.anthropic.request import message_request
 from mlx_provider.wire.responses.routes import response_request
 from tiny import build

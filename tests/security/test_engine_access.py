@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
@@ -22,6 +21,7 @@ from mlx_provider.server.access import Key, engine_keys, host_of, own_key_file, 
 from mlx_provider.server.connections import listen_unix
 from mlx_provider.serving.permissions import Permissions, read_permissions
 from mlx_provider.serving.service import ChatService
+from mlx_provider.settings import EngineSettings
 from tiny import build
 
 SERVER = (sys.executable, "-P", "-m", "mlx_provider.server", "--port", "0")

@@ -15,7 +15,6 @@ from mlx_provider.chat.constraints import trial as grammar_trial
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.patterns import whole_text
 from mlx_provider.chat.constraints.trial import Allowance, GrammarTrial
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, GrammarFailed, RequestFailed
 from mlx_provider.litellm.call import Call, generate_requests
 from mlx_provider.litellm.errors import to_litellm
@@ -24,6 +23,7 @@ from mlx_provider.protocol.events import Delta, Done, Event, Failed
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.serving.service import ChatService
+from mlx_provider.settings import EngineSettings
 from mlx_provider_tool_parsers import mlx_tool_parsers
 
 PARSERS = {parser.name: parser for parser in mlx_tool_parsers()}

@@ -12,11 +12,11 @@ import mlx.core as mx
 import pytest
 
 from in_process import InProcessClient
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, LoadFailed, MemoryInUse, RequestFailed
 from mlx_provider.protocol.events import Done, Event
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
+from mlx_provider.settings import EngineSettings
 from tiny import build
 from waiting import PATIENCE, wait_until
 

@@ -1,23 +1,18 @@
 """Numbers of the operator that are no use: infinite, NaN, negative, too small, too large."""
 
-import dataclasses
 import math
 
 import pytest
 
 from command_line import invoke
-from mlx_provider.config import SETTING_NAMES, EngineSettings, engine_settings, parse_bytes
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.checkpoint import sampling_defaults
 from mlx_provider.litellm.model_info import operator_options
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.records import SamplingDefaults
+from mlx_provider.settings import EngineSettings, engine_settings, parse_bytes
 
-NUMBERS = [
-    field.name.upper()
-    for field in dataclasses.fields(EngineSettings)
-    if field.name in SETTING_NAMES and str(field.type).startswith(("int", "float"))
-]
+NUMBERS = "DISK_CACHE_BYTES IDLE_TIMEOUT MAX_CHUNK MAX_ROWS MEMORY_LIMIT STALL_TARGET".split()
 ZERO_IS_NONE = {"DISK_CACHE_BYTES"}
 """What may be switched off."""
 
@@ -29,9 +24,8 @@ def setting(name: str, text: str) -> EngineSettings:
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("text", ["inf", "-inf", "nan", "-1", "1e400", "9" * 40, "many", "0x10"])
 def test_a_variable_that_is_no_useful_number_is_named(name, text):
-    with pytest.raises(BadRequest, match=f"MLX_PROVIDER_{name}='.*': give a") as caught:
+    with pytest.raises(BadRequest, match=f"MLX_PROVIDER_{name}='.*' must be"):
         setting(name, text)
-    assert "at most" in caught.value.message
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -39,7 +33,7 @@ def test_zero_is_taken_where_it_means_something(name):
     if name in ZERO_IS_NONE:
         assert getattr(setting(name, "0"), name.lower()) == 0
     else:
-        with pytest.raises(BadRequest, match=r"at least 1|above 0"):
+        with pytest.raises(BadRequest, match=r"equal to 1|than 0"):
             setting(name, "0")
 
 

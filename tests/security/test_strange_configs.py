@@ -9,7 +9,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from in_process import InProcessClient
-from mlx_provider.config import EngineSettings
 from mlx_provider.engine.prefix_cache import files
 from mlx_provider.engine.prefix_cache.files import BadFile
 from mlx_provider.errors import BadRequest, UnsupportedModel
@@ -19,6 +18,7 @@ from mlx_provider.serving.estimate import check_sizes, footprint
 from mlx_provider.serving.hub import checkpoint
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weight_files import broken_files, check_folder
+from mlx_provider.settings import EngineSettings
 from tiny import build
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000

@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from mlx_provider import __version__
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable, from_code
 from mlx_provider.protocol.event_queue import Deliver, EventQueue
 from mlx_provider.protocol.events import (
@@ -35,6 +34,7 @@ from mlx_provider.protocol.events import (
 )
 from mlx_provider.protocol.health import Health, ModelStatus, Stats
 from mlx_provider.protocol.requests import GenerateRequest
+from mlx_provider.settings import EngineSettings
 
 MODEL = ModelStatus(
     model="fake",

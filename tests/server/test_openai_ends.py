@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 import mlx_provider.server.generate
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import EngineUnavailable
 from mlx_provider.protocol.events import Accepted, Delta, Failed, Finish
 from mlx_provider.server.app import EngineApp
+from mlx_provider.settings import EngineSettings
 from mlx_provider.wire.anthropic.routes import PING
 from mlx_provider.wire.anthropic.routes import Stream as MessageStream
 from mlx_provider.wire.api import COMMENT

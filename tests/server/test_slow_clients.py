@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.config import EngineSettings
 from mlx_provider.server.access import Key
 from mlx_provider.server.app import EngineApp
 from mlx_provider.server.connections import ConnectionLimits, listen_tcp, listen_unix
 from mlx_provider.server.process import CLOSE_LIMIT, WRITE_LIMIT, EngineServer, LoopDelivery
+from mlx_provider.settings import EngineSettings
 from waiting import PATIENCE
 
 HEAD = b"POST /v1/generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"

@@ -13,7 +13,6 @@ import pytest
 
 from in_process import InProcessClient
 from mlx_provider.client.generation import Generation
-from mlx_provider.config import EngineSettings
 from mlx_provider.engine.step_output import Post
 from mlx_provider.protocol.events import (
     Delta,
@@ -30,6 +29,7 @@ from mlx_provider.records.extensions import MOST_DRAFTS
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
+from mlx_provider.settings import EngineSettings
 from mlx_provider.testing.driver import Eager
 from tiny import build
 from waiting import PATIENCE

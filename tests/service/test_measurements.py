@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from mlx_provider.config import EngineSettings
 from mlx_provider.engine.scheduling.costs import UNMEASURED, Curve
 from mlx_provider.engine.scheduling.costs import Load as CacheLoad
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
@@ -21,6 +20,7 @@ from mlx_provider.serving.calibration import NOT_FASTER, Measured
 from mlx_provider.serving.measurements import Measurements, decoding
 from mlx_provider.serving.probe import Probe
 from mlx_provider.serving.weights import ModelView
+from mlx_provider.settings import EngineSettings
 
 PROBE = Probe("grouped", MemoryProfile(8, 64, ((24, 16),)), ("a note",), True, 0.031)
 MEASURED = Measured(PROBE, Curve(((1, 0.001), (8, 0.002)), ((1, 1e-9),), drafts=((3, 0.001),)))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from in_process import InProcessClient
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import MLXProviderError, PluginError
 from mlx_provider.isolation import LOG_HINT, Isolation
 from mlx_provider.protocol.requests import ModelOptions
@@ -19,6 +18,7 @@ from mlx_provider.records import DraftOptions
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.loader import load_error
 from mlx_provider.serving.service import ChatService
+from mlx_provider.settings import EngineSettings
 from mlx_provider.testing.scripted import Step, build, script
 
 TOY = """

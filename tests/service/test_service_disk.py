@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from in_process import InProcessClient
-from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.events import Delta, Done, Usage
 from mlx_provider.protocol.requests import GenerateRequest, Sampling
 from mlx_provider.serving.service import ChatService
+from mlx_provider.settings import EngineSettings
 from tiny import build
 
 MESSAGES = [

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from in_process import InProcessClient
-from mlx_provider.config import EngineSettings
 from mlx_provider.errors import BadRequest, ContextTooLong, MLXProviderError, RequestFailed
 from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
+from mlx_provider.settings import EngineSettings
 from tiny import build
 from tiny_embedding import ENDS, as_embedding, without_head
 

@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from in_process import InProcessClient
-from mlx_provider.config import EngineSettings
 from mlx_provider.protocol.events import Done
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import WARMED
+from mlx_provider.settings import EngineSettings
 from tiny import build
 
 SYSTEM = "You are a guide through the old town and you answer in short sentences. " * 3

@@ -23,8 +23,8 @@ QUIET = dict.fromkeys(range(8), -100.0)
 @pytest.fixture(scope="module")
 def own(tiny_class: Any, build_tiny: Any) -> Any:
     from in_process import InProcessClient
-    from mlx_provider.config import EngineSettings
     from mlx_provider.serving.service import ChatService
+    from mlx_provider.settings import EngineSettings
 
     service = ChatService(EngineSettings(max_rows=1))
     yield tiny_class(InProcessClient(service), service, str(build_tiny("qwen3")))

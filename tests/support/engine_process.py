@@ -58,7 +58,7 @@ def engine_process(
     fixed: Mapping[str, Any] = MappingProxyType({}), **environ: str
 ) -> Iterator[EngineProcess]:
     """With this environment and these variables. `fixed`: values that no variable sets
-    (`config.FixedSettings`)."""
+    (`settings.FixedSettings`)."""
     folder = Path(tempfile.mkdtemp(prefix="mlxp-"))
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps({"log_level": "error", **fixed})],

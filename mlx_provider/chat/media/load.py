@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...byte_gate import ByteGate, Ticket
-from ...config import EngineSettings
 from ...errors import MediaError, MLXProviderError, Overloaded
 from ...records import MediaItem
 from ...records.model import Size
+from ...settings import EngineSettings
 from ...upstream.runtime import trim_heap
 from ..messages.parts import MediaRef
 from .clip import Clip
@@ -95,7 +95,7 @@ def load_media(
     charged with the encoded images, and with scaled images of at most `max_pixels` each. Blocks.
     Pixels are decoded on demand. Both raise `MediaError` that names the part."""
     policy = policy or MediaPolicy()
-    claim = claim or MediaRoom(EngineSettings.media_bytes).claim("")
+    claim = claim or MediaRoom(EngineSettings().media_bytes).claim("")
     loads = [_Load(ref, policy) for ref in refs]
     for load in loads:
         load.attempt(load.find_sources)
