@@ -59,7 +59,7 @@ class RowConstraint(Protocol):
     def finished(self) -> bool:
         """Whether only the end may follow."""
 
-    def forced(self) -> Sequence[int]:
+    def forced_tokens(self) -> Sequence[int]:
         """Next tokens of which each is the only one that `mask` allows there, as far as known."""
 
     def fork(self) -> RowConstraint | None:

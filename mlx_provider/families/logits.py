@@ -74,11 +74,11 @@ class FromHidden:
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:
     """Find the attributes that lead to the part of `model` below its output matrix, by trial.
     `call`: maps a model to logits (1, some tokens, vocab) of fixed tokens. `None`: no part has
-    states that give the same logits; `narrowed` then narrows the output of the whole model."""
+    states that give the same logits; `narrow_output` then narrows the output of the whole model."""
     whole = last_token(call(model))
 
     def problem(path: Path) -> str:
-        return "" if _close(call(narrowed(model, path, last_token)), whole) else "other logits"
+        return "" if _close(call(narrow_output(model, path, last_token)), whole) else "other logits"
 
     fitting = [path for path in _paths(model) if not failure(partial(problem, path))]
     return max(fitting, key=len, default=None)
@@ -91,7 +91,7 @@ def _close(found: mx.array, whole: mx.array) -> bool:
     return bool(mx.all(mx.abs(found - whole) <= most).item())
 
 
-def narrowed(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
+def narrow_output(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
     """A callable like `model` that returns only logits of the kept positions: a copy that shares
     all parts of the model."""
     if path is None:

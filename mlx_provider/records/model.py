@@ -26,7 +26,7 @@ BICUBIC = 3
 """Pillow's filters (PIL/Image.py, `Resampling`)."""
 
 
-def scaled(pixels: NDArray[np.uint8], size: Size | None, resample: int) -> NDArray[np.uint8]:
+def scale_pixels(pixels: NDArray[np.uint8], size: Size | None, resample: int) -> NDArray[np.uint8]:
     """Pixels ((frames,) H, W, 3) at another size; `None`: as they are."""
     if size is None or pixels.shape[-3:-1] == size:
         return pixels
@@ -34,7 +34,7 @@ def scaled(pixels: NDArray[np.uint8], size: Size | None, resample: int) -> NDArr
     from PIL import Image
 
     if pixels.ndim == 4:
-        return np.stack([scaled(frame, size, resample) for frame in pixels])
+        return np.stack([scale_pixels(frame, size, resample) for frame in pixels])
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], resample))
 
 
@@ -184,7 +184,7 @@ class MediaItem:
     @classmethod
     def of(cls, kind: Literal["image", "video"], pixels: NDArray[np.uint8], key: str) -> MediaItem:
         """`key`: its content hash."""
-        return cls(kind, pixels.shape, partial(scaled, pixels), key)
+        return cls(kind, pixels.shape, partial(scale_pixels, pixels), key)
 
     @property
     def pixels(self) -> NDArray[np.uint8]:

@@ -188,10 +188,10 @@ class ThinkingBudget:
     def finished(self) -> bool:
         return self._inner is not None and self._inner.finished
 
-    def forced(self) -> Sequence[int]:
+    def forced_tokens(self) -> Sequence[int]:
         if self._inner is None or self._forcing or self._thinking:
             return ()
-        return self._inner.forced()
+        return self._inner.forced_tokens()
 
     def fork(self) -> RowConstraint | None:
         """`None` if the budget can end within a few tokens."""

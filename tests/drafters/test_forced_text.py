@@ -109,7 +109,7 @@ def test_only_forced_tokens_are_forced() -> None:
         '<tool_call>{"name": "get_weather", "arguments": {"kind": "now", "hot": true}}</tool_call>',
         add_special_tokens=False,
     ).ids:
-        run_, twin = grammar.forced(), grammar.fork()
+        run_, twin = grammar.forced_tokens(), grammar.fork()
         for each in run_:
             assert np.bitwise_count(twin.mask()).sum() == 1
             twin.advance(each)

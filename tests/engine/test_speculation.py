@@ -335,7 +335,7 @@ class Counting:
         assert token in self.rule(self.taken)
         self.taken += 1
 
-    def forced(self) -> Sequence[int]:
+    def forced_tokens(self) -> Sequence[int]:
         return ()
 
     def fork(self) -> Counting:

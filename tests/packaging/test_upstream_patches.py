@@ -12,7 +12,7 @@ from mlx_provider_cpu.functions import REPLACEMENTS
 from mlx_provider_cuda.products import REPLACEMENTS as CUDA
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-REPLACING = re.compile(r"(?<!def )(?<!\w)(?:patch|replaced)\(")
+REPLACING = re.compile(r"(?<!def )(?<!\w)(?:patch|replace_attribute)\(")
 """Calls of the toolkit by which a family puts its own function into upstream's modules."""
 BROUGHT = {
     plugin.name: plugin.patches for plugin in PluginRegistry.discover({}).plugins if plugin.built_in

@@ -73,7 +73,7 @@ class Constraint:
             raise RequestFailed(self._complaint())
         self._advance()
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         self._settle()
         return [] if self._stopped else list(self._matcher.compute_ff_tokens())
 
@@ -340,8 +340,8 @@ class AfterThoughts:
             mask[self._start // 32] |= np.uint32(1 << self._start % 32)
         return mask
 
-    def forced(self) -> list[int]:
-        return [] if self._thinking or self._start is not None else self._inner.forced()
+    def forced_tokens(self) -> list[int]:
+        return [] if self._thinking or self._start is not None else self._inner.forced_tokens()
 
     def advance(self, token: int) -> None:
         if self._thinking:

@@ -91,7 +91,7 @@ def known_run(row: Row) -> tuple[Sequence[int], int]:
     forced: Sequence[int] = ()
     if row.constraint is not None:
         with Isolation():  # a grammar that fails reports it with its next mask
-            forced = row.constraint.forced()[:left]
+            forced = row.constraint.forced_tokens()[:left]
     predicted: Sequence[int] = ()
     if row.predictor is not None:
         with Isolation(partial(drop_predictor, row)):
