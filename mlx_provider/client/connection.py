@@ -21,16 +21,11 @@ from ..errors import EngineUnavailable
 from ..protocol.events import ErrorBody
 from .http import HttpClient
 from .messages import Address, parse_address
-from .runtime_folder import EngineLock, holder, identity, open_own_file, prepare
+from .runtime_folder import READY, EngineLock, holder, identity, open_log, open_own_file, prepare
 
 START_LIMIT = 180.0
 """Seconds."""
 POLL = 0.05
-READY = b"ready\n"
-"""What a started engine writes to `--ready-fd` once it listens. If it fails, an `ErrorBody`."""
-LARGEST_LOG = 8 * 2**20
-"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
-LOG_POLL = 1.0
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
 
 
@@ -69,7 +64,7 @@ class LocalEngine:
 
     def _start(self, lock: EngineLock) -> None:
         folder = {PREFIX + "RUNTIME_DIR": str(self.runtime.folder)}
-        with os.fdopen(_open_log(self.runtime.log), "ab") as log, ExitStack() as ending:
+        with os.fdopen(open_log(self.runtime.log), "ab") as log, ExitStack() as ending:
             begin = log.seek(0, os.SEEK_END)  # where the output of this start begins
             reader, writer = os.pipe()
             report = ending.enter_context(os.fdopen(reader, "rb"))
@@ -87,11 +82,9 @@ class LocalEngine:
                 os.close(writer)
             # waits for the child, so that it never becomes a zombie
             threading.Thread(target=process.wait, daemon=True, name="engine reaper").start()
-            self._await_report(process, report, begin)
+            self._read_report(process, report, begin)
 
-    def _await_report(
-        self, process: subprocess.Popen[bytes], report: IO[bytes], begin: int
-    ) -> None:
+    def _read_report(self, process: subprocess.Popen[bytes], report: IO[bytes], begin: int) -> None:
         log = self.runtime.log
         if not select.select([report], [], [], self.start_limit)[0]:
             process.kill()
@@ -107,29 +100,6 @@ class LocalEngine:
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         last = f"{_tail(log, begin)}; full log: {log}"
         raise EngineUnavailable(f"the engine process ended at its start ({how}): {last}")
-
-
-def limit_log(path: Path) -> None:
-    """Begin a new log file whenever `path`, to which this process's output goes, is larger than
-    `LARGEST_LOG`. A thread looks every `LOG_POLL` seconds."""
-
-    def watch() -> None:
-        while True:
-            time.sleep(LOG_POLL)
-            with suppress(EngineUnavailable, OSError):  # the next look tries again
-                if os.fstat(2).st_size > LARGEST_LOG:
-                    descriptor = _open_log(path)
-                    os.dup2(descriptor, 1)
-                    os.dup2(descriptor, 2)
-                    os.close(descriptor)
-
-    threading.Thread(target=watch, daemon=True, name="log size").start()
-
-
-def _open_log(path: Path) -> int:
-    if path.is_file() and path.stat().st_size > LARGEST_LOG:
-        path.replace(path.with_name(path.name + ".1"))
-    return open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def _tail(log: Path, begin: int) -> str:

@@ -11,6 +11,7 @@ import platform
 import site
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -42,6 +43,11 @@ MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
 SECRET = ("HF_TOKEN",)
 OWN_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
 POLL = 0.05
+READY = b"ready\n"
+"""What a started engine writes to `--ready-fd` once it listens. If it fails, an `ErrorBody`."""
+LARGEST_LOG = 8 * 2**20
+"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
+LOG_POLL = 1.0
 LONGEST_SOCKET_PATH = 103
 """Bytes, the least of all systems (macOS 103, Linux 107)."""
 
@@ -231,3 +237,25 @@ def has_ended(path: Path, pid: int | str, seconds: float) -> bool:
             return False
         time.sleep(POLL)
     return True
+
+
+def limit_log(path: Path) -> None:
+    """Begin a new log file whenever `path`, to which this process's output goes, is larger than
+    `LARGEST_LOG`. A thread looks every `LOG_POLL` seconds."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(LOG_POLL)
+            with suppress(EngineUnavailable, OSError):  # the next look tries again
+                if os.fstat(2).st_size > LARGEST_LOG:
+                    with os.fdopen(open_log(path), "ab") as log:
+                        os.dup2(log.fileno(), 1)
+                        os.dup2(log.fileno(), 2)
+
+    threading.Thread(target=watch, daemon=True, name="log size").start()
+
+
+def open_log(path: Path) -> int:
+    if path.is_file() and path.stat().st_size > LARGEST_LOG:
+        path.replace(path.with_name(path.name + ".1"))
+    return open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..client.runtime_folder import EngineLock
+from ..client.runtime_folder import EngineLock, limit_log
 from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
 
@@ -155,8 +155,6 @@ def main() -> None:
     gc.disable()  # a third of the time that LiteLLM takes to be imported
     import uvicorn
     from litellm.proxy.proxy_cli import run_server
-
-    from ..client.connection import limit_log
 
     limit_log(Path(log))
     original = uvicorn.run

@@ -138,7 +138,7 @@ def _report_malformed(
 ) -> Reading[None]:
     reader.abandon_call()
     reader.answer()
-    reader.content(reader.between(max(start, reader.calls_end), reader.position))
+    reader.content(reader.between(max(start, reader.settled), reader.position))
     if failure.rest is not None:
         yield from failure.rest(reader, reader.content)
     elif parser.end and not marker.endswith(("[", "{")):

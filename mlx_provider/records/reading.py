@@ -121,7 +121,7 @@ class TextReader:
         return self._calls
 
     @property
-    def calls_end(self) -> int:
+    def settled(self) -> int:
         """Position of the end of the last complete call."""
         return self._settled
 

@@ -17,7 +17,7 @@ from .. import __version__
 from ..config import PREFIX, installed_version, state_folder
 from ..protocol.health import FixedPasses, ModelStatus
 from ..safe_open import read_own, replace_own
-from ..upstream.runtime import active_blas
+from ..upstream.runtime import KERNEL_FOLDER, active_blas
 from .calibration import Measured
 from .weights import Weights
 
@@ -81,8 +81,7 @@ class Measurements:
         """`None`: the next load measures anew. Failure to write the file is only logged."""
         if self._file is None or (measured and not measured.lasts):
             return
-        entries = self._read()
-        entries.pop(key, None)
+        entries = {k: value for k, value in self._read().items() if k != key}
         newest = dict([*entries.items(), *([(key, measured)] if measured else [])][-ENTRIES:])
         try:
             replace_own(self._file, _FILE.dump_json(newest))
@@ -107,12 +106,13 @@ def circumstances(
 ) -> str:
     """A digest of all that a measurement depends on: model, KV cache, software and device."""
     device = mx.device_info()
-    switches = {n: v for n, v in os.environ.items() if n.startswith("MLX_") and PREFIX not in n}
+    others = (PREFIX, KERNEL_FOLDER)  # a change of these changes no pass
+    own = [n for n in os.environ if n.startswith("MLX_") and not n.startswith(others)]
     parts = (
         weights.info.fingerprint,
         (weights.plugin, weights.family, kind, *layouts),
         (FORMAT, __version__, *map(installed_version, UPSTREAM), *plugins),
         (mx.default_device(), device.get("device_name"), device.get("architecture")),
-        (platform.platform(), active_blas(), sorted(switches.items())),
+        (platform.platform(), active_blas(), sorted((n, os.environ[n]) for n in own)),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

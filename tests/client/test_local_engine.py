@@ -201,7 +201,7 @@ def test_an_engine_that_was_ended_leaves_no_zombie(
 NOISY = """
 import os, sys, time
 from pathlib import Path
-from mlx_provider.client import connection as lifecycle
+from mlx_provider.client import runtime_folder as lifecycle
 path = Path(sys.argv[1])
 lifecycle.LARGEST_LOG, lifecycle.LOG_POLL = 1000, 0.01
 lifecycle.limit_log(path)

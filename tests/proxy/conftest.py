@@ -1,8 +1,10 @@
-"""One real LiteLLM proxy for all tests of this folder, in front of a scripted engine process."""
+"""One real LiteLLM proxy for all tests of this folder, in front of a scripted engine process. It is
+started as the README says, with the README's config and more models."""
 
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,17 +16,21 @@ import anthropic
 import httpx
 import openai
 import pytest
+import yaml
 
+from litellm_command import write_litellm
 from mlx_provider.client.connection import Connections
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import Address
 from mlx_provider.gateway.config import proxy_config, write_config
 from mlx_provider.gateway.engine import end_engine, warm_up
-from mlx_provider.gateway.proxy import Proxy, start_proxy
+from mlx_provider.gateway.proxy import FOREIGN, Proxy
+from ports import free_port
+from readme import START, block, small_config
 from sdk_clients import anthropic_client, openai_client
 from tiny import build
 from tiny_embedding import as_embedding
-from waiting import PATIENCE, wait_until
+from waiting import PATIENCE, wait_for_proxy, wait_until
 
 HERE = Path(__file__).parent
 ENGINE_KEY = "engine-key-of-the-tests"
@@ -65,11 +71,12 @@ class ScriptedEngine:
 
 
 IMPATIENT = """
-from mlx_provider.litellm import handler, provider, streams
+from mlx_provider.litellm import provider, streams
+from mlx_provider.litellm import handler as unused
 
 streams.SILENCE = provider.SILENCE = 0.25
 """
-"""The handler, whose silent streams get an event after a quarter of a second."""
+"""A handler that lets silent streams get an event after a quarter of a second."""
 
 
 @pytest.fixture(scope="session")
@@ -100,29 +107,48 @@ def proxy(
 ) -> Iterator[Proxy]:
     """A proxy with the model `scripted`; the others are on this machine's own engine."""
     folder = tmp_path_factory.mktemp("proxy")
-    config = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
-    config["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8}
+    own = proxy_config("scripted", "any", api_base=scripted_engine.url, api_key=ENGINE_KEY)
+    own["model_list"][0]["model_info"]["mlx"] = {"kv_bits": 8}
+    config = {**own, **yaml.safe_load(small_config())}
+    config["model_list"] += own["model_list"]
     (folder / "impatient.py").write_text(IMPATIENT)
-    config["litellm_settings"]["custom_provider_map"][0]["custom_handler"] = "impatient.handler"
-    config["model_list"] += proxy_config("demo", "demo")["model_list"]
-    (brief,) = proxy_config("brief", "demo")["model_list"]
+    impatient = {"provider": "impatient", "custom_handler": "impatient.unused"}
+    config["litellm_settings"]["custom_provider_map"].append(impatient)
+    (brief,) = model_entries("brief", "demo")
     brief["model_info"]["mlx"] = {"context_length": 1000}
-    config["model_list"] += [brief]
-    (unasked,) = proxy_config("unasked", "demo-hybrid")["model_list"]
+    (unasked,) = model_entries("unasked", "demo-hybrid")
     unasked["model_info"]["mlx"] = {"context_length": 900}
-    config["model_list"] += [unasked]
-    (embedder,) = proxy_config("embedder", str(embedding_model))["model_list"]
+    (embedder,) = model_entries("embedder", str(embedding_model))
     embedder["model_info"] = {"mode": "embedding", "mlx": {"pooling": "mean"}}
-    config["model_list"] += [embedder]
-    config["model_list"] += proxy_config("absent", "nobody/has-this")["model_list"]
-    config["model_list"] += proxy_config("anything/*", "*")["model_list"]
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1"}
-    running = start_proxy(write_config(config, folder), environ)
+    config["model_list"] += [brief, unasked, embedder]
+    for name, model in (("demo", "demo"), ("absent", "nobody/has-this"), ("anything/*", "*")):
+        config["model_list"] += model_entries(name, model)
+    write_config(config, folder)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    paths = (str(write_litellm(folder)), str(Path(sys.executable).parent), environ["PATH"])
+    environ |= {"PATH": os.pathsep.join(paths), "PORT": str(port := free_port())}
+    environ |= {"PYTHONFAULTHANDLER": "1", "LITELLM_LOG": "ERROR"}
+    environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}  # no network
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bash", "-ec", block(START)],
+            cwd=folder,
+            env=environ,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
     try:
-        running.wait_ready()
-        yield running
+        wait_for_proxy(url, process, folder / "log")
+        yield Proxy(process, url, (folder / "key").read_text(), folder / "log")
     finally:
-        running.stop()
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(PATIENCE)
+
+
+def model_entries(name: str, model: str) -> list[dict[str, Any]]:
+    return proxy_config(name, model)["model_list"]
 
 
 @pytest.fixture

@@ -1,34 +1,15 @@
 """Every code block of the README runs as it stands, or is listed here with the reason why not.
 
-The proxy gets the options of the reference's page, too.
-"""
-
-import os
-import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
+The proxy of this folder has the README's config and is started as the README says."""
 
 import httpx
 import pytest
 import yaml
 
-from litellm_command import write_litellm
 from mlx_provider.litellm.model_info import operator_options
-from ports import free_port
-from waiting import wait_for_proxy
+from readme import BLOCKS, CONFIG, OPTIONS, ROOT, SCRIPT, START, block
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FENCED = re.compile(r"^```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
-BLOCKS = FENCED.findall(README)
-
-CONFIG = "model_list:"
-START = "export LITELLM_MASTER_KEY="
-SCRIPT = "import litellm"
 HERE = (CONFIG, START, SCRIPT)
-OPTIONS = FENCED.findall((ROOT / "docs/reference/options.md").read_text(encoding="utf-8"))[0]
 ELSEWHERE = {
     "import json": "tests/packaging/test_third_party_example.py",
     "[project]": "tests/packaging/test_third_party_example.py",
@@ -40,14 +21,6 @@ NOT_RUN = {
     "python3 -m venv .venv-test ": "installs packages and runs this whole suite",
     "uv run ": "needs uv, installs packages",
 }
-SMALL = {
-    "mlx/mlx-community/Qwen3-VL-8B-Instruct-4bit": "mlx/demo"  # nothing is downloaded
-}
-
-
-def block(start):
-    (found,) = (text for text in BLOCKS if text.startswith(start))
-    return found
 
 
 def test_every_block_has_its_place():
@@ -61,54 +34,15 @@ def test_the_operators_options_are_valid():
     assert (options.kv_bits, options.cache_salt) == (8, "team")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The README's config."""
-    config = block(CONFIG).replace("litellm_settings:\n", f"{OPTIONS}litellm_settings:\n")
-    for large, small in SMALL.items():
-        assert large in config
-        config = config.replace(large, small)
-    (tmp_path / "config.yaml").write_text(config)
-    return tmp_path
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # LiteLLM's own
-def test_the_config_the_command_and_the_script(folder, own_engine):
-    port = free_port()
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("LITELLM_", "DATABASE_"))}
-    paths = f"{write_litellm(folder)}:{Path(sys.executable).parent}:{own['PATH']}"
-    local = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}  # no network
-    environ = {**own, **local, "PATH": paths, "PORT": str(port)}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["bash", "-ec", block(START)],
-            cwd=folder,
-            env=environ,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        with process:
-            try:
-                exec(block(SCRIPT), {})  # meanwhile, through the engine that both use
-                answer = asked(f"http://127.0.0.1:{port}", folder, process)
-            finally:
-                os.killpg(process.pid, signal.SIGTERM)
-    assert "Paris" in answer
+def test_the_script(own_engine):
+    exec(block(SCRIPT), {})
 
 
-def asked(url, folder, process):
-    """The answer of the README's model, once its proxy is up."""
-    wait_for_proxy(url, process, folder / "log")
+def test_the_config_and_the_command(raw: httpx.Client, own_engine):
     name = yaml.safe_load(block(CONFIG))["model_list"][0]["model_name"]
-    body = {
-        "model": name,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "temperature": 0,
-    }
-    headers = {"authorization": f"Bearer {(folder / 'key').read_text()}"}
-    reply = httpx.post(
-        f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=300
-    )
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": name, "messages": messages, "temperature": 0}
+    reply = raw.post("/v1/chat/completions", json=body)
     assert reply.is_success, reply.text
-    return reply.text
+    assert "Paris" in reply.text
