@@ -20,6 +20,7 @@ from .errors import LiteLLMErrors
 
 SILENCE = 5.0
 """Seconds before a heartbeat."""
+EMPTY = types.StreamingChoices()
 TEXT_LISTS = "text_lists"
 """Attribute by which `patches` knows `TextLogprobs`: this module may be imported twice."""
 
@@ -34,6 +35,17 @@ class OurLogprobs(types.ChoiceLogprobs):
     """Marks log-probabilities made here, so that `patches` copies only these."""
 
     made_here: ClassVar[bool] = True
+
+
+class QuickDelta(types.Delta):
+    """LiteLLM reads some thirty attributes of each, most of them absent: 1 to 2 µs in pydantic."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            return super().__getattr__(name)
+        if name in self.__pydantic_extra__:
+            return self.__pydantic_extra__[name]
+        raise AttributeError(name)
 
 
 class TextFinish(types.ModelResponseStream):
@@ -86,8 +98,9 @@ class ChunkStream:
             other = types.StreamingChoices(index=index, finish_reason=reason, delta=delta)
             yield kind(choices=[first, other], **self._head)
 
-    def _chunk(self, choice: types.StreamingChoices, **more: Any) -> types.ModelResponseStream:
-        return types.ModelResponseStream(choices=[choice], **self._head, **more)
+    def _chunk(self, choice: Any, usage: Any = None) -> types.ModelResponseStream:
+        # if `usage` is absent, LiteLLM looks for it in other places
+        return types.ModelResponseStream(choices=[choice], usage=usage, **self._head)
 
 
 def _streaming(choice: Mapping[str, Any]) -> types.StreamingChoices:
@@ -98,9 +111,8 @@ def _streaming(choice: Mapping[str, Any]) -> types.StreamingChoices:
     else:
         delta = {"content": choice["text"] if choice["finish_reason"] is None else None}
         logprobs = logprobs and TextLogprobs(text_lists=logprobs)
-    return types.StreamingChoices(
-        index=choice["index"], delta=types.Delta(**delta), logprobs=logprobs
-    )
+    fields = {"index": choice["index"], "delta": QuickDelta(**delta), "logprobs": logprobs}
+    return EMPTY.model_copy(update=fields)  # a fifth of the time of a new one
 
 
 def fill(
@@ -142,8 +154,9 @@ def _add_headers(
     return hidden
 
 
-class Reply:
-    """An accepted request in the engine. As a context, it cancels the request after an error."""
+class Reply(LiteLLMErrors):
+    """An accepted request in the engine. As a context, it also cancels the request after an error,
+    or a cancellation."""
 
     def __init__(
         self,
@@ -158,23 +171,23 @@ class Reply:
     ) -> None:
         """`names`: the client's names of parameters, for a late error. `finished` is called when
         the first choice ends. `encoding`: of vectors; `None`: the reply is a text."""
+        super().__init__(model)
         self.generation = generation
         self.deadline = deadline
-        self.model = model
         self.text = text
         self._names = names or ClientNames()
         self._finished = finished
         self._encoding = encoding
 
     def collect(self, response: Any) -> Any:
-        with LiteLLMErrors(self.model), self:
+        with self:
             whole = self._whole()
             while (body := whole.body(events := self.events())) is None:
                 pass
             return self._fill(response, body, events[-1])
 
     async def acollect(self, response: Any) -> Any:
-        with LiteLLMErrors(self.model), self:
+        with self:
             whole = self._whole()
             while (body := whole.body(events := await self.aevents())) is None:
                 pass
@@ -182,20 +195,17 @@ class Reply:
 
     def _whole(self) -> api.Whole:
         accepted = self.generation.accepted
-        encoding = self._encoding
-        if encoding is None:
+        if self._encoding is None:
             return Whole(accepted, text=self.text)
-        return Embeddings(accepted, encoding)
+        return Embeddings(accepted, self._encoding)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
         return fill(response, self.model, body, done, self.generation.accepted.warnings)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        if error is not None:  # cancellation, too
+        if error is not None:
             self.generation.close()
+            super().__exit__(kind, error, frames)
 
     def events(self) -> list[Event]:
         """Raises `RequestTimedOut` at the deadline, `EngineDied` past the end."""
@@ -244,13 +254,13 @@ class ReplyStream:
     __aiter__ = __iter__
 
     def __next__(self) -> types.ModelResponseStream:
-        with LiteLLMErrors(self._reply.model), self._reply:
+        with self._reply:
             while (chunk := self._ready(StopIteration)) is None:
                 self._waiting = self._chunks.feed(self._reply.events())
             return chunk
 
     async def __anext__(self) -> types.ModelResponseStream:
-        with LiteLLMErrors(self._reply.model), self._reply:
+        with self._reply:
             while (chunk := self._ready(StopAsyncIteration)) is None:
                 events = await self._reply.aevents(self._heartbeat)
                 if not events:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -37,7 +36,8 @@ class EventQueue:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._events: list[Event] = []
-        self._reader: _Sleeper | None = None
+        self._reader: tuple[int, asyncio.Future[None]] | None = None
+        """Its thread, and what wakes it there."""
         self.ended = False
         self.unread = 0
         self._compact_above = COMPACT_ABOVE
@@ -50,9 +50,14 @@ class EventQueue:
                 self._append(event)
                 self.ended = isinstance(self._events[-1], Done | Failed)
             self._arrived.notify_all()
-            reader = self._reader
-        if reader is not None:
-            reader.wake()
+            reader, self._reader = (self._reader, None) if self._readable else (None, self._reader)
+        if reader is not None:  # once, however much comes before it runs
+            thread, woken = reader
+            with suppress(RuntimeError):  # the loop is closed
+                if threading.get_ident() == thread:
+                    _settle(woken)  # without a system call
+                else:
+                    woken.get_loop().call_soon_threadsafe(_settle, woken)
 
     def give_up(self) -> None:
         with self._lock:
@@ -61,27 +66,27 @@ class EventQueue:
     def get(self, timeout: float | None = None) -> list[Event]:
         """Wait for events. Returns up to about `GET_BYTES`, and an empty list after the last event
         was read. Raises `RequestTimedOut` after `timeout` seconds without one."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            while not self._readable:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise nothing_within(timeout)
-                self._arrived.wait(left)
+            if not self._arrived.wait_for(lambda: self._readable, timeout):
+                raise nothing_within(timeout)
             return self._take()
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
-        """A cancellation loses no event."""
+        """A cancellation loses no event, nor is it lost when one arrives (as by `asyncio.wait_for`,
+        Python 3.11). `asyncio.timeout` takes as long as all other work for an event."""
         with self._lock:
             if self._readable:
                 return self._take()
-            self._reader = reader = _Sleeper(timeout)
+            loop = asyncio.get_running_loop()
+            woken = loop.create_future()
+            self._reader = threading.get_ident(), woken
+        timer = None if timeout is None else loop.call_later(timeout, _settle, woken)
         try:
-            while not self._readable and not reader.timed_out:
-                await reader.sleep()
+            await woken
         finally:
             self._reader = None
-            reader.close()
+            if timer is not None:
+                timer.cancel()
         with self._lock:
             if not self._readable:
                 raise nothing_within(timeout)
@@ -123,41 +128,9 @@ class EventQueue:
         self.ended = True
 
 
-class _Sleeper:
-    """A task that sleeps in its event loop until any thread wakes it, or some seconds have passed.
-    With a timer, because `asyncio.timeout` takes as long as all other work for an event, and
-    `wait_for` would lose a cancellation at the arrival of an event (Python 3.11)."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self.timed_out = False
-        self._loop = asyncio.get_running_loop()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._time_out)
-        self._thread = threading.get_ident()
-        self._woken: asyncio.Future[None] | None = None
-
-    async def sleep(self) -> None:
-        self._woken = self._loop.create_future()
-        await self._woken
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def wake(self) -> None:
-        """Without a system call in the loop's own thread. Ignored if the loop has ended."""
-        with suppress(RuntimeError):  # the loop is closed
-            if threading.get_ident() == self._thread:
-                self._wake()
-            else:
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def _time_out(self) -> None:
-        self.timed_out = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+def _settle(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 def nothing_within(timeout: float | None) -> RequestTimedOut:

@@ -1,5 +1,6 @@
 """Through the real `litellm` functions: what a script sees."""
 
+import copy
 import itertools
 import threading
 import time
@@ -7,6 +8,7 @@ from functools import partial
 
 import litellm
 import pytest
+from litellm.types import utils
 
 from mlx_provider.protocol.events import Delta, Finish, ToolCallDelta
 
@@ -81,6 +83,32 @@ def test_other_streams_are_stamped_as_before(leaping_clock):
         model="openai/gpt-4o", messages=HI, stream=True, mock_response="Hello there"
     )
     assert len({chunk.created for chunk in reply}) == 1
+
+
+async def test_chunks_are_not_made_twice(engine, scripted, monkeypatch):
+    made, makes_id, counts = [], utils.generate_id, set()
+    monkeypatch.setattr(utils, "generate_id", lambda: made.append(1) or makes_id())
+    for length in (3, 30):
+        made.clear()
+        deltas = [[Delta(content="a", reasoning="b")] for _ in range(length)]
+        engine.script = lambda request, deltas=deltas: [
+            *deltas, [Finish(reason="stop"), scripted["done"]()],
+        ]  # fmt: skip
+        stream = await litellm.acompletion(model="mlx/m", messages=HI, stream=True)
+        assert len([chunk async for chunk in stream]) > length
+        counts.add(len(made))
+    assert len(counts) == 1
+
+
+async def test_deltas_are_litellms(engine):
+    stream = await litellm.acompletion(model="mlx/m", messages=HI, stream=True)
+    for chunk in [chunk async for chunk in stream]:
+        ours = chunk.choices[0].delta
+        theirs = utils.Delta(content=ours.content, role=ours.role)
+        assert repr(copy.deepcopy(ours).model_dump()) == repr(theirs.model_dump())
+        for name in (*dir(theirs), "content", "images", "refusal", "_absent"):
+            if not name.startswith("__"):
+                assert hasattr(ours, name) == hasattr(theirs, name), name
 
 
 async def test_the_context_is_known_after_the_first_request(engine, monkeypatch):
