@@ -95,7 +95,8 @@ class EngineBuilder:
     def _build(self, weights: Weights, options: ModelOptions) -> EngineInstance:
         kv = self._kv_cache(weights, options)
         named = options.sparse_prefill is not None or options.drafter not in UNNAMED
-        measured = self._measure(weights, kv, options).choose_layout(together=named)
+        stored = self._measure(weights, kv, options)
+        measured = stored.choose_layout(together=named)
         s, found, fixed = self._settings, measured.probe, None
         limits = Limits(s.max_rows, s.max_queue, s.stall_target, s.max_chunk, s.output_reserve)
         if options.reproducible:
@@ -123,12 +124,13 @@ class EngineBuilder:
         )
         self._worker.add(engine)
 
-        def check_curve() -> None:
-            if scheduler.costs.curve.contradicts(measured.curve):
-                log.info("%s: the next load measures its passes anew", weights.name)
-                self._measurements.keep(kv.key, None)
+        def keep_curve() -> None:
+            as_measured = fixed is None and found.layout == stored.probe.layout
+            if as_measured and (curve := scheduler.costs.curve) != stored.curve:
+                log.info("%s: the corrected times are kept for the next load", weights.name)
+                self._measurements.keep(kv.key, replace(stored, curve=curve))
 
-        instance = EngineInstance(engine, found, fixed, loaded.drafter, loaded.nbytes, check_curve)
+        instance = EngineInstance(engine, found, fixed, loaded.drafter, loaded.nbytes, keep_curve)
         _log_started(weights, instance, kv_kind(options))
         return instance
 

@@ -127,7 +127,7 @@ class Loader:
         """Separate from `unload_here`, whose frame may not hold an engine when memory is read."""
         if (instance := weights.started) is not None:
             self._worker.remove(instance.engine)
-            instance.check_measured()
+            instance.keep_curve()
 
     def _load(self, job: _Job, nbytes: int) -> Weights:
         began, before = time.monotonic(), mx.get_active_memory()

@@ -77,12 +77,12 @@ class Measurements:
     def find(self, key: str) -> Measured | None:
         return self._read().get(key)
 
-    def keep(self, key: str, measured: Measured | None) -> None:
-        """`None`: the next load measures anew. Failure to write the file is only logged."""
-        if self._file is None or (measured and not measured.lasts):
+    def keep(self, key: str, measured: Measured) -> None:
+        """For the next load. Failure to write the file is only logged."""
+        if self._file is None or not measured.lasts:
             return
         entries = {k: value for k, value in self._read().items() if k != key}
-        newest = dict([*entries.items(), *([(key, measured)] if measured else [])][-ENTRIES:])
+        newest = dict([*entries.items(), (key, measured)][-ENTRIES:])
         try:
             replace_own(self._file, _FILE.dump_json(newest))
         except OSError as error:

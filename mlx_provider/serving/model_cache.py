@@ -163,7 +163,7 @@ class ModelCache:
         """Writes the queue to disk and ends the threads."""
         self.queue.close(EngineDied("the engine is shutting down"))
         for instance in self.engines():
-            instance.check_measured()
+            instance.keep_curve()
         self.prefixes.close()
         self.loader.close()
         mx.set_cache_limit(self._pool_before)

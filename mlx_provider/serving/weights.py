@@ -94,8 +94,8 @@ class EngineInstance:
     reproducible: Reproducible | None = None
     drafter: str = ""
     drafter_bytes: int = 0
-    check_measured: Callable[[], None] = lambda: None
-    """Drops the stored measurements if the passes have not taken as long."""
+    keep_curve: Callable[[], None] = lambda: None
+    """Stores the times of passes for the next load, if they were corrected."""
     arriving: list[str] = field(default_factory=list)
     """Accounts of admitted requests that have not reached the engine thread."""
 

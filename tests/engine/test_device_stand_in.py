@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
-from mlx_provider.engine.scheduling.costs import Curve
 from simulated_engine import DIAL, Device, Engine, h100, m3_max
 
 DEVICES = {"H100": h100, "M3 Max": m3_max}
@@ -14,7 +13,10 @@ DEVICES = {"H100": h100, "M3 Max": m3_max}
 
 def beside_streams(device: Device, streams: int = 4) -> Engine:
     """An engine with streams of unlike lengths that have decoded for a while."""
-    engine = Engine(device)
+    return decoding(Engine(device), streams)
+
+
+def decoding(engine: Engine, streams: int = 4) -> Engine:
     engine.until(*[engine.ask(500 + 117 * i) for i in range(streams)])
     for _ in range(20):
         engine.step()
@@ -91,11 +93,6 @@ def test_what_a_new_shape_costs_and_the_layout_are_measured() -> None:
     assert [(each.layout, each.mixes) for each in where] == [("grouped", True), ("solo", False)]
 
 
-def test_a_curve_of_a_damaged_file_is_measured_anew() -> None:
-    damaged = Curve(((1, 0.0), (2, 0.0)), (), rows=((1, 0.0), (8, 0.02)))
-    assert damaged.contradicts(damaged)
-
-
 @pytest.mark.parametrize("slower", [4.0, 0.25])
 def test_measurements_that_are_wrong_are_corrected(
     slower: float, caplog: pytest.LogCaptureFixture
@@ -106,4 +103,27 @@ def test_measurements_that_are_wrong_are_corrected(
         first, *_, last = [engine.estimate_of(16_000) for _ in range(9)]
     assert "the measurements are corrected" in caplog.text
     assert not 1 / 1.2 < first < 1.2
+    assert 1 / 1.1 < last < 1.1
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("slower", [3.0, 0.4])
+def test_the_next_engine_begins_with_the_corrected_curve_and_corrects_it_back(
+    name: str, slower: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first estimates are right while the device stays as it was, and later ones after."""
+    engine = beside_streams(DEVICES[name]())
+    engine.device.slower = slower
+    for _ in range(4):
+        engine.estimate_of(16_000)
+    again = Engine(DEVICES[name](), curve=engine.scheduler.costs.curve)
+    again.device.slower = slower
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        decoding(again)
+        found = [again.estimate_of(16_000) for _ in range(2)]
+        assert all(1 / 1.2 < each < 1.2 for each in found)
+        again.device.slower = 1.0
+        *_, last = [again.estimate_of(16_000) for _ in range(9)]
+    assert "corrected" in caplog.text
     assert 1 / 1.1 < last < 1.1

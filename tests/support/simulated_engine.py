@@ -17,7 +17,7 @@ from typing import Any
 from few_passes import OF_THE_PRODUCT
 from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.request import PrefillJob, Request, Row
-from mlx_provider.engine.scheduling.costs import Costs
+from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.scheduling.step import Chunk
@@ -149,9 +149,15 @@ class Engine:
     """Runs the plans of a scheduler, one after the other, after a calibration."""
 
     def __init__(
-        self, device: Device, *, memory: int = 2**50, queue: int = 256, reserve: int = 2048
+        self,
+        device: Device,
+        *,
+        memory: int = 2**50,
+        queue: int = 256,
+        reserve: int = 2048,
+        curve: Curve | None = None,
     ) -> None:
-        """`memory`: tokens of all rows."""
+        """`memory`: tokens of all rows. `curve`: that an earlier load has stored."""
         self.device, self.now, self.read = device, 0.0, 0.0
         with Replaced() as patch:
             for name, value in OF_THE_PRODUCT.items():
@@ -160,7 +166,7 @@ class Engine:
         self.measured, self.layout = found, found.probe.layout
         ledger = TokenLedger(Limits(64, queue, DIAL, 2048, reserve))
         ledger.give(available=lambda: memory)
-        self.scheduler = Scheduler(ledger, Costs(found.curve))
+        self.scheduler = Scheduler(ledger, Costs(curve or found.curve))
         self.first: dict[Request, float] = {}
         """When each request had its first token."""
         self.gaps: list[float] = []

@@ -28,6 +28,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """With limits for those that are read from a file."""
 Points = tuple[tuple[int, Seconds], ...]
 """(tokens or rows of a pass, seconds), the first ascend."""
+Passes = tuple[tuple[int, Annotated[Seconds, Field(gt=0)]], ...]
+"""Points of whole passes: corrections multiply, so none may be zero."""
 
 
 class Load(NamedTuple):
@@ -49,11 +51,11 @@ class Curve:
     `seconds(tokens)`, plus `per_key(tokens)` for each cached token that they attend to. Attention
     has separate kernels for few tokens, so it has separate points."""
 
-    widths: Annotated[Points, Field(min_length=1)]
+    widths: Annotated[Passes, Field(min_length=1)]
     """Over short caches. The seconds do not decrease."""
     depths: Points = ()
     """Extra seconds per cached token. Empty: not measured."""
-    rows: Points = ()
+    rows: Passes = ()
     """Decode passes by their number of rows, without attention to cached tokens (`per_key(1)` of
     each). Empty: they take as long as a chunk of as many tokens."""
     saved: Annotated[float, Field(allow_inf_nan=False)] | None = None
@@ -108,11 +110,6 @@ class Curve:
         if kind == "rows":
             return replace(self, rows=longer(rows))
         return replace(self, widths=longer(self.widths), depths=longer(self.depths), rows=rows)
-
-    def contradicts(self, measured: Curve) -> bool:
-        """Whether corrections of that curve, of which this one is the result, are needed still."""
-        both = (self.seconds(1), measured.seconds(1)), (self.of_rows(1), measured.of_rows(1))
-        return any(not now < WRONG * then or not then < WRONG * now for now, then in both)
 
     @classmethod
     def through(cls, short: Mapping[int, float], deep: Mapping[int, float], depth: int) -> Curve:
