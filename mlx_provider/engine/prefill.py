@@ -56,17 +56,18 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     """Give an admitted prompt its row cache, or start a restore from disk."""
     inputs, match = job.request.inputs, None
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.kv_capacity(job)
-    if engine.prefix_cache is not None and job.uses_prefix_cache:
+    if engine.sparse_prefill is not None and job.uses_prefix_cache and job.restore is None:
+        engine.look_up(job)
+        engine.sparse_prefill.begin(job)
+    if not job.uses_prefix_cache:  # sparse prefill may have begun
+        job.leave_prefix()
+    elif engine.prefix_cache is not None:
         with isolated_cache(job.request) as found:
             match = engine.prefix_cache.begin(job, capacity)
         if found.fault is not None:
             job.leave_prefix()
-    if job.restoring:
-        return
-    if engine.sparse_prefill is not None and job.uses_prefix_cache:
-        engine.sparse_prefill.begin(job)
-    if not job.uses_prefix_cache:  # sparse prefill may have begun
-        job.leave_prefix()
+        if job.restoring:
+            return
     if job.cache is None:
         job.cache = engine.make_cache()
         grow_by(job.cache, capacity)
