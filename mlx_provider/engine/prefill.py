@@ -55,18 +55,19 @@ class Prefilled:
 def begin(engine: Engine, job: PrefillJob) -> None:
     """Give an admitted prompt its row cache, or start a restore from disk."""
     inputs, match = job.request.inputs, None
-    capacity = len(job.tokens) if inputs else engine.scheduler.ledger.kv_capacity(job)
-    if engine.prefix_cache is not None and job.uses_prefix_cache:
+    capacity = len(job.tokens) if inputs else engine.scheduler.ledger.capacity_for(job)
+    if engine.sparse_prefill is not None and job.uses_prefix_cache and job.restore is None:
+        engine.look_up(job)
+        engine.sparse_prefill.begin(job)
+    if not job.uses_prefix_cache:  # sparse prefill may have begun
+        job.leave_prefix()
+    elif engine.prefix_cache is not None:
         with isolated_cache(job.request) as found:
             match = engine.prefix_cache.begin(job, capacity)
         if found.fault is not None:
             job.leave_prefix()
-    if job.restoring:
-        return
-    if engine.sparse_prefill is not None and job.uses_prefix_cache:
-        engine.sparse_prefill.begin(job)
-    if not job.uses_prefix_cache:  # sparse prefill may have begun
-        job.leave_prefix()
+        if job.restoring:
+            return
     if job.cache is None:
         job.cache = engine.make_cache()
         grow_by(job.cache, capacity)
@@ -128,7 +129,7 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
     failed = attempt(partial(mx.eval, [] if logits is None else logits))
     if isinstance(failed, Fault):
         log.warning("request %s starts its prefill again: %s", job.request.id, failed.summary)
-        engine.batch.mixed.blame()
+        engine.batch.mixed.restart_prompts()
     else:
         commit(engine, Prefilled(job, chunk, logits))
 
@@ -140,7 +141,7 @@ def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
     elif job.scoring is not None and engine.sparse_prefill is not None:
         engine.sparse_prefill.advance(job, seconds)
         if job.scoring is None:
-            grow_by(job.row_cache(), engine.scheduler.ledger.kv_capacity(job))
+            grow_by(job.row_cache(), engine.scheduler.ledger.capacity_for(job))
             engine.output.recorder.count("tokens_skipped", job.request.skipped)
     engine.scheduler.charge_preparation(plan, engine.clock() - began)
     engine.timer.forget()  # this time is not that of a pass
@@ -187,7 +188,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
     if plan.rows and engine.scheduler.running and not (last or media):
         # the pass of the next token follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
-        engine.batch.mixed.add_apart(job)
+        engine.batch.mixed.may_fail_later(job)
     else:
         mx.eval(wanted)
         if media:  # a family may run a whole image with its first tokens, and others without cost
@@ -251,7 +252,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     if job.request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
     cache, job.cache = job.row_cache(), None
-    grow_by(cache, engine.scheduler.ledger.kv_growth(job))
+    grow_by(cache, engine.scheduler.ledger.growth_for(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:
         caches = engine.prefix_cache.fork(job.rows, cache)

@@ -153,12 +153,6 @@ class Row:
         return len(prompt) + len(self.tokens)
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes of the prefix cache in buffers that this row alone uses."""
-        row = None if self.lease is None else self.lease.row
-        return 0 if row is None else row.stored
-
-    @property
     def all_tokens(self) -> list[int]:
         return [*self.request.prompt.tokens, *self.tokens]
 

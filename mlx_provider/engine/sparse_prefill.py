@@ -98,7 +98,7 @@ class SparsePrefill:
             self._prefill_whole(job, "the scorer keeps failing")
             return
         with self._isolate(job):
-            if why := self._whole(job, job.done):
+            if why := self._whole(job, job.estimated_cached):
                 self._prefill_whole(job, why)
             else:
                 job.scoring = self.scorer.scoring(list(job.tokens))

@@ -244,6 +244,8 @@ def test_rows_in_company_are_what_they_are_alone(
         assert each.kept is None or each.cached == 0
     assert tokens_of(again) == tokens_of(expected)
     assert again[4].cached > 500, "whole prompts are found again"
+    reused = sum(each.cached for each in (*found, *again))
+    assert kept.report()["reused_tokens"] == reused, "what is not used is no hit"
     if drafts:
         assert all(each.drafted for each in found if each.kept)
 

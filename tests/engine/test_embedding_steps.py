@@ -237,7 +237,7 @@ def test_a_text_starts_again_when_the_pass_before_it_has_failed(qwen3: TextModel
     for _ in range(3):
         engine.step()
     assert 0 < request.prefilled < 90
-    assert engine.batch.mixed.blame() is False
+    assert engine.batch.mixed.restart_prompts() is False
     (job,) = engine.scheduler.waiting
     assert (job.cache, job.done) == (None, 0)
     (again,) = vectors_of(events_of(engine, request))

@@ -9,14 +9,17 @@ import pytest
 from allocator_replay import StandIn
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.prefix_cache.buffers import Leases
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.prefix_cache.tree import ID_BYTES, segment_of
+from mlx_provider.engine.prefix_cache.tree import ID_BYTES, CacheKey, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
+from mlx_provider.engine.scheduling.step import StepBuilder, StepRecord, buffers_of
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.upstream.cache_classes import KVCache
 from references import alone, assert_as_alone
 from turns import TOKEN_BYTES, counted, measured
 
@@ -461,3 +464,46 @@ def test_no_more_rows_are_preempted_for_another_account_than_it_needs(qwen3: Tex
     run(own.engine)
     assert sum(request.rows[0].gave_way for request in flood) == 1
     assert_as_alone(qwen3, *flood, other)
+
+
+def test_a_prefix_that_is_stored_in_part_counts_whole_once_its_rows_have_ended() -> None:
+    """A row took over an entry, and its longer prompt was not stored before it was divided."""
+    stored, key = PrefixCache(budget=lambda: 2**26), CacheKey("")
+    leases = Leases(stored.totals, True, 8)
+    for tokens in (COMMON[:50], COMMON):
+        found = stored.match(key, tokens, len(tokens) - 1)
+        cache, lease = stored.acquire(found, lambda: [KVCache()], leases=leases)
+        more = mx.zeros((1, 1, len(tokens) - found.length, 4))
+        cache[0].update_and_fetch(more, more)
+        assert lease is not None
+        if tokens != COMMON:
+            stored.insert(key, tokens, cache, {}, lease=lease)
+            stored.release(lease)
+    other, second = leases.fork(lease, cache)
+    (prefix,) = stored.totals.rows
+    assert prefix.is_prefix
+    for each in (lease, second):
+        assert each is not None
+        stored.release(each)
+        each.base = None
+    del other
+    allocated = sum(array.nbytes for array in prefix.own_arrays)
+    assert allocated == prefix.stored + stored.totals.rows[prefix]
+
+
+def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) -> None:
+    """Preempting a row frees no entry that the prompt will use in place."""
+    own = Shrinking(qwen3, least=64, layout="solo")
+    flood = [new_request(tokens, max_tokens=60, account="a") for tokens in ([9] * 250, LONG)]
+    rows = [request.rows[0] for request in flood]
+    for row in rows:
+        own.engine.submit(row.request)
+        while not row.tokens:
+            own.engine.step()
+    own.engine.submit(new_request([*LONG, 50, 51], max_tokens=12, account="b"))
+    step = StepBuilder(own.scheduler, StepRecord(own.engine.clock()))
+    leases = own.scheduler.offers(own.scheduler.waiting[0])
+    assert buffers_of(leases) == buffers_of([rows[1].lease])
+    freed = [-step._pinned_bytes(leases, rows[:n]) for n in range(3)]
+    assert freed == [0, rows[0].lease.stored, rows[0].lease.stored]
+    assert -step._pinned_bytes((), rows) == own.stored.in_use

@@ -125,7 +125,7 @@ class DecodeBatch:
 
     def record_failure(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
-        if self.mixed.blame() or self._best in APART:
+        if self.mixed.restart_prompts() or self._best in APART:
             return
         if self._together.record_failure():
             self.layout.use("solo")

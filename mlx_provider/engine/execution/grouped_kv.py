@@ -81,10 +81,10 @@ class MixedBatches:
         self._jobs.append((self._passes, chunk.job, True))
         return MixedChunk.of(chunk)
 
-    def add_apart(self, job: PrefillJob) -> None:
+    def may_fail_later(self, job: PrefillJob) -> None:
         self._jobs.append((self._passes + 1, job, False))
 
-    def blame(self) -> bool:
+    def restart_prompts(self) -> bool:
         """Restart the prompts in a failed pass. Returns whether any prompt was in it."""
         for job in [job for _, job, _ in self._jobs if job.cache is not None]:
             job.restart()

@@ -69,10 +69,14 @@ class RowBuffers:
         return self.first + max(int(a.shape[-2]) for a in self.own_arrays)
 
     @property
+    def users(self) -> list[Lease]:
+        users = (ref() for ref in self._users)
+        return [user for user in users if user is not None and self in user.buffers]
+
+    @property
     def in_use(self) -> bool:
         """Any thread may ask."""
-        users = (ref() for ref in self._users)
-        return any(user is not None and self in user.buffers for user in users)
+        return bool(self.users)
 
     @property
     def needed(self) -> bool:
@@ -205,11 +209,6 @@ class Lease:
         row = 0 if self.row is None else self.row.stored
         base = 0 if self.base is None else min(self.base.stored, self.shared * self.token_bytes)
         return self.claimed_bytes + row + base
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes that can no longer be evicted once it is acquired."""
-        return sum(each.stored for each in self.claimed if not each.in_use)
 
     def trim(self, tokens: int) -> None:
         """Free capacity of the row after so many tokens."""

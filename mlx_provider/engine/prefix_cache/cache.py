@@ -129,11 +129,15 @@ class PrefixCache:
 
     def release(self, lease: Lease) -> None:
         """A row ends, and none of its passes has failed. Its capacity counts as that of its nodes,
-        as far as it fits."""
-        row, lease.row, lease.capacity = lease.row, None, 0
-        if row is not None:
-            row.intact = True
-        if row is not None and row.nodes:
+        as far as it fits. Of a prefix that no other row uses, only what nodes store remains."""
+        row, base, lease.row, lease.capacity = lease.row, lease.base, None, 0
+        last = base is not None and base.users == [lease]
+        if base is not None and last and base.nodes and base.spare(base.path[-1].stop):
+            self._trim_row(base)
+        if row is None:
+            return
+        row.intact = True
+        if row.nodes:
             self.totals.set_spare(row, row.spare(row.path[-1].stop))
             self._trim(self.budget())
 

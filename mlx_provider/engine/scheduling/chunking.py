@@ -113,7 +113,7 @@ class Chunking:
             sizes = self._wide(sizes, own)
             longest = max(IDLE_SECONDS, own(worthwhile(sizes, own)))
             return _nearly_best([n for n in sizes if own(n) <= longest], own)[-1]
-        if self.brief(job):
+        if self.is_brief(job):
             return sizes[-1]
         keys, fair = sum(row.cached_length for row in rows), self.fair(alone)
 
@@ -144,7 +144,7 @@ class Chunking:
         seconds without a prompt."""
         return max(self.limits.stall_target, FAIR * alone)
 
-    def even_size(self, job: PrefillJob) -> int:
+    def own_size(self, job: PrefillJob) -> int:
         """Tokens of a chunk in a pass of its own, within the stall target. A prompt always has
         the same passes, because results depend on where they end."""
         sizes = self._sizes(job)
@@ -153,7 +153,7 @@ class Chunking:
         seconds = partial(self._as_measured.pass_of, 0, 0, depth=job.done)
         return worthwhile(within(sizes, seconds, self.limits.stall_target), seconds)
 
-    def brief(self, job: PrefillJob) -> bool:
+    def is_brief(self, job: PrefillJob) -> bool:
         """Whether decoding rows could wait for the whole prompt in one pass."""
         most = min(BRIEF, self.limits.max_chunk)
         brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most

@@ -139,11 +139,11 @@ class Ledger(ABC):
             return False
         return active_rows > 1 or self.others_go_on()
 
-    def kv_capacity(self, job: PrefillJob) -> int:
+    def capacity_for(self, job: PrefillJob) -> int:
         """Token capacity for the caches of the prompt's rows."""
         return max(map(self._own_capacity, job.rows))
 
-    def kv_growth(self, job: PrefillJob) -> int:
+    def growth_for(self, job: PrefillJob) -> int:
         return kv_growth(*self._first_capacity(job.request))
 
     def spare(self, row: Row) -> int:

@@ -135,7 +135,7 @@ class Scheduler:
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
         own_pass = job.own_pass
         mixed = bool(rows) and mixes and job.text_follows and not (brief or own_pass)
-        size = chunking.even_size(job) if own_pass else chunking.size(job, rows, alone, mixed=mixed)
+        size = chunking.own_size(job) if own_pass else chunking.size(job, rows, alone, mixed=mixed)
         chunk = Chunk(job, job.done, job.done + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
@@ -146,7 +146,7 @@ class Scheduler:
     def _precedes(self, job: PrefillJob) -> bool:
         """Whether a prompt runs before the rows decode, within the time that these may wait: then
         brief prompts that arrive together decode together. `testing` has a scheduler without it."""
-        return self.chunking.brief(job)
+        return self.chunking.is_brief(job)
 
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""

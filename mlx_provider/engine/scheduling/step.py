@@ -12,7 +12,7 @@ from ..request import PrefillJob, Request, Row
 from .ledger import NO_OFFERS, STEP_TOKENS, Offers
 
 if TYPE_CHECKING:
-    from ..prefix_cache.buffers import Lease
+    from ..prefix_cache.buffers import Lease, RowBuffers
     from .scheduler import Scheduler
 
 PATIENCE_SECONDS = 30.0
@@ -109,8 +109,8 @@ class StepBuilder:
         self.rows = [row for row in scheduler.running if row.request not in late]
         left = [job for job in scheduler.waiting if job.request not in late]
         self.jobs = scheduler.in_order(record.now, left)
-        self._released = sum(row.stored_bytes for request in late for row in request.rows)
-        """Bytes of the prefix cache that rows no longer use."""
+        self._leaving = [row for request in late for row in request.rows]
+        """Rows that end or wait."""
         self.offers: dict[PrefillJob, Sequence[Lease | None]] = {}
         """What the rows of queued prompts would use of the prefix cache in place. It is not in the
         record, where it would keep memory."""
@@ -198,7 +198,7 @@ class StepBuilder:
     def _remove(self, row: Row, into: list[Row]) -> None:
         into.append(row)
         self.rows.remove(row)
-        self._released += row.stored_bytes
+        self._leaving.append(row)
 
     def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
         spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
@@ -209,11 +209,23 @@ class StepBuilder:
             self.offers[job] = self.scheduler.offers(job)
         return self.offers[job]
 
-    def _limit(self, need: int, pinned: int = 0) -> int:
-        """Bytes for live rows once memory is reclaimed for `need`, if rows also use `pinned` bytes
-        of the prefix cache that can now be evicted."""
-        limit = self.ledger.available() + self._released - pinned
+    def _limit(
+        self, need: int, leases: Sequence[Lease | None] = (), leaving: Sequence[Row] = ()
+    ) -> int:
+        """Bytes for live rows once memory is reclaimed for `need`."""
+        pinned = self._pinned_bytes(leases, leaving)
+        limit = self.ledger.available() - pinned
         return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
+
+    def _pinned_bytes(self, leases: Sequence[Lease | None], leaving: Sequence[Row]) -> int:
+        """How many more bytes of the prefix cache cannot be evicted, if `leases` are acquired and
+        more rows are `leaving`. Each buffer counts once, and not if another row uses it, too."""
+        claimed, leaving = buffers_of(leases), [*self._leaving, *leaving]
+        waiting = (row for job in self.scheduler.waiting for row in job.rows)
+        others = [row for row in (*self.scheduler.running, *waiting) if row not in leaving]
+        left = buffers_of(row.lease for row in leaving) - buffers_of(row.lease for row in others)
+        pinned = sum(each.stored for each in claimed if not each.in_use)
+        return pinned - sum(each.stored for each in left - claimed)
 
     def _trim(self, rows: Sequence[Row]) -> None:
         """Free the capacity of rows that is only for later turns."""
@@ -227,9 +239,8 @@ class StepBuilder:
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
         leases = self._offers_to(job) if in_place else ()
-        pinned = sum(lease.pinned_bytes for lease in leases if lease is not None)
         need, images = self._need_beside(rows, job, in_place=in_place), self.ledger.image_bytes()
-        limit = self._limit(need + images, pinned - sum(row.stored_bytes for row in leaving))
+        limit = self._limit(need + images, leases, leaving)
         # images are temporary, and may be its own, so none block a prompt that would run alone
         if need + (images if rows else 0) <= limit:
             return Room(need + images, in_place=in_place)
@@ -239,7 +250,8 @@ class StepBuilder:
         # behind a prefix, a row may need more than without it, perhaps more than is available
         if in_place and not rows and (copied := self._room(job, leaving, in_place=False)).fits:
             return copied
-        # without `pinned`, memory would be reclaimed from what the prompt will use
+        # else memory would be reclaimed from what the prompt will use
+        pinned = max(0, self._pinned_bytes(leases, leaving))
         return Room(need + images + pinned, fits=False)
 
     def _need_beside(self, rows: Sequence[Row], job: PrefillJob, *, in_place: bool) -> int:
@@ -249,6 +261,10 @@ class StepBuilder:
             return need
         # a copy and the prefix that it leaves are rounded up separately: one step each
         return need + self.ledger.row_bytes(2 * STEP_TOKENS)
+
+
+def buffers_of(leases: Iterable[Lease | None]) -> set[RowBuffers]:
+    return {each for lease in leases if lease is not None for each in lease.buffers}
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
