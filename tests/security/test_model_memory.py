@@ -15,6 +15,7 @@ from in_process import InProcessClient
 from mlx_provider.errors import BadRequest, LoadFailed, MemoryInUse, RequestFailed
 from mlx_provider.protocol.events import Done, Event
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions, Sampling
+from mlx_provider.serving import engine_builder
 from mlx_provider.serving.service import ChatService
 from mlx_provider.settings import EngineSettings
 from tiny import build
@@ -36,6 +37,32 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("models")
     size = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3}
     return [build(root / f"m{i}", "qwen3", seed=i, **size) for i in range(MODELS)]
+
+
+@pytest.fixture(scope="module")
+def one_measurement(folders: list[Path]) -> dict[str, Any]:
+    """What a load finds out about a model of `folders`, by function, in free memory."""
+    found: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("probe", "calibrate"):
+            original = getattr(engine_builder, name)
+
+            def keep(*args: Any, name: str = name, original: Any = original) -> Any:
+                return found.setdefault(name, original(*args))
+
+            patch.setattr(engine_builder, name, keep)
+        settings = EngineSettings(kv_layout="solo", max_chunk=16, measurements="off")
+        client = InProcessClient(ChatService(settings))
+        ask(client, folders[0])
+        client.close()
+    return found
+
+
+@pytest.fixture
+def reuse_measurement(one_measurement: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No load times passes, which takes most of it."""
+    for name, result in one_measurement.items():
+        monkeypatch.setattr(engine_builder, name, lambda *args, result=result: result)
 
 
 MakeClient = Callable[..., InProcessClient]
@@ -146,7 +173,7 @@ def test_an_unloaded_model_gives_its_memory_back(
 
 
 def test_prefixes_of_an_unloaded_model_are_found_again(
-    connect: MakeClient, folders: list[Path]
+    connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
     client = connect(memory_limit=int(1.9 * 4_600_000))
     text = "The same long beginning of a question. " * 4
@@ -200,7 +227,7 @@ def test_code_of_a_model_that_python_cannot_read_fails_that_model_alone(
 
 
 def test_a_prompt_that_fits_beside_its_model_alone_makes_idle_ones_leave(
-    connect: MakeClient, folders: list[Path]
+    connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
     client = connect(memory_limit=TIGHT)
     for folder in folders[:2]:
@@ -214,11 +241,15 @@ def test_a_prompt_that_fits_beside_its_model_alone_makes_idle_ones_leave(
 
 
 def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
-    connect: MakeClient, folders: list[Path], monkeypatch: pytest.MonkeyPatch
+    connect: MakeClient,
+    folders: list[Path],
+    reuse_measurement: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = connect(memory_limit=TIGHT, model_wait=0.2)
     ask(client, folders[0])
     (served,) = client.service.models.views()
+    step = served.engine.step
     monkeypatch.setattr(served.engine, "step", lambda: time.sleep(0.001) or [])  # it goes on
     running = client.submit(
         GenerateRequest(
@@ -231,14 +262,14 @@ def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
     with pytest.raises(MemoryInUse) as refused:
         ask(client, folders[1], "word " * 400)
     assert refused.value.retry_after
-    monkeypatch.undo()
+    monkeypatch.setattr(served.engine, "step", step)
     running.close()
     wait_until(lambda: client.health().running == 0)
     assert tokens(ask(client, folders[1], "word " * 400)) == 6
 
 
 def test_a_row_that_outgrows_the_memory_makes_an_idle_model_leave(
-    connect: MakeClient, folders: list[Path]
+    connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
     """It is not cut short for the sake of weights that nobody uses."""
     client = connect(memory_limit=TIGHT, output_reserve=16)
@@ -250,7 +281,7 @@ def test_a_row_that_outgrows_the_memory_makes_an_idle_model_leave(
 
 
 def test_a_client_that_leaves_is_forgotten_wherever_it_is(
-    connect: MakeClient, folders: list[Path]
+    connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
     """In line, while its model loads, and after its model has gone."""
     client = connect(memory_limit=TIGHT // 2)
