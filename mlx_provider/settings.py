@@ -27,13 +27,13 @@ def parse_bytes(given: object) -> object:
 
 def _split(separator: str) -> Any:
     """For a variable with several values."""
-
-    def split(given: object) -> object:
-        if not isinstance(given, str):
-            return given
-        return [part.strip() for part in given.split(separator) if part.strip()]
-
-    return BeforeValidator(split)
+    return BeforeValidator(
+        lambda given: (
+            [part.strip() for part in given.split(separator) if part.strip()]
+            if isinstance(given, str)
+            else given
+        )
+    )
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=2**60)]

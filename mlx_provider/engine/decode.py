@@ -59,7 +59,7 @@ def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, 
     if may_draft:
         seconds_with = engine.scheduler.chunking.with_drafts(plan)
         requested, read_first = drafting.plan_drafts(plan.rows, seconds_with)
-    if not (requested or read_first or (plan.rows and engine.batch.drafted)):
+    if not (requested or read_first or (plan.rows and engine.batch.drafted_rows)):
         return plan, NO_DRAFTS, None
     found, read_at = attempt(engine.batch.catch_up), engine.clock()
     if isinstance(found, Fault):
@@ -238,7 +238,7 @@ def _advance(engine: Engine, row: Row, work: Callable[[], Progress]) -> None:
         return
     row.finish = reason
     engine.release(request, [row])
-    if not request.unfinished:
+    if not request.unfinished_rows:
         engine.output.end(request, reason)
 
 

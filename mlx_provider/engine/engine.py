@@ -208,7 +208,7 @@ class Engine:
         still active."""
         if request.phase is Phase.DONE:
             return False
-        for row in request.unfinished:
+        for row in request.unfinished_rows:
             row.finish = "cancelled"
         self.release(request, request.rows)
         if request.ahead:
@@ -226,7 +226,7 @@ class Engine:
         scheduler.remove_rows(running)
         for row in rows:
             row.lease = None
-        if not request.unfinished:
+        if not request.unfinished_rows:
             for job in scheduler.remove_request(request):
                 job.restart()  # references to its last passes then keep no cache alive
             request.features = {}
@@ -241,7 +241,7 @@ class Engine:
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,
         left or decoded."""
-        merged = self.batch.layout.merged()
+        merged = self.batch.layout.merged_lengths()
         for row in self.scheduler.running:
             row.merged = merged.get(row, 0)
 
@@ -257,6 +257,6 @@ class Engine:
                     self.prefix_cache.keep_row(row, row.tokens[:cached], self.batch.extract(row))
                 self.prefix_cache.release([row])
             for job in self.scheduler.waiting:
-                if job.request is request and not request.unfinished:
+                if job.request is request and not request.unfinished_rows:
                     self.prefix_cache.keep_prefill(job)
                     self.prefix_cache.release(job.rows)

@@ -136,13 +136,13 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
 
 def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
     seconds, began = plan.preparing_seconds, engine.clock()
-    if job.unembedded:
+    if job.spans_to_embed:
         _run_tower(engine, job, seconds)
     elif job.scoring is not None and engine.sparse_prefill is not None:
         engine.sparse_prefill.advance(job, seconds)
         if job.scoring is None:
             grow_by(job.row_cache(), engine.scheduler.ledger.capacity_for(job))
-            engine.output.recorder.count("tokens_skipped", job.request.skipped)
+            engine.output.recorder.count("tokens_skipped", job.request.skipped_tokens)
     engine.scheduler.charge_preparation(plan, engine.clock() - began)
     engine.timer.forget()  # this time is not that of a pass
 
@@ -151,7 +151,7 @@ def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
     """Take cached features. Of the other media, run one through the tower, and more while another
     of their average time ends within `seconds`."""
     began, ran = engine.clock(), 0
-    for span in job.unembedded:
+    for span in job.spans_to_embed:
         key = (job.request.salt, span.content_hash)
         features = engine.features.get(key)
         if features is None:

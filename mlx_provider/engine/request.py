@@ -222,12 +222,12 @@ class Request:
         return self.max_tokens == 0 and self.inputs is None
 
     @property
-    def skipped(self) -> int:
+    def skipped_tokens(self) -> int:
         """Prompt tokens that are never computed."""
         return 0 if self.kept is None else len(self.prompt.tokens) - len(self.kept)
 
     @property
-    def unfinished(self) -> list[Row]:
+    def unfinished_rows(self) -> list[Row]:
         return [row for row in self.rows if row.finish is None]
 
     def unlink(self) -> None:
@@ -317,7 +317,7 @@ class PrefillJob:
         return all(span.end <= self.done for span in self.request.prompt.spans)
 
     @property
-    def unembedded(self) -> list[MediaSpan]:
+    def spans_to_embed(self) -> list[MediaSpan]:
         """The media left to prefill that have no features yet, each once."""
         known = self.request.features
         spans = {

@@ -48,7 +48,7 @@ def timings_of(request: Request, now: float) -> Timings:
 
 def log_line(request: Request, reason: str, now: float) -> str:
     times = timings_of(request, now)
-    new = request.prompt_tokens - request.cached - request.skipped
+    new = request.prompt_tokens - request.cached - request.skipped_tokens
     computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"
     parts = [
         f"queued {times.queued:.3f} s",
@@ -166,7 +166,7 @@ class StepOutput:
             stored_tokens=request.stored,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.reasoning_tokens,
-            skipped_tokens=request.skipped,
+            skipped_tokens=request.skipped_tokens,
             drafted_tokens=request.drafted,
             accepted_tokens=request.accepted,
         )

@@ -276,7 +276,7 @@ class ChatService:
                 )
                 for plugin in self._plugins.plugins
             ],
-            queued=sum(len(e.engine.scheduler.queued) + len(e.arriving) for e in engines),
+            queued=sum(len(e.engine.scheduler.queued_jobs) + len(e.arriving) for e in engines),
             running=sum(e.engine.scheduler.active_rows for e in engines),
             active_memory=mx.get_active_memory(),
             detail=self.loading() if alive else "the engine thread does not run",

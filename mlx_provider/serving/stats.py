@@ -231,7 +231,7 @@ def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineSta
         model=weights.name,
         kind=weights.key.kind,
         layout=engine.batch.layout.name,
-        queued=len(engine.scheduler.queued) + len(instance.arriving),
+        queued=len(engine.scheduler.queued_jobs) + len(instance.arriving),
         rows=engine.scheduler.active_rows,
         decoded_per_second=sum(step.tokens for step in steps) / span,
         prefilled_per_second=sum(step.chunk for step in steps) / span,

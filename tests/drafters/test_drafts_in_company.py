@@ -98,7 +98,7 @@ def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
     decode(engine, requests[6], 4)
     room[0] = 400
     engine.step()
-    assert engine.scheduler.queued
+    assert engine.scheduler.queued_jobs
     room[0] = 2**40
     run(engine)
     again = asked([SENT, SENT + 60])
@@ -127,7 +127,7 @@ def test_six_rows_at_once(reciting: Any, drafting: Drafting) -> None:
 def steps(engine: Engine, requests: Sequence[Request]) -> int:
     for request in requests:
         engine.submit(request)
-    while engine.scheduler.waiting or engine.scheduler.queued:
+    while engine.scheduler.waiting or engine.scheduler.queued_jobs:
         engine.step()
     return steps_of(engine, [])
 

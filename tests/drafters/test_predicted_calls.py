@@ -164,7 +164,7 @@ def test_rows_that_join_wait_for_memory_and_are_cancelled(reciting: Reciting) ->
         if request is requests[2]:
             engine.cancel(requests[1])
     room[0] = 600
-    while not engine.scheduler.queued:
+    while not engine.scheduler.queued_jobs:
         engine.step()
     room[0] = 10_000
     run(engine)

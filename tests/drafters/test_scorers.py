@@ -108,7 +108,7 @@ def test_short_prompts_and_those_whose_sender_wants_it_are_whole(qwen3: TextMode
     requests = [new_request(text(LEAST - 1)), new_request(text(400), may_skip=False)]
     served(thinning(qwen3, scorer), *requests)
     assert scorer.begun == 0
-    assert [each.skipped for each in requests] == [0, 0]
+    assert [each.skipped_tokens for each in requests] == [0, 0]
     assert [each.prefilling for each in requests] == ["", ""]
 
 
@@ -217,7 +217,7 @@ def test_a_row_that_was_prefilled_whole_is_so_again(qwen3: TextModel) -> None:
         engine.step()
     room[0] = 600
     engine.step()
-    assert engine.scheduler.queued
+    assert engine.scheduler.queued_jobs
     room[0] = 10**9
     run(engine)
     assert scorer.begun == 1
@@ -280,8 +280,8 @@ def test_the_log_tells_what_was_kept(qwen3: TextModel, caplog: pytest.LogCapture
     request = new_request(text(600))
     with caplog.at_level(logging.INFO):
         served(thinning(qwen3), request)
-    assert f"sparse: {600 - request.skipped} of 600 prompt tokens were kept" in caplog.text
-    assert f"prefill {600 - request.skipped} new / 0 cached tokens" in caplog.text
+    assert f"sparse: {600 - request.skipped_tokens} of 600 prompt tokens were kept" in caplog.text
+    assert f"prefill {600 - request.skipped_tokens} new / 0 cached tokens" in caplog.text
 
 
 def test_memory_is_that_of_what_is_kept(qwen3: TextModel) -> None:

@@ -232,7 +232,7 @@ def test_rows_in_company_are_what_they_are_alone(
         engine.step()
     room[0] = 900
     engine.step()
-    assert engine.scheduler.queued, "somebody waits for memory"
+    assert engine.scheduler.queued_jobs, "somebody waits for memory"
     room[0] = 10**9
     run(engine)
     again = mixed_requests()

@@ -81,7 +81,7 @@ def test_many_mixed_requests_leave_no_memory_behind(qwen3: TextModel, count: int
         if not after_50 and sum(r.phase is Phase.DONE for r in requests) >= 50:
             mx.clear_cache()
             after_50 = mx.get_active_memory()
-    assert not engine.scheduler.queued
+    assert not engine.scheduler.queued_jobs
     assert engine.scheduler.active_rows == 0
     mx.clear_cache()
     assert mx.get_active_memory() <= after_50

@@ -130,7 +130,7 @@ def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
         if word == 300:
             broken[0] = False
             model.decodes.clear()
-        while requests[-1].unfinished:
+        while requests[-1].unfinished_rows:
             engine.step()
         assert engine.batch.mixes == (word == 300), word
         for _ in range(2 * WAIT if word == 200 else 0):

@@ -123,7 +123,7 @@ def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextMo
         engine.submit(request)
         engine.step()
     room[0] = 250
-    while not engine.scheduler.queued:
+    while not engine.scheduler.queued_jobs:
         engine.step()
     room[0], before = 10_000, len(noting.seen)
     run(engine)

@@ -505,5 +505,5 @@ def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) 
     leases = own.scheduler.offers(own.scheduler.waiting[0])
     assert buffers_of(leases) == buffers_of([rows[1].lease])
     freed = [-step._pinned_bytes(leases, rows[:n]) for n in range(3)]
-    assert freed == [0, rows[0].lease.stored, rows[0].lease.stored]
+    assert freed == [0, rows[0].lease.stored_bytes, rows[0].lease.stored_bytes]
     assert -step._pinned_bytes((), rows) == own.stored.in_use

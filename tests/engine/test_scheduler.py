@@ -276,7 +276,7 @@ def advance_rows(plan: Scheduler, ended: list[Request]) -> None:
 def end(plan: Scheduler, row: Row, ended: list[Request]) -> None:
     row.finish = "length"
     plan.remove_rows([row])
-    if not row.request.unfinished:
+    if not row.request.unfinished_rows:
         plan.remove_request(row.request)
     if row.request.phase is Phase.DONE:
         ended.append(row.request)

@@ -245,7 +245,7 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
         engine.step()
     room[0] = 260
     engine.step()
-    assert engine.scheduler.queued
+    assert engine.scheduler.queued_jobs
     run(engine)
     assert_as_alone(qwen3, *requests)
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from greedy import Started, continue_greedily, features_of, greedy, start
 from mlx_provider import LoadedModel, MediaItem, Prompt
-from mlx_provider.engine.execution.grouped_kv import joined
+from mlx_provider.engine.execution.grouped_kv import join
 from mlx_provider.upstream.batch_caches import merge_rows, rows_of
 from tiny.models import tiny_image
 
@@ -127,7 +127,7 @@ def test_groups_decode_in_one_pass(name: str, load, ask, alone) -> None:
     rows = started(model, ask)
     pair = merge_rows([row.cache for row in rows[:2]])
     caches, sizes = [pair, *(row.cache for row in rows[2:])], [2, *[1] * (len(rows) - 2)]
-    cache = joined(caches, sizes)
+    cache = join(caches, sizes)
     assert continue_greedily(model, rows, cache, COUNT) == [*alone(name).values()]
 
 

@@ -59,7 +59,7 @@ def test_a_request_that_arrives_ends_it_within_a_chunk(tiny: Tiny, family: str) 
     engine.step()
     done = engine.output.ahead
     assert 0 < done < len(HEAD) - len(STORED)
-    assert (engine.scheduler.queued, engine.scheduler.active_rows) == ([], 0)
+    assert (engine.scheduler.queued_jobs, engine.scheduler.active_rows) == ([], 0)
     assert engine.scheduler.live_bytes == 0
     request = ask(engine)
     assert engine.output.ahead == done

@@ -276,7 +276,7 @@ def storm(
             engine.step()
             charged = engine.scheduler.live_bytes + cache.in_use
             assert not bits or taken(engine) <= charged, "nothing but buffers of single rows"
-            waited = max(waited, len(engine.scheduler.queued) if each == "shrink" else 0)
+            waited = max(waited, len(engine.scheduler.queued_jobs) if each == "shrink" else 0)
             most = max(most, len(prefixes(engine)))
     room = 2**30
     run(engine)

@@ -35,7 +35,7 @@ def checked_steps() -> Iterator[None]:
 def check_engine(engine: Engine) -> None:
     """Raises `AssertionError` if queue, batch, ledger and prefix cache do not agree."""
     scheduler, layout, cache = engine.scheduler, engine.batch.layout, engine.prefix_cache
-    running, jobs = [*scheduler.running], scheduler.waiting
+    running, jobs, _merged = [*scheduler.running], scheduler.waiting, layout.merged_lengths()
     waiting = [row for job in jobs for row in job.rows]
     placed = Counter(row for group in layout.groups for row in group.rows)
     cached = [(engine.batch.cached_tokens(row), len(row.tokens)) for row in running]
@@ -47,10 +47,13 @@ def check_engine(engine: Engine) -> None:
         ),
         ("no row that has ended runs", all(row.finish is None for row in running)),
         ("no running row waits", {row.request.phase for row in running} <= BEGUN),
-        ("no request that has ended waits", all(job.request.unfinished for job in jobs)),
+        ("no request that has ended waits", all(job.request.unfinished_rows for job in jobs)),
         ("no prompt has more than its tokens", all(job.done <= len(job.tokens) for job in jobs)),
         ("no cache has more than its row", all(0 <= has <= whole for has, whole in cached)),
-        ("merged rows are charged", {r: r.merged for r in running if r.merged} == layout.merged()),
+        (
+            "merged rows are charged",
+            {r: r.merged for r in running if r.merged} == layout.merged_lengths(),
+        ),
     )
     if cache is not None:
         check_integrity(cache.cache)

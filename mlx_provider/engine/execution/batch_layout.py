@@ -28,7 +28,7 @@ from ...upstream.shared_kv import Prefix, prefix_of
 from ..request import Row
 from ..row_cache import profile
 from ..scheduling.ledger import MemoryProfile, whole_steps
-from .grouped_kv import MixedChunk, WideRow, fillers, joined, split, with_wide_rows
+from .grouped_kv import MixedChunk, WideRow, fillers, join, split, with_wide_rows
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Tile:
             self.sizes.append(self.missing)
         self.cache: RowCache = next(iter(self._own), [])
         if len(self._own) > 1:
-            self.cache = joined(self._own, self.sizes, apart=bool(size))
+            self.cache = join(self._own, self.sizes, apart=bool(size))
 
     def caches(self) -> list[RowCache]:
         """Caches of the groups. The layers of each list in `alike` first share one array of offsets
@@ -221,7 +221,7 @@ class Layout:
         self._split()
         return self._group(row).caches([row])[0]
 
-    def merged(self) -> dict[Row, int]:
+    def merged_lengths(self) -> dict[Row, int]:
         """The rows in caches with others, each with `Row.merged`."""
         several = [group.rows for group in self.groups if len(group.rows) > 1]
         longest = [(rows, max(row.cached_length for row in rows)) for rows in several]

@@ -223,7 +223,7 @@ class DecodeBatch:
         return self.layout.extract(row)
 
     @property
-    def drafted(self) -> list[Row]:
+    def drafted_rows(self) -> list[Row]:
         """Rows with drafts in a pass that is not read yet."""
         return [row for row, pending in self._pending.items() if pending.drafts]
 

@@ -173,7 +173,7 @@ def can_share_a_pass(cache: Sequence[Any]) -> bool:
     )
 
 
-def joined(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = False) -> RowCache:
+def join(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = False) -> RowCache:
     """Join the groups' caches layer by layer. `sizes`: rows of each group. Attention caches are
     shared with the groups. Recurrent state moves until `split` returns it. `apart`: the rows of
     each group are attended as if no other group existed."""

@@ -204,7 +204,7 @@ class Lease:
         return tuple(x for x in (self.base, self.row, *self.claimed) if x is not None)
 
     @property
-    def stored(self) -> int:
+    def stored_bytes(self) -> int:
         """Bytes of the row's KV that the prefix cache counts."""
         row = 0 if self.row is None else self.row.stored
         base = 0 if self.base is None else min(self.base.stored, self.shared * self.token_bytes)
@@ -223,6 +223,17 @@ class Lease:
         return (whole - whole_steps(tokens)) * self.token_bytes
 
 
+@dataclass(frozen=True)
+class Reuse:
+    """How a row gets the first `tokens` of its match without a copy. Both `None`: it copies all."""
+
+    taken: RowBuffers | None = None
+    """It takes these buffers over."""
+    base: RowBuffers | None = None
+    """It shares the tokens of these, once they are divided."""
+    tokens: int = 0
+
+
 @dataclass(eq=False)
 class Leases:
     """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
@@ -236,44 +247,46 @@ class Leases:
 
     def offer(self, match: Match) -> Lease | None:
         """A lease on what a queued prompt will use, not acquired yet. `None`: nothing."""
-        row, base, tokens = self._plan(match)
-        if row is None and base is None:
+        found = self._choose_reuse(match)
+        if not found.tokens:
             return None
+        taken, base, tokens = found.taken, found.base, found.tokens
         each = segment_of(match.path[0]).token_bytes
-        claimed = tuple(x for x in (base, row and row.base, row) if x is not None)
-        shared = tokens if row is None else row.first
+        claimed = tuple(x for x in (base, taken and taken.base, taken) if x is not None)
+        shared = tokens if taken is None else taken.first
         if base is not None and not base.is_prefix:
             tokens -= STEP_TOKENS  # a row that is divided may take one more step
         return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
 
     def prepare(self, match: Match) -> bool:
         """Split the entry where the row will leave it. Returns whether to match again."""
-        row, base, tokens = self._plan(match)
-        if row is not None and _overwritten(row, match):
+        found = self._choose_reuse(match)
+        if found.taken is not None and _overwritten(found.taken, match):
             last = match.path[-1]
             if match.length < last.stop:
                 split(last, match.length - last.start)
-            for node in row.path:
+            for node in found.taken.path:
                 if node.start >= match.length:
                     node.set_payload(segment_of(node).copy(), node.snapshot)
             return True
-        if base is None or base.is_prefix:
+        if found.base is None or found.base.is_prefix:
             return False
-        return self._divide(base, tokens, match.path)
+        return self._divide(found.base, found.tokens, match.path)
 
     def fill_in_place(
         self, match: Match, cache: list[Any], room: int, spare: int
     ) -> tuple[Lease | None, int]:
         """Give a fresh row cache what it need not copy. Returns the row's lease, and the number of
         its tokens in place. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
-        row, base, length = self._plan(match)
+        found = self._choose_reuse(match)
+        row, base, length = found.taken, found.base, found.tokens
         if row is not None and not _overwritten(row, match):
-            row.move_to(cache, match.length)
+            row.move_to(cache, length)
             self._totals.set_spare(row, 0)
             lease = Lease(row, row.base, row.first).acquire()
-            row.grow(match.length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
+            row.grow(length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = row.capacity
-            return lease, match.length
+            return lease, length
         layers = own_layers(cache)
         if base is None or not base.is_prefix:
             return self.lease_row(cache), 0
@@ -302,24 +315,22 @@ class Leases:
         other = RowBuffers(own_layers(copied), row.first, row.base)
         return copied, Lease(other, row.base, row.first, capacity=other.capacity).acquire()
 
-    def _plan(self, match: Match) -> tuple[RowBuffers | None, RowBuffers | None, int]:
-        """What a row will use in place. (row, None, n): it takes the buffers over. (None, base, n):
-        it shares their first n tokens, once they are divided. (None, None, 0): it copies."""
+    def _choose_reuse(self, match: Match) -> Reuse:
         rows = [node.row for node in match.path]
         if not rows or not self._in_place:
-            return None, None, 0
+            return Reuse()
         base, row = rows[0], rows[-1]
         if row is not None and _takeable(row, match):
-            return row, None, match.length
+            return Reuse(taken=row, tokens=match.length)
         if base is None or base.first:
-            return None, None, 0
+            return Reuse()
         shared = [*takewhile(lambda node: node.row is base, match.path)]
         end = min(shared[-1].stop, match.length)
         if not base.is_prefix:
             tokens = _tokens_of(base)
             at = min(end, tokens - 1)  # one token at least stays the row's own
             end = at if 2 * at >= tokens else 0  # too few for the copy
-        return (None, base, end) if end >= self._least else (None, None, 0)
+        return Reuse(base=base, tokens=end) if end >= self._least else Reuse()
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
         """Copy the buffers once. `path`: the nodes in them."""

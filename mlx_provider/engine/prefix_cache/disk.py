@@ -269,11 +269,11 @@ class DiskTier:
         ids: Ids,
         matches: Callable[[], Match],
         make_cache: Callable[[], list[Any]],
-        room: int,
+        capacity: int,
         grid: int = 1,
     ) -> Filling:
-        """Fill a row from memory and then file by file. `matches`: what memory has. `room`: tokens
-        of the row, which resumes at a multiple of `grid`."""
+        """Fill a row from memory and then file by file. `matches`: what memory has. `capacity`: of
+        the row, in tokens. It resumes at a multiple of `grid`."""
         match = matches()
         goal, steps = self.find(key, ids, match, grid)
         if not goal:
@@ -281,7 +281,7 @@ class DiskTier:
         self._touch([header for header, _, _ in self.index.walk(key, ids[:goal])[0]])
         first = steps[0][0]
         states = [i for i, _ in first.layers] if first.state else ()
-        filler, snapshot, reached = RowFiller(make_cache(), goal, room - goal, states), None, 0
+        filler, snapshot, reached = RowFiller(make_cache(), goal, capacity - goal, states), None, 0
         for node, agreed in match.nodes:
             stop = min(node.start + agreed, goal)
             if node.start < stop:

@@ -122,19 +122,19 @@ class PrefixCachePolicy:
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
         return max(0, steps) * STEP_TOKENS * each
 
-    def begin(self, job: PrefillJob, room: int) -> Match | None:
-        """Give the job a cache for `room` tokens that holds the longest stored prefix. If the disk
-        has more than memory, the job is `restoring` at first. Call it again after that. Returns the
-        match if it is to be reported: not again for rows that were preempted."""
+    def begin(self, job: PrefillJob, capacity: int) -> Match | None:
+        """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
+        disk has more than memory, the job is `restoring` at first. Call it again after that.
+        Returns the match if it is to be reported: not again for rows that were preempted."""
         self.look_up(job)
         disk = self.cache.disk
         job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
         if disk is not None and job.restore is None and job.estimated_cached > job.match.length:
             key, found = self._key(job.request), partial(self._match, job)
-            fill = disk.fill(key, job.ids, found, self._make_cache, room, self._grid)
+            fill = disk.fill(key, job.ids, found, self._make_cache, capacity, self._grid)
             job.restore = Restore(disk, fill)
             return None
-        match = self._fill(job, room)
+        match = self._fill(job, capacity)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None  # a row resumes with its reply
@@ -148,7 +148,7 @@ class PrefixCachePolicy:
         job.request.explanation = self._explain(job, match)
         return match if match.counted else None
 
-    def _fill(self, job: PrefillJob, room: int) -> Match:
+    def _fill(self, job: PrefillJob, capacity: int) -> Match:
         """Give the job its cache, and its rows their leases."""
         match: Match = job.match
         restored, job.match = job.restore, None
@@ -159,7 +159,7 @@ class PrefixCachePolicy:
                 match = self._match(job)
             match = replace(match, counted=counted)
             job.cache, first = self.cache.acquire(
-                match, self._make_cache, room=room - match.length, leases=self._leases
+                match, self._make_cache, room=capacity - match.length, leases=self._leases
             )
         else:
             match, length = replace(match, counted=counted), restored.length

@@ -166,7 +166,7 @@ class Ledger(ABC):
         return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
 
     def _own_bytes(self, row: Row, lease: Lease | None) -> int:
-        stored = 0 if lease is None else lease.stored
+        stored = 0 if lease is None else lease.stored_bytes
         return max(0, self._bytes(lease, self._tokens_reserved(row)) - stored)
 
     def _bytes(self, lease: Lease | None, tokens: int) -> int:
@@ -190,5 +190,5 @@ class Ledger(ABC):
 
     def _first_capacity(self, request: Request) -> tuple[int, int]:
         """The first capacity of its rows in tokens, and their largest length."""
-        prompt, most = len(request.prompt.tokens) - request.skipped, request.max_tokens
+        prompt, most = len(request.prompt.tokens) - request.skipped_tokens, request.max_tokens
         return prompt + min(most, self.limits.output_reserve), prompt + most

@@ -127,11 +127,11 @@ class Scheduler:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
         brief = self._precedes(job)
-        if rows and self._itl_debt and (job.unembedded or not brief):
+        if rows and self._itl_debt and (job.spans_to_embed or not brief):
             return plan  # rows decode alone until they have waited no longer than is fair
-        if job.unembedded or job.scoring is not None:
+        if job.spans_to_embed or job.scoring is not None:
             share = chunking.fair(alone) - alone
-            limit = share if job.unembedded else chunking.limits.stall_target
+            limit = share if job.spans_to_embed else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
         own_pass = job.own_pass
         mixed = bool(rows) and mixes and job.text_follows and not (brief or own_pass)
@@ -226,7 +226,7 @@ class Scheduler:
         limits, ledger, n = self.ledger.limits, self.ledger, len(request.rows)
         if not 0 < n <= limits.max_rows:
             raise BadRequest(f"n={n} is not within 1 .. {limits.max_rows} rows", param="n")
-        queued = [*(job.request.account for job in self.queued), *arriving]
+        queued = [*(job.request.account for job in self.queued_jobs), *arriving]
         first = request.account not in queued
         if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
@@ -292,7 +292,7 @@ class Scheduler:
     # -- counts
 
     @property
-    def queued(self) -> list[PrefillJob]:
+    def queued_jobs(self) -> list[PrefillJob]:
         return [job for job in list(self.waiting) if not (job.admitted or job.request.ahead)]
 
     @property
