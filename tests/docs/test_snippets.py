@@ -39,7 +39,9 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.permissions import read_permissions
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+END = "$ mlx-provider down\n"
+PAGES = sorted((ROOT / "docs").rglob("*.md"), key=lambda page: (END in page.read_text(), page))
+"""Those last that end the engine, so that only one starts."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCED = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w*) *(?P<attributes>.*)\n"))
 NOT_RUN = re.compile(r'title="not run by the tests: (?P<reason>[^"]+)"')
@@ -70,7 +72,8 @@ WRONG = (
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # LiteLLM's own
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
-def test_the_blocks_of_a_page(page: Path, at_home: Path) -> None:
+def test_the_blocks_of_a_page(page: Path, at_home: Path, engine: Callable[[], None]) -> None:
+    engine()
     for example in blocks(page):
         with time_limit(BLOCK_SECONDS):
             run(example)
@@ -128,9 +131,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], No
 
 
 @pytest.fixture
-def at_home(engine: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home folder, with the commands of this Python."""
-    engine()
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,6 +1,7 @@
 """A hand-written engine behind the client interface, and the provider that talks to it."""
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """LiteLLM's own deprecations are not ours to fix; leaks and lost coroutines stay errors."""
     item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
     item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where LiteLLM's proxy is not installed. Else its bridges import it, which takes seconds,
+    and later tests would find it."""
+    monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", None)
 
 
 TIMINGS = Timings(queued=0.0, prefill=0.1, first_token=0.1, total=0.2, tokens_per_second=42.0)

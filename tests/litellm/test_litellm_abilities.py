@@ -1,7 +1,6 @@
 """LiteLLM knows what our models can, before and after one was loaded; they cost nothing."""
 
 import sys
-from copy import deepcopy
 from types import SimpleNamespace
 
 import litellm
@@ -21,7 +20,8 @@ ABLE = (
 @pytest.fixture
 def own_map(monkeypatch):
     """LiteLLM's map of models, put back at the end."""
-    monkeypatch.setattr(litellm, "model_cost", deepcopy(litellm.model_cost))
+    entries = {name: dict(entry) for name, entry in litellm.model_cost.items()}
+    monkeypatch.setattr(litellm, "model_cost", entries)
 
 
 def router(*entries):
