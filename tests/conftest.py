@@ -140,7 +140,8 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         if left_out:
             kept = entry_points(group="mlx_provider").names - left_out
             patch.setenv("MLX_PROVIDER_PLUGINS", ",".join(sorted(kept)))
-        with import_module("integrity").checked_steps():
+        sharing = import_module("shared_measurements").share_measurements()
+        with import_module("integrity").checked_steps(), sharing:
             yield
     shutil.rmtree(folder, ignore_errors=True)
 
