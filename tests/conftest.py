@@ -40,7 +40,7 @@ for profile, examples in (("suite", 12), ("sweep", 200)):
 settings.load_profile("suite")
 
 InstallPlugin = Callable[..., str]
-SHARING = "bench drafters families gateway mtp parity proxy reproducible service wire"
+SHARING = "bench drafters families gateway litellm mtp parity proxy reproducible service wire"
 WHOLE = {f"tests/{name}" for name in SHARING.split()}
 """Folders whose files share a proxy, an engine or loaded models."""
 
