@@ -21,9 +21,14 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 import waiting
+from mlx_provider.upstream.runtime import preload_blas
 
 # As under tox: nobody asks the network, where LiteLLM would wait and try again at each import.
 os.environ |= {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+# As in an engine: products of float32 in the BLAS that is bundled with MLX are a fifth of the time
+# of engines that run in this process. One thread, since tests run side by side.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+preload_blas()
 # Rewritten assertions are kept for the next process.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,7 +46,7 @@ for profile, examples in (("suite", 12), ("sweep", 200)):
 settings.load_profile("suite")
 
 InstallPlugin = Callable[..., str]
-SHARING = "bench drafters families gateway mtp parity proxy reproducible service wire"
+SHARING = "bench drafters families gateway litellm mtp parity proxy reproducible service wire"
 WHOLE = {f"tests/{name}" for name in SHARING.split()}
 """Folders whose files share a proxy, an engine or loaded models."""
 
@@ -146,7 +151,8 @@ def own_settings(request: pytest.FixtureRequest) -> Iterator[None]:
         if left_out:
             kept = entry_points(group="mlx_provider").names - left_out
             patch.setenv("MLX_PROVIDER_PLUGINS", ",".join(sorted(kept)))
-        with import_module("integrity").checked_steps():
+        sharing = import_module("shared_measurements").share_measurements()
+        with import_module("integrity").checked_steps(), sharing:
             yield
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from itertools import islice
@@ -51,9 +52,8 @@ SELECTION = "MLX_PROVIDER_PLUGINS"
 
 def find_plugins() -> list[tuple[Plugin, EntryPoint]]:
     """Installed plugins, not loaded yet: built-in ones first, then by distribution and name."""
-    points = list(entry_points(group=PROJECT))
-    known = {id(point.dist): _read_distribution(point.dist) for point in points}
-    found = [(Plugin(point.name, *known[id(point.dist)]), point) for point in points]
+    read = cache(_read_distribution)  # most plugins are in one distribution
+    found = [(Plugin(p.name, *read(p.dist)), p) for p in entry_points(group=PROJECT)]
     return sorted(
         found, key=lambda pair: (not pair[0].built_in, pair[0].distribution, pair[0].name)
     )

@@ -38,7 +38,9 @@ class Uneven(WrappedModel):
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
 def test_places_alike(load: Callable[..., LoadedModel], family: str) -> None:
-    found = exact_rows(load(family), load(family).make_cache, 5)
+    """In 4 bit: a BLAS for float32 has other kernels for the last rows of an odd number."""
+    model = load(family, "4 bit")
+    found = exact_rows(model, model.make_cache, 5)
     assert (found.rows, found.note) == (5, "")
 
 

@@ -129,7 +129,7 @@ def test_04_arguments_that_are_no_object(strict: Any, arguments: Any) -> None:
 def test_06_a_strict_tool_with_references(strict: Any) -> None:
     asked = fields("06")
     schema = asked["tools"][0]["function"]["parameters"]
-    drawn = Sampling(temperature=1, seed=2)  # a tree that ends
+    drawn = Sampling(temperature=1, seed=14)  # a tree that ends
     choice = strict.ask(**{**asked, "max_tokens": 800, "sampling": drawn}).only
     assert choice.content.strip() == ""
     ((name, arguments),) = choice.arguments
@@ -149,7 +149,8 @@ def test_07_a_schema_is_followed(tiny: Any, strict: Any, thinks: bool) -> None:
     asked = fields("07")
     schema = asked["response_format"]["json_schema"]["schema"]
     more = {"thinking_budget": 20} if thinks else {}
-    drawn = [Sampling(temperature=1, seed=seed, logit_bias=QUIET) for seed in (3, 9)]
+    seeds = (8, 15) if thinks else (5, 21)  # replies that end early
+    drawn = [Sampling(temperature=1, seed=seed, logit_bias=QUIET) for seed in seeds]
     started = [
         model.start(**{**asked, **more, "sampling": each, "max_tokens": 400}) for each in drawn
     ]

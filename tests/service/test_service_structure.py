@@ -114,7 +114,7 @@ def test_more_constrained_rows_than_decode_together_beside_free_ones(
     narrow: Any, rows: int
 ) -> None:
     """Each is valid, or is reported as cut; other rows do not change."""
-    free = {"logprobs": True, "max_tokens": 60}
+    free = {"logprobs": True, "max_tokens": 30}
     alone = [narrow.ask(f"Word {i}", **free).only.tokens for i in range(4)]
     beside = [narrow.start(f"Word {i}", **free) for i in range(4)]
     started = []
