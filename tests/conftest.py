@@ -63,6 +63,8 @@ def pytest_mlx_conformance_models(name: str) -> Mapping[str, Callable[[Path], ob
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As in an engine, before mlx is imported: on a GPU, float32 is otherwise not exact.
+    import_module("mlx_provider.upstream.runtime").set_variables(None)
     if getattr(config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         stack = ExitStack()
         stack.enter_context(import_module("kernel_compiler").compile_whole())

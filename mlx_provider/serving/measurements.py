@@ -56,8 +56,6 @@ ENTRIES = 64
 UPSTREAM = ("mlx", "mlx-lm", "mlx-vlm")
 FORMAT = 15
 """Version of the measurements and their method. Entries of other versions are not used."""
-
-
 _FILE = TypeAdapter(dict[str, Measured])
 
 

@@ -135,14 +135,10 @@ def set_variables(
 def _card_names(cards: Path) -> str:
     """Names of the NVIDIA cards, as the name of a folder; empty where the driver lists none."""
     try:
-        lines = [
-            line
-            for file in sorted(cards.glob("*/information"))
-            for line in file.read_text().splitlines()
-        ]
+        texts = [file.read_text() for file in cards.glob("*/information")]
     except OSError:
         return ""
-    names = {line.partition(":")[2].strip() for line in lines if line.startswith("Model")}
+    names = {name.strip() for text in texts for name in re.findall("(?m)^Model.*?:(.*)", text)}
     return re.sub(r"[^A-Za-z0-9]+", "-", " ".join(sorted(names))).strip("-")
 
 
@@ -155,10 +151,7 @@ def output_of(command: Sequence[str]) -> str:
 
 
 MAC = "pip install mlx (needs an Apple silicon Mac and a native arm64 Python)"
-LINUX = (
-    "pip install '.[cpu]' in the clone of mlx-provider, "
-    "or '.[cuda13]' on a machine with an NVIDIA GPU"
-)
+LINUX = "pip install '.[cpu]' in the clone of mlx-provider, or '.[cuda13]' with an NVIDIA GPU"
 """On Linux, the package `mlx` has no library."""
 
 
@@ -210,8 +203,7 @@ def active_blas() -> str:
 def _candidates() -> Iterator[str]:
     """Libraries to try, best first: the system's, then the one in OpenCV's wheel."""
     for name in ("openblas", "blis"):
-        found = ctypes.util.find_library(name)
-        if found:
+        if found := ctypes.util.find_library(name):
             yield found
     opencv = importlib.util.find_spec("cv2")
     if opencv is None or opencv.origin is None:

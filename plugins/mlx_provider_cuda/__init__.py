@@ -7,9 +7,12 @@ from mlx_provider import Kernels, Replacement, UpstreamPatch, hookimpl
 mlx_provider_api = 1
 MLX = "mlx 0.32.4"
 REASON = "N rows of one token each cost N times one row; as one matrix they cost about one"
+SORTED = "CUDA's product of quantised experts makes no matrix of sorted rows"
 PATCHES = (
     UpstreamPatch("mlx.nn.layers.quantized.QuantizedEmbedding.as_linear", MLX, REASON),
     UpstreamPatch("mlx.nn.layers.quantized.QuantizedLinear.__call__", MLX, REASON),
+    UpstreamPatch("mlx_lm.models.switch_layers.QuantizedSwitchLinear.__call__", MLX, SORTED),
+    UpstreamPatch("mlx_vlm.models.switch_layers.QuantizedSwitchLinear.__call__", MLX, SORTED),
 )
 
 

@@ -3,7 +3,9 @@
 `quantized_matmul` of CUDA (mlx 0.32.4, backend/cuda/quantized/qmm: M is `out.shape(-2)`) runs an
 input (N, 1, d) as N products of one row. Milliseconds of the products of all 36 layers of an 8B
 model in 4 bit on an H100: (16, 1, d) 49, (1, 16, d) 5.0, (1, 7, d) 28, (1, 8, d) 5.7,
-(1, 512, d) 59, and 28 with dequantised weights.
+(1, 512, d) 59, and 28 with dequantised weights. By its source and not timed: `gather_qmm` makes
+each row of an expert a product of its own, sorted or not (quantized.cpp); `gather_mm` makes one
+matrix of the sorted rows of each expert (matmul.cpp).
 """
 
 from typing import Any
@@ -16,9 +18,7 @@ from mlx_provider.records import Function
 TILE = 8
 """Fewer rows, but more than one, take longer than so many."""
 DEQUANTISE = 192
-"""From this many tokens, the product of dequantised weights is faster, although they are made for
-each call."""
-HOME = "mlx.nn.layers.quantized"
+"""From so many tokens, it is faster to dequantise the weights for each call."""
 
 
 def _as_one_matrix(original: Function) -> Function:
@@ -31,7 +31,8 @@ def _as_one_matrix(original: Function) -> Function:
             return original(layer, x)
         x = x.reshape(1, tokens, size)
         if tokens >= DEQUANTISE:
-            out = _dequantise(layer, x)
+            out = x @ _weights(layer, x.dtype)
+            out = out + layer["bias"] if "bias" in layer else out
         elif tokens < TILE:
             out = original(layer, mx.pad(x, [(0, 0), (0, TILE - tokens), (0, 0)]))[:, :tokens]
         else:
@@ -41,20 +42,31 @@ def _as_one_matrix(original: Function) -> Function:
     return call
 
 
-def _dequantise(layer: Any, x: mx.array) -> mx.array:
-    weights = mx.dequantize(
-        layer["weight"],
-        scales=layer["scales"],
-        biases=layer.get("biases"),
-        group_size=layer.group_size,
-        bits=layer.bits,
-        mode=layer.mode,
-    )
-    out = x @ weights.astype(x.dtype).T
-    return out + layer["bias"] if "bias" in layer else out
+def _as_matrices_of_experts(original: Function) -> Function:
+    """From `TILE` rows for each expert on average, which take as long as to dequantise it."""
+
+    def call(layer: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
+        few = not sorted_indices or indices.size < TILE * layer.num_experts
+        if few or layer.get("global_scale") is not None:
+            return original(layer, x, indices, sorted_indices=sorted_indices)
+        weights = _weights(layer, x.dtype)
+        out = mx.gather_mm(x, weights, rhs_indices=indices, sorted_indices=True)
+        return out + layer["bias"][indices][:, None] if "bias" in layer else out
+
+    return call
 
 
+def _weights(layer: Any, dtype: mx.Dtype) -> mx.array:
+    """Dequantised and transposed."""
+    packed = layer["weight"], layer["scales"], layer.get("biases")
+    found = mx.dequantize(*packed, layer.group_size, layer.bits, layer.mode)
+    return found.astype(dtype).swapaxes(-1, -2)
+
+
+LAYERS, EXPERTS = "mlx.nn.layers.quantized", "QuantizedSwitchLinear.__call__"
 REPLACEMENTS = (
-    Replacement(HOME, "QuantizedEmbedding.as_linear", _as_one_matrix, at_home=True),
-    Replacement(HOME, "QuantizedLinear.__call__", _as_one_matrix, at_home=True),
+    Replacement(LAYERS, "QuantizedEmbedding.as_linear", _as_one_matrix, at_home=True),
+    Replacement(LAYERS, "QuantizedLinear.__call__", _as_one_matrix, at_home=True),
+    Replacement("mlx_lm.models.switch_layers", EXPERTS, _as_matrices_of_experts, at_home=True),
+    Replacement("mlx_vlm.models.switch_layers", EXPERTS, _as_matrices_of_experts, at_home=True),
 )

@@ -11,6 +11,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx_lm.models import switch_layers as mlx_lm_experts
+from mlx_vlm.models import switch_layers as mlx_vlm_experts
 
 from greedy import features_of
 from kernel_count import step
@@ -87,8 +89,8 @@ def test_the_plugin_is_for_cuda_alone() -> None:
 def test_every_product_of_a_decode_step_is_one_matrix(
     family: str, tmp_path: Path, forms: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attention's, the MLP's, those of recurrent layers, and the output's. Experts gather their
-    weights by row (`mx.gather_qmm`): one call for the rows of each product, which is no matrix."""
+    """Attention's, the MLP's, those of recurrent layers, and the output's. Experts of few rows
+    gather their weights by row (`mx.gather_qmm`): one call for the rows of each product."""
     folder = build(tmp_path / "model", family, dtype="float32")
     model = load_text(folder, LoadOptions(dtype="float32"))
     nn.quantize(model.model, group_size=32, bits=4, class_predicate=_divisible)
@@ -101,6 +103,71 @@ def test_every_product_of_a_decode_step_is_one_matrix(
     experts = [layer for _, layer in model.model.named_modules() if "SwitchLinear" in kind(layer)]
     assert len(gathers) == len(experts)
     assert bool(experts) == (family == "gpt_oss")
+
+
+@pytest.mark.parametrize("module", [mlx_lm_experts, mlx_vlm_experts])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_many_sorted_rows_are_one_matrix_for_each_expert(
+    module: Any,
+    bits: int,
+    bias: bool,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 8 for each on average. MLX's CUDA backend computes `gather_qmm` row by row, but
+    `gather_mm` of sorted rows expert by expert."""
+    mx.random.seed(1)
+    one = module.SwitchLinear(SIZE, OUT, 4, bias=bias)
+    if bias:
+        one.bias = mx.random.normal(one.bias.shape)
+    one = one.to_quantized(group_size=32, bits=bits)
+    x = mx.random.normal((64, 1, SIZE))
+    indices = mx.sort(mx.random.randint(0, 4, (64,)))
+    cases = [
+        (rows, in_order) for rows in (TILE * 4 - 1, TILE * 4, 64) for in_order in (True, False)
+    ]
+
+    def run(rows: int, in_order: bool) -> mx.array:
+        return one(x[:rows], indices[:rows], sorted_indices=in_order)
+
+    wanted = [run(*case) for case in cases]
+    request.getfixturevalue("patched")
+    gathers = [
+        note_calls(monkeypatch, mx, name, lambda x, *_, **more: tuple(x.shape))
+        for name in ("gather_qmm", "gather_mm")
+    ]
+    for case, expected in zip(cases, wanted, strict=True):
+        for noted in gathers:
+            noted.clear()
+        found = run(*case)
+        matrices = case[1] and case[0] >= TILE * 4
+        assert [len(noted) for noted in gathers] == ([0, 1] if matrices else [1, 0])
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        assert mx.allclose(found, expected, atol=1e-4)
+
+
+def test_experts_of_a_prompt_are_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """All products of a chunk's experts; its logits are those without the plugin."""
+    model = load_text(build(tmp_path / "model", "gpt_oss", dtype="float32"), LoadOptions())
+    nn.quantize(model.model, group_size=32, bits=4, class_predicate=_divisible)
+
+    def logits() -> mx.array:
+        chunk = PrefillChunk(Prompt([5 + i % 20 for i in range(64)]), 0, 64, model.make_cache())
+        return model.prefill(chunk)
+
+    expected = logits()
+    request.getfixturevalue("patched")
+    one_by_one, gathers = (
+        note_calls(monkeypatch, mx, name, lambda x, *_, **more: tuple(x.shape))
+        for name in ("gather_qmm", "gather_mm")
+    )
+    assert mx.allclose(logits(), expected, atol=1e-3)
+    experts = [each for _, each in model.model.named_modules() if "SwitchLinear" in kind(each)]
+    assert len(gathers) == len(experts) > 0
+    assert not one_by_one
 
 
 def kind(layer: nn.Module) -> str:

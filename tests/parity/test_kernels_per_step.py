@@ -1,5 +1,6 @@
 """The number of kernels that a decode step launches, counted on its graph."""
 
+import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,20 @@ def test_a_step_launches_no_more_kernels_than_recorded(
     found.append(kernels(model, prefilled(model, [5] * 8)))
     for launched, most in zip(found, LAUNCHES[name], strict=True):
         assert launched <= most
+
+
+@pytest.mark.parametrize("plugin", ["gemma3", "qwen3_vl", "qwen3_5"])
+def test_sixteen_unlike_rows_of_a_vision_model_launch_little_more_than_one(
+    plugin: str, tmp_path: Path, fusing: Replaced
+) -> None:
+    """Of its text part. Windows are shorter than most of these rows."""
+    module = importlib.import_module(f"mlx_provider_{plugin}")
+    folder = build(tmp_path / "model", plugin, dtype="float32")
+    model = next(iter(module.mlx_model_families())).load(folder, LoadOptions(dtype="float32"))
+    one = kernels(model, prefilled(model, [25]))
+    padded = prefilled(model, range(5, 69, 4), "padded")
+    assert [len(group.rows) for group in padded.groups] == [16]
+    assert kernels(model, padded) - one <= 3 * len(model.make_cache()) + MASKS
 
 
 def prefilled(model: TextModel, lengths: Iterable[int], layout: str = "grouped") -> Layout:

@@ -167,7 +167,7 @@ def test_a_changed_model_is_measured_again(
 
         monkeypatch.setattr(Plugin, "__str__", lambda plugin: f"{plugin.name} 99")
     else:
-        monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+        monkeypatch.setenv("MLX_ENABLE_TF32", "1")
     load(own, options, **settings)
     assert load.measured == ["probe", "calibrate"]
     load(own, options, **settings)
