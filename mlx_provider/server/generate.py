@@ -106,15 +106,13 @@ class _Answer:
         self._limiter = limiter
         self._stopping = stopping
         self._ids = [request.id for request in parsed.requests]
-        first = parsed.requests[0]
-        unknown = Accepted(id=first.id, model=first.model, prompt_tokens=0, max_tokens=0)
-        self._reply = parsed.reply(unknown)
-        """To say something before the request is accepted."""
+        self._model = parsed.requests[0].model
         self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting, self._sending = anyio.CancelScope(), anyio.Lock()
-        self._accepted = self._begun = False
-        """`_begun`: whether a stream has begun before the request is accepted."""
+        self._decided = False
+        self._early: Reply | None = None
+        """A stream that has begun before the request is accepted or refused (`_decided`)."""
         self._submitted = 0
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,9 +124,11 @@ class _Answer:
                 watchers.start_soon(self._watch_stop)
                 watchers.start_soon(self._announce_load, send)
                 try:
-                    generation = await self._accept()
-                    async with self._sending:  # nothing of the load is half written
-                        self._accepted = True
+                    try:
+                        generation = await self._accept()
+                    finally:
+                        async with self._sending:  # nothing of the load is half written
+                            self._decided = True
                     await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
@@ -141,11 +141,12 @@ class _Answer:
         if failure is not None:
             closing = {"connection": "close"} if self._stopping.is_set() else None
             response: Response = error_response(failure, closing, scope["path"])
-            in_stream = self._reply.heartbeat and isinstance(failure, self._parsed.in_stream)
-            if self._begun or in_stream:
-                frames = self._reply.feed([Failed.of(failure)])
-                response = Response(frames, media_type=self._reply.media_type)
-            if self._begun:
+            in_stream = isinstance(failure, self._parsed.in_stream)
+            reply = self._early or (self._make_reply() if in_stream else None)
+            if reply is not None and reply.heartbeat:
+                frames = reply.feed([Failed.of(failure)])
+                response = Response(frames, media_type=reply.media_type)
+            if self._early is not None:
                 await send({"type": "http.response.body", "body": response.body})
             else:
                 await response(scope, receive, send)
@@ -160,23 +161,29 @@ class _Answer:
         self._submitting.cancel()
 
     async def _announce_load(self, send: Send) -> None:
-        """Begin the stream of a request that waits long while models load, with comments on that.
-        An error then comes in the stream, without its HTTP status."""
-        began, beat = time.monotonic(), self._reply.heartbeat
+        """Begin the stream of a request that waits long for the load of its model, with comments on
+        that. An error then comes in the stream, without its HTTP status."""
+        began = time.monotonic()
         await anyio.sleep(LONG_LOAD)
-        while beat:
+        reply = self._make_reply()
+        while reply.heartbeat:
             async with self._sending:
-                if self._accepted:
+                if self._decided:
                     return
-                loading = self._service.loading
-                if loading and not self._begun:
-                    await send(_start(self._reply, []))
-                    self._begun = True
-                if self._begun:
+                loading = self._service.loading(self._model)
+                if loading and self._early is None:
+                    await send(_start(reply, []))
+                    self._early = reply
+                if self._early is not None:
                     text = header_text([f"loading: {loading} ({time.monotonic() - began:.0f} s)"])
-                    body = f": {text}\n\n".encode() if loading else beat
+                    body = f": {text}\n\n".encode() if loading else reply.heartbeat
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await anyio.sleep(HEARTBEAT)
+
+    def _make_reply(self) -> Reply:
+        """To say something before the request is accepted."""
+        unknown = Accepted(id=self._ids[0], model=self._model, prompt_tokens=0, max_tokens=0)
+        return self._parsed.reply(unknown)
 
     async def _accept(self) -> Generation:
         """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""
@@ -224,7 +231,7 @@ class _Answer:
         reader. Writes heartbeats after silence."""
         accepted, names = generation.accepted, self._parsed.names
         reply = self._parsed.reply(accepted)
-        started, written = self._begun, time.monotonic()
+        started, written = self._early is not None, time.monotonic()
         events: list[Event] = [accepted]
         while events:
             out = reply.feed(events)

@@ -279,13 +279,13 @@ class ChatService:
             queued=sum(len(e.engine.scheduler.queued) + len(e.arriving) for e in engines),
             running=sum(e.engine.scheduler.active_rows for e in engines),
             active_memory=mx.get_active_memory(),
-            detail=self.loading if alive else "the engine thread does not run",
+            detail=self.loading() if alive else "the engine thread does not run",
         )
 
-    @property
-    def loading(self) -> str:
-        """What is done to load models, one after the other. Empty: nothing."""
-        return "; ".join(stage.summary for stage in self.models.progress.stats())
+    def loading(self, model: str | None = None) -> str:
+        """What is done to load `model` (also with an adapter), or all models. Empty: nothing."""
+        stages, named = self.models.progress.stats(), "" if model is None else f"{model} "
+        return "; ".join(s.summary for s in stages if f"{s.model} ".startswith(named))
 
     def metrics(self) -> bytes:
         return self._recorder.exposition()

@@ -150,7 +150,8 @@ class FakeService:
             models=[MODEL],
         )
 
-    loading = ""
+    def loading(self, model: str) -> str:
+        return ""
 
     def metrics(self) -> bytes:
         from mlx_provider.serving.metrics import EngineMetrics  # imports mlx-lm: most of a start
