@@ -16,7 +16,6 @@ from .subject import STATES, Finding, Subject
 __all__ = ["STATES", "Finding", "Subject", "examine", "healthy", "json_fields"]
 FORMAT = 1
 """Version of the JSON; increases when keys change."""
-REINSTALL = "install mlx-provider anew, into an environment of its own"
 IGNORE = "continue: no other check depends on this one; report it if it happens again"
 SETTING = "correct the variable that is named, or unset it"
 READABLE = "make the file or folder that is named readable for this user"
@@ -26,8 +25,8 @@ Checks = tuple[tuple[str, Callable[[Subject], Iterable[Finding]], str], ...]
 """Name, function, and the remedy if the function raises: its error is then a finding that fails."""
 
 PYTHON_CHECKS: Checks = (
-    ("versions.packages", versions.check_packages, REINSTALL),
-    ("versions.backend", versions.check_backend, REINSTALL),
+    ("versions.packages", versions.check_packages, versions.REINSTALL),
+    ("versions.backend", versions.check_backend, versions.REINSTALL),
 )
 
 
@@ -41,7 +40,7 @@ def machine_checks() -> Checks:
         ("runtime.folder", machine.check_runtime_folder, SETTING),
         ("disk.prefix_cache", machine.check_disk_tier, READABLE),
         ("config.file", machine.check_config_file, READABLE),
-        ("plugins", machine.check_plugins, REINSTALL),
+        ("plugins", machine.check_plugins, versions.REINSTALL),
         ("engine", machine.check_engine, f"correct what is named, or {machine.RESTART}"),
     )
 
@@ -72,7 +71,7 @@ def examine(subject: Subject, *, thorough: bool = True) -> list[Finding]:
     checks = attempt(lambda: (machine_checks(), model_checks(thorough=thorough)))
     if isinstance(checks, Fault):
         summary = f"no other check can be made: {checks.summary}"
-        return [*found, Finding("versions.imports", "fail", summary, REINSTALL)]
+        return [*found, Finding("versions.imports", "fail", summary, versions.REINSTALL)]
     of_machine, (locate, *of_model) = checks
     located = run((locate,), subject)
     found += run(of_machine, subject) + located

@@ -85,10 +85,8 @@ def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:
 
 
 def _close(found: mx.array, whole: mx.array) -> bool:
-    if found.shape != whole.shape:
-        return False
     most = CLOSE * mx.max(mx.abs(whole))
-    return bool(mx.all(mx.abs(found - whole) <= most).item())
+    return found.shape == whole.shape and bool(mx.all(mx.abs(found - whole) <= most).item())
 
 
 def narrow_output(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
@@ -96,14 +94,10 @@ def narrow_output(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx
     all parts of the model."""
     if path is None:
         return lambda *args, **kwargs: keep(model(*args, **kwargs))
-    twin: Callable[..., mx.array] = _twin(model, path, keep)
-    return twin
-
-
-def _twin(model: Any, path: Path, keep: Keep) -> Any:
-    twin, name = copy.copy(model), path[0]
-    below = getattr(model, name)
-    setattr(twin, name, _twin(below, path[1:], keep) if path[1:] else _Kept(below, keep))
+    if not path:
+        return _Kept(model, keep)
+    twin: Callable[..., mx.array] = copy.copy(model)
+    setattr(twin, path[0], narrow_output(getattr(model, path[0]), path[1:], keep))
     return twin
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,6 +35,7 @@ JOIN_LIMIT = 0.5
 Tell = Callable[[str, str], None]
 """(phase, message) for the user."""
 ReadStats = Callable[[], Stats]
+Block = AbstractContextManager[None]
 
 
 def warm_up(engine: HttpClient, model: str, context: int | None = None) -> None:
@@ -48,14 +49,11 @@ def warm_up(engine: HttpClient, model: str, context: int | None = None) -> None:
 
 def run_request(engine: HttpClient, request: GenerateRequest) -> None:
     """Waits for the end of its reply. Raises its error."""
-    generation = engine.submit(request)
-    try:
+    with closing(engine.submit(request)) as generation:
         while events := generation.get():
             for event in events:
                 if isinstance(event, Failed):
                     raise event.error.exception()
-    finally:
-        generation.close()
 
 
 def end_engine(engine: HttpClient) -> None:
@@ -75,17 +73,16 @@ def end_engine(engine: HttpClient) -> None:
 
 def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
     """End this user's engine. Returns what happens. Raises `EngineUnavailable` if it goes on."""
-    here, engine = runtime(environ), local_client(environ)
+    here = runtime(environ)
     try:
-        try:
-            pid = str(engine.health().pid)
-        except OtherProtocol:
-            pid = holder(here.lock)
-        ends = engine.stop(reason, when)
+        with closing(local_client(environ)) as engine:
+            try:
+                pid = str(engine.health().pid)
+            except OtherProtocol:
+                pid = holder(here.lock)
+            ends = engine.stop(reason, when)
     except EngineUnavailable:
         return "none runs"
-    finally:
-        engine.close()
     if ends is False:
         others = "other program uses it" if when == "alone" else "request runs"
         return f"process {pid} ends as soon as no {others}"
@@ -109,8 +106,7 @@ def _in_thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
         thread.join(JOIN_LIMIT)
 
 
-@contextmanager
-def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Iterator[None]:
+def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Block:
     """Report loads and measurements during the block that take longer than `patience` seconds."""
 
     def run(over: threading.Event) -> None:
@@ -125,12 +121,10 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Itera
                 last, at = text, now
                 tell("loading", f"{text} ({now - began:.0f} s)")
 
-    with _in_thread(run):
-        yield
+    return _in_thread(run)
 
 
-@contextmanager
-def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -> Iterator[None]:
+def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -> Block:
     """Show the progress of the first prompt during the block, every `patience` seconds: in the
     window title of a terminal, on which a client may draw, else in lines."""
 
@@ -159,8 +153,7 @@ def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -
         if shown_text and screen.isatty():
             show("")
 
-    with _in_thread(run):
-        yield
+    return _in_thread(run)
 
 
 @dataclass(frozen=True)

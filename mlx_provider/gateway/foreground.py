@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -33,8 +33,7 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(number, former)
 
 
-@contextmanager
-def ending_by_signal(notice: str = "") -> Iterator[None]:
+def ending_by_signal(notice: str = "") -> AbstractContextManager[None]:
     """Signals that end a process raise `Ended` in the main thread, so that clean-ups run. These
     ignore further signals, except SIGQUIT."""
 
@@ -45,8 +44,7 @@ def ending_by_signal(notice: str = "") -> Iterator[None]:
         os.write(2, notice.encode())  # `sys.stderr` may be in the middle of a write
         raise Ended(number)
 
-    with _handling(end):
-        yield
+    return _handling(end)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -110,8 +110,9 @@ class _Answer:
         self._parsed = replace(parsed, requests=())
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting, self._sending = anyio.CancelScope(), anyio.Lock()
-        self._decided = self._begun = False
-        """The request is accepted or refused; a stream has begun before that."""
+        self._decided = False
+        self._early: Reply | None = None
+        """A stream that has begun before the request is accepted or refused (`_decided`)."""
         self._submitted = 0
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +124,11 @@ class _Answer:
                 watchers.start_soon(self._watch_stop)
                 watchers.start_soon(self._announce_load, send)
                 try:
-                    generation = await self._accept()
+                    try:
+                        generation = await self._accept()
+                    finally:
+                        async with self._sending:  # nothing of the load is half written
+                            self._decided = True
                     await self._write(generation, send)
                 except MLXProviderError as error:
                     # its frames hold the whole request, and this frame would hold them
@@ -136,11 +141,12 @@ class _Answer:
         if failure is not None:
             closing = {"connection": "close"} if self._stopping.is_set() else None
             response: Response = error_response(failure, closing, scope["path"])
-            reply = self._early_reply
-            if self._begun or (reply.heartbeat and isinstance(failure, self._parsed.in_stream)):
+            in_stream = isinstance(failure, self._parsed.in_stream)
+            reply = self._early or (self._make_reply() if in_stream else None)
+            if reply is not None and reply.heartbeat:
                 frames = reply.feed([Failed.of(failure)])
                 response = Response(frames, media_type=reply.media_type)
-            if self._begun:
+            if self._early is not None:
                 await send({"type": "http.response.body", "body": response.body})
             else:
                 await response(scope, receive, send)
@@ -154,40 +160,36 @@ class _Answer:
         await self._stopping.wait()
         self._submitting.cancel()
 
-    @cached_property
-    def _early_reply(self) -> Reply:
-        """To say something before the request is accepted."""
-        unknown = Accepted(id=self._ids[0], model=self._model, prompt_tokens=0, max_tokens=0)
-        return self._parsed.reply(unknown)
-
     async def _announce_load(self, send: Send) -> None:
-        """Begin the stream of a request that waits long while its model loads, with comments on
+        """Begin the stream of a request that waits long for the load of its model, with comments on
         that. An error then comes in the stream, without its HTTP status."""
         began = time.monotonic()
         await anyio.sleep(LONG_LOAD)
-        while beat := self._early_reply.heartbeat:
+        reply = self._make_reply()
+        while reply.heartbeat:
             async with self._sending:
                 if self._decided:
                     return
                 loading = self._service.loading(self._model)
-                if loading and not self._begun:
-                    await send(_start(self._early_reply, []))
-                    self._begun = True
-                if self._begun:
+                if loading and self._early is None:
+                    await send(_start(reply, []))
+                    self._early = reply
+                if self._early is not None:
                     text = header_text([f"loading: {loading} ({time.monotonic() - began:.0f} s)"])
-                    body = f": {text}\n\n".encode() if loading else beat
+                    body = f": {text}\n\n".encode() if loading else reply.heartbeat
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await anyio.sleep(HEARTBEAT)
 
+    def _make_reply(self) -> Reply:
+        """To say something before the request is accepted."""
+        unknown = Accepted(id=self._ids[0], model=self._model, prompt_tokens=0, max_tokens=0)
+        return self._parsed.reply(unknown)
+
     async def _accept(self) -> Generation:
         """Submits in a thread. Abandoned when the engine stops; the thread then cleans up."""
-        try:
-            with self._parsed.names.naming(), self._submitting:
-                return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
-            raise EngineUnavailable("the engine is stopping")
-        finally:
-            async with self._sending:  # no comment is half written
-                self._decided = True
+        with self._parsed.names.naming(), self._submitting:
+            return await in_thread(self._submit_all, self._limiter, abandon_on_cancel=True)
+        raise EngineUnavailable("the engine is stopping")
 
     def _submit_all(self) -> Generation:
         unsent, self._unsent = self._unsent, None
@@ -229,7 +231,7 @@ class _Answer:
         reader. Writes heartbeats after silence."""
         accepted, names = generation.accepted, self._parsed.names
         reply = self._parsed.reply(accepted)
-        started, written = self._begun, time.monotonic()
+        started, written = self._early is not None, time.monotonic()
         events: list[Event] = [accepted]
         while events:
             out = reply.feed(events)

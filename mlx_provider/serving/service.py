@@ -282,10 +282,10 @@ class ChatService:
             detail=self.loading() if alive else "the engine thread does not run",
         )
 
-    def loading(self, model: str = "") -> str:
-        """What is done to load models, or the named one. Empty: nothing."""
-        stages = self.models.progress.stats()
-        return "; ".join(stage.summary for stage in stages if model in ("", stage.model))
+    def loading(self, model: str | None = None) -> str:
+        """What is done to load `model` (also with an adapter), or all models. Empty: nothing."""
+        stages, named = self.models.progress.stats(), "" if model is None else f"{model} "
+        return "; ".join(s.summary for s in stages if f"{s.model} ".startswith(named))
 
     def metrics(self) -> bytes:
         return self._recorder.exposition()

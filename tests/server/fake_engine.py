@@ -150,7 +150,7 @@ class FakeService:
             models=[MODEL],
         )
 
-    def loading(self, model: str = "") -> str:
+    def loading(self, model: str) -> str:
         return ""
 
     def metrics(self) -> bytes:

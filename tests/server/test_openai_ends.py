@@ -178,8 +178,8 @@ def slow_load(fake_service: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             assert all(self.reported.acquire(timeout=60) for _ in range(2))
             return super().submit(*given)  # type: ignore[no-any-return]
 
-        def loading(self, model: str = "") -> str:
-            assert model == "fake"
+        def loading(self, model: str) -> str:
+            assert model == body_of(PATH, "")["model"]
             self.reported.release()
             return self.says
 
@@ -220,6 +220,23 @@ async def test_a_stream_begins_once_if_the_load_ends_meanwhile(slow_load: Any) -
     await exchange.run(slow_load)
     assert exchange.statuses == [200]
     assert exchange.said.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_error_waits_for_the_begin_of_its_stream(slow_load: Any) -> None:
+    """The load fails while a slow reader takes the head of the reply."""
+    exchange = Exchange(PATH, "fail overloaded", stream=True)
+    own = exchange.send
+
+    async def send(message: dict[str, Any]) -> None:
+        await own(message)
+        if message["type"] == "http.response.start":
+            slow_load.reported.release(2)
+            await anyio.sleep(0.2)
+
+    exchange.send = send
+    await exchange.run(slow_load)
+    assert exchange.statuses == [200]
+    assert b"overloaded" in exchange.said
 
 
 async def test_a_request_that_waits_for_something_else_keeps_the_status_of_an_error(

@@ -387,6 +387,21 @@ def test_log_probabilities_of_tokens_without_text_are_kept() -> None:
     assert items == ["reasoning", "message"]
 
 
+def test_the_end_of_a_thought_is_no_token_of_the_message() -> None:
+    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
+    end, first, rest = (
+        TokenLogprob(token=token, id=0, logprob=-1.0, bytes=[*part])
+        for token, part in (("</think>", b"</think>"), ("?", b"\xc3"), ("é", b"\xa9"))
+    )
+    silent = [Delta(logprobs=[end]), Delta(logprobs=[first])]
+    stream = Stream(accepted, ChatTools(), echo_of({}))
+    thought, text = Delta(reasoning="t"), Delta(content="é", logprobs=[rest])
+    parts = [accepted, thought, *silent, text, Finish(reason="stop")]
+    found = events((stream.feed(parts) + b"data: [DONE]\n\n").decode())
+    (done,) = (event for event in found if event.type == "response.output_text.done")
+    assert [token.token for token in done.logprobs] == ["?", "é"]
+
+
 def test_nothing_follows_an_error_in_a_stream() -> None:
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
     for failed in (Failed.of(EngineUnavailable("gone")), Finish(reason="cancelled")):

@@ -272,6 +272,8 @@ class _Response:
             if text or (word == TEXT and silent and logprobs):
                 item = self._open
                 if item is None or item.word != word:
+                    if item is not None and item.word == THOUGHT:
+                        logprobs = _tokens_of(text, logprobs)
                     item = make(*self._next(kind))
                     yield from self._begin(item)
                 yield from item.add(text, [] if word == THOUGHT else logprobs)
@@ -300,6 +302,13 @@ class _Response:
         """Place and id of the next item."""
         at = len(self._items)
         return at, f"{kind}_{self._id}_{at}"
+
+
+def _tokens_of(text: str, logprobs: list[Fields]) -> list[Fields]:
+    """Without first tokens that the bytes of `text` do not need, such as the end of a thought."""
+    while text.encode() in b"".join(bytes(token["bytes"]) for token in logprobs[1:]):
+        logprobs = logprobs[1:]
+    return logprobs
 
 
 class Whole(_Response, api.Whole):
