@@ -38,7 +38,7 @@ def _split(separator: str) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=2**60)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
-Seconds = Annotated[float, Field(gt=0, le=10**9)]
+Seconds = Annotated[float, Field(ge=1e-9, le=10**9)]
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 
 

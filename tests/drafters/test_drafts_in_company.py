@@ -19,6 +19,7 @@ from mlx_provider_drafters.lookup import Lookup
 from reciting import Reciting
 from references import alone
 from schedules import steps_of
+from tolerances import logprob_tolerance
 
 VOCAB = 384
 FILE = [20 + (i * i * 31 + i // 7) % 300 for i in range(150)]
@@ -112,7 +113,7 @@ def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
             output_of(request).logprobs, output_of(alone(reciting, request)).logprobs, strict=True
         )
         for own, other in pairs:
-            assert own.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert own.logprob == pytest.approx(other.logprob, abs=logprob_tolerance())
 
 
 @pytest.mark.parametrize("drafting", ["lookup", "same model"], indirect=True)

@@ -16,6 +16,7 @@ from mlx_provider_drafters import prompt_scoring
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from mlx_provider_drafters.prompt_scoring import LOOKS, PIECE, SHALLOW, passes, piece
+from tolerances import logprob_tolerance
 
 from .scores import thinning
 
@@ -66,7 +67,7 @@ def test_scores_are_the_most_attention_that_a_token_gets(small: TextModel) -> No
     assert not isinstance(Lookup(), ScoresPrompts)
     found, pieces = scored(scorer, TEXT[:600])
     assert found.shape == (600,)
-    assert np.allclose(found, written_out(small, TEXT[:600]), atol=1e-5)
+    assert np.allclose(found, written_out(small, TEXT[:600]), atol=logprob_tolerance())
     assert pieces == 2 + LOOKS == len(passes(600))
     assert passes(600)[:3] == [(512, 0), (87, 512), (1, 599)]
 
@@ -86,7 +87,7 @@ def test_pieces_end_where_they_do_at_any_time(
     monkeypatch.setattr(prompt_scoring, "PIECE", 128)
     parts, pieces = scored(scorer, TEXT)
     assert pieces == 8 + LOOKS
-    assert np.allclose(whole, parts, atol=1e-5)
+    assert np.allclose(whole, parts, atol=logprob_tolerance())
 
 
 def test_a_model_without_whole_layers_scores_nothing(folder: Callable[..., Path]) -> None:

@@ -17,6 +17,7 @@ from mlx_provider.protocol.events import Delta, TokenLogprob
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import alone, assert_as_alone
 from tiny import build
+from tolerances import logprob_tolerance
 
 PROMPT = [30 + (i * 7) % 200 for i in range(100)]
 
@@ -59,7 +60,7 @@ def test_logprobs_are_those_of_the_whole_prompt(tmp_path: Path, family: str) -> 
     assert [each.id for each in first] == PROMPT
     assert first[0].logprob is None
     found = [each.logprob for each in first[1:]]
-    np.testing.assert_allclose(found, wanted(model, PROMPT), atol=2e-4)
+    np.testing.assert_allclose(found, wanted(model, PROMPT), atol=logprob_tolerance())
     assert all(len(each.top) == 2 for each in first[1:])
     assert output_of(request, 1).tokens == output_of(alone(model, request)).tokens
     assert_as_alone(model, *others)

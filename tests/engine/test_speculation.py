@@ -28,6 +28,7 @@ from mlx_provider.testing.driver import Eager, new_engine, new_request, output_o
 from references import alone, assert_as_alone
 from schedules import Oracle, steps_of
 from tiny import build
+from tolerances import logprob_tolerance
 
 PROMPTS = [[(31 * i + 7 * j) % 300 + 20 for j in range(5 + 17 * i)] for i in range(5)]
 
@@ -300,7 +301,7 @@ def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextMo
         mine, theirs = output_of(request), output_of(alone(qwen3, request))
         assert mine.tokens == theirs.tokens
         for own, other in zip(mine.logprobs, theirs.logprobs, strict=True):
-            assert own.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert own.logprob == pytest.approx(other.logprob, abs=logprob_tolerance())
 
 
 def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(

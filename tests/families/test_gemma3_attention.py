@@ -16,6 +16,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider_gemma3 import load_text, matches_text
 from mlx_provider_gemma3.model import WINDOW_VARIABLE, chosen_window
 from tiny.models import tiny_image
+from tolerances import logprob_tolerance
 
 from .conftest import PLUGINS, family_of
 
@@ -114,7 +115,7 @@ def test_the_window_can_be_overridden(folders, load, ask, monkeypatch: pytest.Mo
     assert np.abs(results["12"] - normal).max() > 1e-2
     assert np.abs(results["0"] - normal).max() > 1e-2
     # a window that holds the whole prompt is no window
-    np.testing.assert_allclose(results["1000"], results["0"], atol=1e-4)
+    np.testing.assert_allclose(results["1000"], results["0"], atol=logprob_tolerance())
 
 
 def test_the_window_of_a_model_of_text_alone(folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ def test_the_window_of_a_model_of_text_alone(folders, monkeypatch: pytest.Monkey
     assert len(fingerprints) == 4
     assert np.abs(logits["12"] - logits[""]).max() > 1e-2
     assert np.abs(logits["0"] - logits[""]).max() > 1e-2
-    np.testing.assert_allclose(logits["1000"], logits["0"], atol=1e-4)
+    np.testing.assert_allclose(logits["1000"], logits["0"], atol=logprob_tolerance())
 
 
 def test_the_smaller_configs_of_text_alone_are_ours(folders, tmp_path: Path) -> None:

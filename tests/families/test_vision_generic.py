@@ -21,6 +21,7 @@ from mlx_provider_vision import matches
 from mlx_provider_vision.loading import load_any
 from noted_calls import note_calls
 from tiny.models import tiny_image, tiny_video
+from tolerances import logprob_tolerance
 
 from .test_vision_parity import COUNT, REQUESTS, check_replay, oracle
 
@@ -76,11 +77,11 @@ def test_hidden_states_belong_to_the_logits(name: str, load_generic, ask) -> Non
     )
     logits, hidden = model.prefill_hidden(one, 3)
     assert mx.array_equal(logits, model.prefill(other))
-    assert mx.allclose(head(language, hidden[None])[0, -1], logits, atol=1e-4)
+    assert mx.allclose(head(language, hidden[None])[0, -1], logits, atol=logprob_tolerance())
     tokens, at = mx.array([7]), mx.array([len(prompt.tokens) + prompt.rope_delta])
     logits, hidden = model.decode_hidden(tokens, one.cache, at)
     assert mx.array_equal(logits, model.decode(tokens, other.cache, at))
-    assert mx.allclose(head(language, hidden[:, None])[:, -1], logits, atol=1e-4)
+    assert mx.allclose(head(language, hidden[:, None])[:, -1], logits, atol=logprob_tolerance())
 
 
 @pytest.mark.parametrize("name", SEPARATE)

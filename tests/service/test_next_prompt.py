@@ -11,6 +11,7 @@ from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
 from mlx_provider.serving.next_prompt import ToolTurn, known_head
 from mlx_provider.serving.prompt import prepare
+from tolerances import logprob_tolerance
 from waiting import PATIENCE
 
 TURNS = """\
@@ -132,7 +133,7 @@ def test_the_next_request_computes_only_its_tool_result(
         assert cold.usage.cached_tokens == 0, "another tenant's"
         assert then.only.tokens == cold.only.tokens
         assert [each.logprob for each in then.only.logprobs] == pytest.approx(
-            [each.logprob for each in cold.only.logprobs], abs=1e-4
+            [each.logprob for each in cold.only.logprobs], abs=logprob_tolerance()
         )
     await_heads(model)
     ahead = stats(model).ahead_tokens

@@ -17,6 +17,7 @@ from mlx_provider.serving.service import ChatService
 from mlx_provider.settings import EngineSettings
 from tiny import build
 from tiny_embedding import ENDS, as_embedding, without_head
+from tolerances import logprob_tolerance
 
 Ask = Callable[..., tuple[list[Any], int]]
 LIMIT = 300
@@ -187,7 +188,9 @@ def test_a_checkpoint_of_a_backbone_alone(ask: Ask, tmp_path: Path, embedder: Pa
     folder = without_head(as_embedding(build(tmp_path / "m", "qwen3"), "mean_tokens"))
     (found,), _ = ask(folder, "Hello there")
     (whole,), _ = ask(embedder, "Hello there", options=ModelOptions(pooling="mean"))
-    np.testing.assert_allclose(found, whole, atol=1e-5)  # chunks are cut by measured times
+    np.testing.assert_allclose(
+        found, whole, atol=logprob_tolerance()
+    )  # chunks are cut by measured times
 
 
 def test_vision_models_embed_text(ask: Ask, tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_vision_models_embed_text(ask: Ask, tmp_path: Path) -> None:
 def test_a_reproducible_model(ask: Ask, embedder: Path) -> None:
     (plain,), _ = ask(embedder, "Hello there")
     (fixed,), _ = ask(embedder, "Hello there", options=ModelOptions(reproducible=True))
-    np.testing.assert_allclose(fixed, plain, atol=1e-5)
+    np.testing.assert_allclose(fixed, plain, atol=logprob_tolerance())
 
 
 def test_a_stream_goes_on_beside_vectors_and_a_cancelled_request_ends(
