@@ -146,7 +146,7 @@ class RequestFailed(MLXProviderError):
     code = "request_failed"
 
     @classmethod
-    def cancelled(cls) -> Self:
+    def cancellation(cls) -> Self:
         """The client cancelled it."""
         return cls("the request was cancelled by its own client")
 

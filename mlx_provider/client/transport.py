@@ -76,7 +76,7 @@ class Call:
         never blocks, safe from any thread. Ignored in a forked child: the connection belongs to its
         parent."""
         if os.getpid() == self._pid:
-            self.ending = self.ending or error or RequestFailed.cancelled()
+            self.ending = self.ending or error or RequestFailed.cancellation()
             self._shut()
 
     def trace(self, event: str, values: Mapping[str, Any]) -> None:
@@ -239,7 +239,7 @@ class Transport:
         thread.start()
         try:
             return stream.first.result(seconds)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             stream.close()
             raise
 

@@ -13,7 +13,7 @@ modules have the parts that families share:
 | `caches` | a row's cache and its classes; `route`: chunks of a hybrid beside rows that decode |
 | `logits` | the output matrix for the tokens that are wanted; `failure`: a trial at load |
 | `layers` | `route_attention`: rows of any length in one call; `patch`; weights in another dtype |
-| `vision.loading` | `load_model`, `replaced`; mlx-vlm's models by their public calls |
+| `vision.loading` | `load_model`, `replace_in_block`; mlx-vlm's models by their public calls |
 | `vision.model` | the base `VisionModel`; `vision_info`, `build_prompt`, `MediaMarks`, `head` |
 | `vision.patches` | the sizes of images, and M-RoPE positions |
 

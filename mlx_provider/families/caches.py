@@ -20,7 +20,7 @@ from ..upstream.cache_classes import (
     KVCache,
     RotatingKVCache,
     StateCache,
-    appended,
+    append_kv,
     make_prompt_cache,
 )
 from .logits import failure
@@ -30,7 +30,7 @@ __all__ = [
     "PackedRows",
     "RotatingKVCache",
     "StateCache",
-    "appended",
+    "append_kv",
     "route",
     "row_cache",
     "text_cache",

@@ -74,11 +74,11 @@ class FromHidden:
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:
     """Find the attributes that lead to the part of `model` below its output matrix, by trial.
     `call`: maps a model to logits (1, some tokens, vocab) of fixed tokens. `None`: no part has
-    states that give the same logits; `narrowed` then narrows the output of the whole model."""
+    states that give the same logits; `narrow` then narrows the output of the whole model."""
     whole = last_token(call(model))
 
     def problem(path: Path) -> str:
-        return "" if _close(call(narrowed(model, path, last_token)), whole) else "other logits"
+        return "" if _close(call(narrow(model, path, last_token)), whole) else "other logits"
 
     fitting = [path for path in _paths(model) if not failure(partial(problem, path))]
     return max(fitting, key=len, default=None)
@@ -89,7 +89,7 @@ def _close(found: mx.array, whole: mx.array) -> bool:
     return found.shape == whole.shape and bool(mx.all(mx.abs(found - whole) <= most).item())
 
 
-def narrowed(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
+def narrow(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.array]:
     """A callable like `model` that returns only logits of the kept positions: a copy that shares
     all parts of the model."""
     if path is None:
@@ -97,7 +97,7 @@ def narrowed(model: Any, path: Path | None, keep: Keep) -> Callable[..., mx.arra
     if not path:
         return _Kept(model, keep)
     twin: Callable[..., mx.array] = copy.copy(model)
-    setattr(twin, path[0], narrowed(getattr(model, path[0]), path[1:], keep))
+    setattr(twin, path[0], narrow(getattr(model, path[0]), path[1:], keep))
     return twin
 
 

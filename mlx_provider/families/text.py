@@ -76,7 +76,7 @@ class TextModel(logits.FromHidden):
     ) -> tuple[mx.array, mx.array]:
         """Logits of the positions that `keep` selects, hidden states of those that `show` does."""
         shown = logits.Shown(keep, show)
-        found = logits.narrowed(self.model, self.backbone, shown)(tokens, cache=cache)
+        found = logits.narrow(self.model, self.backbone, shown)(tokens, cache=cache)
         return found, shown.hidden
 
 

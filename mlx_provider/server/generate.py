@@ -194,7 +194,7 @@ class _Answer:
     def _submit_all(self) -> Generation:
         unsent, self._unsent = self._unsent, None
         if unsent is None:
-            raise RequestFailed.cancelled()
+            raise RequestFailed.cancellation()
         requests, ticket = unsent
         del unsent
         with ticket:
@@ -205,7 +205,7 @@ class _Answer:
     def _submit(self, request: ModelRequest) -> Generation:
         queue = self.queues[self._submitted]
         if queue.ended:  # the client left while the prompt before it was prepared
-            raise RequestFailed.cancelled()
+            raise RequestFailed.cancellation()
         self._submitted += 1
         try:
             accepted = self._service.submit(request, queue)
@@ -222,7 +222,7 @@ class _Answer:
             return
         for index, queue in enumerate(self.queues):
             if not queue.ended:
-                queue.put([Failed.of(RequestFailed.cancelled())])
+                queue.put([Failed.of(RequestFailed.cancellation())])
                 if index < self._submitted:
                     self._service.cancel(self._ids[index])
 

@@ -116,7 +116,7 @@ class LoadQueue:
             try:
                 self._serve()
                 return self._wait(waiter)
-            except BaseException:
+            except BaseException:  # Ctrl-C, too
                 if waiter.lease is not None:
                     waiter.lease.release()
                 raise
@@ -127,7 +127,7 @@ class LoadQueue:
 
     def withdraw(self, who: str) -> None:
         with self._changed:
-            self._refuse(RequestFailed.cancelled(), [w for w in self.waiting if w.who == who])
+            self._refuse(RequestFailed.cancellation(), [w for w in self.waiting if w.who == who])
             self._serve()
 
     def make_way(

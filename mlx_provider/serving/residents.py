@@ -160,7 +160,7 @@ class MemoryLedger:
         return self.in_use + sum(model.live_bytes for model in models if model is not None)
 
     @property
-    def unused(self) -> int:
+    def unused_bytes(self) -> int:
         """Bytes that weights, rows and images leave, the rest of the prefix cache included."""
         return self.free - self.live() - self.media()
 
@@ -169,7 +169,7 @@ class MemoryLedger:
         free, chosen = max(0, self.free), self.prefix_bytes
         if chosen is None:
             chosen = free - int(OTHERS_SHARE * free)
-        return max(0, min(self.unused + self.in_use, chosen))
+        return max(0, min(self.unused_bytes + self.in_use, chosen))
 
     def too_large(self, name: str, nbytes: int) -> LoadFailed:
         return LoadFailed(

@@ -28,7 +28,7 @@ class ProcessMemory:
 
     def reserve(self, nbytes: int) -> bool:
         """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
-        left = self.ledger.unused - nbytes
+        left = self.ledger.unused_bytes - nbytes
         if left >= 0:
             self.prefixes.evict_to(left + self.ledger.in_use)
         return left >= 0

@@ -121,8 +121,8 @@ class ChatService:
         if entry is None:
             return
         if entry.active is None:
-            self.media.refuse(RequestFailed.cancelled(), request_id)
-            self._preparing.refuse(RequestFailed.cancelled(), request_id)
+            self.media.refuse(RequestFailed.cancellation(), request_id)
+            self._preparing.refuse(RequestFailed.cancellation(), request_id)
             self.models.queue.withdraw(request_id)
         elif self.worker.alive:
             active = entry.active

@@ -61,7 +61,7 @@ class Entry:
     def check_wanted(self) -> None:
         """Raises `RequestFailed` if nothing waits for its events."""
         if self.queue.ended:
-            raise RequestFailed.cancelled()
+            raise RequestFailed.cancellation()
 
     def let_go(self) -> None:
         """Release its image memory and its model. Idempotent."""
@@ -103,7 +103,7 @@ class InFlight:
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry.active is None:
-                entry.queue.put([Failed.of(RequestFailed.cancelled())])
+                entry.queue.put([Failed.of(RequestFailed.cancellation())])
             return entry
 
     def of(self, request: Request) -> tuple[Entry, Active] | None:

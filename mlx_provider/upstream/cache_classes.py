@@ -78,7 +78,7 @@ class StateCache(ArraysCache):
         return output, state
 
 
-def appended(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+def append_kv(cache: Any, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
     """Append to a layer's cache. Returns all its keys and values in order of position; for one
     token, a rotating cache itself returns buffer order (`_update_in_place`, cache.py 0.32.2)."""
     ring = isinstance(cache, RotatingKVCache)

@@ -39,7 +39,7 @@ def has_mrope(model: Any) -> bool:
     return hasattr(model.language_model, "_rope_deltas")
 
 
-def embedded(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def embed_inputs(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """The result of `get_input_embeddings` for a processor's arrays, not evaluated."""
     arrays = dict(inputs)
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values", None)

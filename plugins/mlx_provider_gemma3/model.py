@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_provider import BadRequest, LoadOptions, MediaItem, MediaSpan, OnDemand, PrefillChunk
-from mlx_provider.families.caches import KVCache, RotatingKVCache, appended
+from mlx_provider.families.caches import KVCache, RotatingKVCache, append_kv
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.families.layers import route_attention
 from mlx_provider.families.logits import rows_at
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.families.tokenizer import load_tokenizer
-from mlx_provider.families.vision.loading import load_model, replaced
+from mlx_provider.families.vision.loading import load_model, replace_in_block
 from mlx_provider.families.vision.model import (
     Block,
     MediaMarks,
@@ -70,7 +70,7 @@ def load_gemma3(folder: Any, options: LoadOptions) -> Any:
                 weights.setdefault(target, weights[source])
         return {k: v for k, v in weights.items() if "rotary_emb.inv_freq" not in k}
 
-    patch = replaced(language.LanguageModel, "sanitize", sanitize)
+    patch = replace_in_block(language.LanguageModel, "sanitize", sanitize)
     return load_model(folder, options, patch=patch)
 
 
@@ -116,7 +116,7 @@ class Ahead:
         """Cached and passing keys and values in order of position; quantised ones are (values,
         scales, biases)."""
         kept = keys[..., : self.count, :], values[..., : self.count, :]
-        found = appended(self.cache, *kept)
+        found = append_kv(self.cache, *kept)
         if keys.shape[2] == self.count:
             return found[0], found[1]
         passing = keys[..., self.count :, :], values[..., self.count :, :]

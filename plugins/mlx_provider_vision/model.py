@@ -21,9 +21,9 @@ from mlx_provider import (
     Prompt,
 )
 from mlx_provider.families.caches import row_cache
-from mlx_provider.families.logits import Path, find_backbone, last_token, narrowed, rows_at
+from mlx_provider.families.logits import Path, find_backbone, last_token, narrow, rows_at
 from mlx_provider.families.tokenizer import HFTokenizer
-from mlx_provider.families.vision.loading import embedded, language_logits, model_inputs
+from mlx_provider.families.vision.loading import embed_inputs, language_logits, model_inputs
 from mlx_provider.families.vision.model import (
     MediaMarks,
     Placed,
@@ -68,7 +68,7 @@ class AnyVisionModel(VisionModel):
         super().__init__(model, info, chat, marks)
         self.processor = processor
         self.backbone = _backbone(model)
-        self._prefill_model = narrowed(model, self.backbone, last_token) if self.backbone else model
+        self._prefill_model = narrow(model, self.backbone, last_token) if self.backbone else model
 
     def prepare(
         self,
@@ -114,7 +114,7 @@ class AnyVisionModel(VisionModel):
     def embed(self, span: MediaSpan) -> Features:
         inputs: Any = span.ready
         arrays = {key: mx.array(value) for key, value in inputs().items()}
-        return self.features_of(embedded(self.model, arrays))
+        return self.features_of(embed_inputs(self.model, arrays))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
         return PromptFeatures(made)

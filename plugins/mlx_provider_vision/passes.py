@@ -11,7 +11,7 @@ import numpy as np
 
 from mlx_provider import MediaSpan, PrefillChunk
 from mlx_provider.families.caches import StateCache, row_cache
-from mlx_provider.families.vision.loading import embedded, has_mrope, language_logits
+from mlx_provider.families.vision.loading import embed_inputs, has_mrope, language_logits
 from mlx_provider.families.vision.model import embeddings, pieces
 from mlx_provider.families.vision.patches import chunk_positions, step_positions
 
@@ -47,7 +47,7 @@ def prefill_separately(model: Any, chunk: PrefillChunk) -> mx.array:
 
         def embed_text(ids: mx.array) -> mx.array:
             """(length,) -> (length, hidden)."""
-            rows: mx.array = embedded(model, {"input_ids": ids[None]})["inputs_embeds"][0]
+            rows: mx.array = embed_inputs(model, {"input_ids": ids[None]})["inputs_embeds"][0]
             return rows
 
         more["inputs_embeds"] = embeddings(chunk, parts, embed_text)

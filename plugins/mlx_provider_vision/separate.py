@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_provider import Features, MediaItem, OnDemand, PrefillChunk, UnsupportedModel
-from mlx_provider.families.logits import Shown, last_token, narrowed, rows_at
+from mlx_provider.families.logits import Shown, last_token, narrow, rows_at
 from mlx_provider.families.vision.loading import has_mrope
 from mlx_provider.families.vision.model import Block, Placed, VisionFeatures, VisionModel
 from mlx_provider.families.vision.patches import image_size
@@ -79,7 +79,7 @@ class SeparateVisionModel(AnyVisionModel):
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
         shown = Shown(last_token, lambda states: states[:, -last:])
-        model = narrowed(self.model, self.backbone, shown)
+        model = narrow(self.model, self.backbone, shown)
         return passes.prefill_separately(model, chunk), shown.hidden[0]
 
     def decode_hidden(
@@ -90,7 +90,7 @@ class SeparateVisionModel(AnyVisionModel):
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         shown = Shown(rows_at(logits_at))
-        model = narrowed(self.model, self.backbone, shown)
+        model = narrow(self.model, self.backbone, shown)
         logits = passes.decode_separately(model, tokens, cache, positions)
         return logits, shown.hidden[:, -1]
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_provider import LoadOptions
 from mlx_provider.families.caches import text_cache
-from mlx_provider.families.logits import find_backbone, last_token, narrowed, rows_at
+from mlx_provider.families.logits import find_backbone, last_token, narrow, rows_at
 from mlx_provider.families.text import load_text
 from tiny import build
 from tiny.configs import FAMILIES
@@ -25,7 +25,7 @@ def test_every_family_has_a_part_below_its_output_matrix(tmp_path: Path, family:
     made = load_text(build(tmp_path, family), LoadOptions())
     assert made.backbone is not None
     whole = made.model(IDS, cache=text_cache(made.model))
-    found = narrowed(made.model, made.backbone, last_token)(IDS, cache=text_cache(made.model))
+    found = narrow(made.model, made.backbone, last_token)(IDS, cache=text_cache(made.model))
     assert found.shape == (1, 1, whole.shape[-1])
     assert mx.allclose(found, whole[:, -1:], atol=1e-4)
     again = made.model(IDS, cache=text_cache(made.model))
@@ -51,9 +51,9 @@ def test_the_matrix_sees_no_other_token() -> None:
     path = find_backbone(model, lambda each: each(IDS))
     assert path == ("model",)
     model.seen.clear()
-    narrowed(model, path, last_token)(IDS)
-    narrowed(model, path, rows_at(mx.array([0, 3])))(IDS.T)
-    narrowed(model, path, rows_at(None))(IDS.T)
+    narrow(model, path, last_token)(IDS)
+    narrow(model, path, rows_at(mx.array([0, 3])))(IDS.T)
+    narrow(model, path, rows_at(None))(IDS.T)
     assert model.seen == [1, 2, 5]
 
 
@@ -68,4 +68,4 @@ class Mixing(Counting):
 def test_a_model_without_such_a_part_is_called_whole() -> None:
     model = Mixing()
     assert find_backbone(model, lambda each: each(IDS)) is None
-    assert mx.array_equal(narrowed(model, None, last_token)(IDS), model(IDS)[:, -1:])
+    assert mx.array_equal(narrow(model, None, last_token)(IDS), model(IDS)[:, -1:])

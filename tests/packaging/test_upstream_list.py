@@ -15,7 +15,7 @@ INSTALLED = Path(sysconfig.get_path("purelib"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CODED = re.compile(r"`([^`]+)`")
 WHILE = re.compile(r"`([\w/.]+\.(?:py|so))`: `([^`]+)`")
-PUTTING = frozenset({"patch", "replaced", "Replacement"})
+PUTTING = frozenset({"patch", "replace_in_block", "Replacement"})
 """Names by which our code and plugins put a function into upstream's modules."""
 PERHAPS = re.compile(r"\b(?:patch|replaced|Replacement|setattr)\(|^ +[\w.]+ = \w+$", re.MULTILINE)
 """Spares most modules the parser."""

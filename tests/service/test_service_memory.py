@@ -80,7 +80,7 @@ def test_measurements_use_the_memory_that_weights_rows_and_images_leave() -> Non
     ledger: MemoryLedger = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
     for name, live in (("model", 0), ("other", 9)):
         ledger.reserve(name, 6 * GIGA).model = Busy(live * GIGA)
-    assert ledger.unused == 14 * GIGA
+    assert ledger.unused_bytes == 14 * GIGA
     assert (ledger.live(except_key="model"), ledger.live(except_key="other")) == (9 * GIGA, 0)
     evicted: list[int] = []
     prefixes: Any = SimpleNamespace(evict_to=evicted.append)

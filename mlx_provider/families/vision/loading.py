@@ -16,11 +16,11 @@ from mlx.utils import tree_flatten
 from ...errors import BadRequest, UnsupportedModel, wrong_option
 from ...isolation import plugin_call
 from ...records import LoadOptions
-from ...upstream.mlx_vlm import embedded, has_mrope, language_logits, library
+from ...upstream.mlx_vlm import embed_inputs, has_mrope, language_logits, library
 from ..checkpoint import read_json
 from ..layers import expand, route_attention
 
-__all__ = ["embedded", "has_mrope", "language_logits"]
+__all__ = ["embed_inputs", "has_mrope", "language_logits"]
 
 
 def load_model(
@@ -81,7 +81,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def replace_in_block(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """`owner.name` is `function` inside the block: a `patch` of upstream for `load_model`."""
     original = getattr(owner, name)
     setattr(owner, name, function)
