@@ -75,7 +75,7 @@ def is_machine_error(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    with suppress(Exception):
+    with suppress(Exception):  # its `__str__` may be code of a plugin
         return str(error)
     return "<its message cannot be read>"
 
