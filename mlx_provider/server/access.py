@@ -191,7 +191,7 @@ class Gate:
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
+        given = (bearer.strip() if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
         first, second = (self._keys.get(_digest(text.encode("latin-1"))) for text in given)
         key = first or second
         self._check(headers)
@@ -235,8 +235,8 @@ class OperatorsAlone:
 
 def own_names(host: str) -> set[str]:
     """Names by which other machines may address this one, if it listens on `host`."""
-    machine = socket.gethostname()
-    return {"localhost", host, machine, f"{machine.partition('.')[0]}.local"}
+    short = (machine := socket.gethostname()).partition(".")[0]
+    return {"localhost", host, machine, short, f"{short}.local"}
 
 
 def _is_ip(host: str) -> bool:
