@@ -124,7 +124,7 @@ class Ticket:
         """Block until granted. The error of `refuse` closes the ticket."""
         try:
             self.granted.result()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             self.close()
             raise
         return self
@@ -133,7 +133,7 @@ class Ticket:
         """`wait` in an event loop. A cancellation closes the ticket, too."""
         try:
             await asyncio.wrap_future(self.granted)
-        except BaseException:
+        except BaseException:  # a cancellation, too
             self.close()
             raise
         return self

@@ -239,7 +239,7 @@ class Transport:
         thread.start()
         try:
             return stream.first.result(seconds)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             stream.close()
             raise
 

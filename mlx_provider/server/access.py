@@ -190,12 +190,12 @@ class Gate:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = (bearer.strip() if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
+        scheme, _, key_text = headers.get("authorization", "").partition(" ")
+        bearer = key_text.lstrip(" ") if scheme.lower() == "bearer" else ""
+        given = (bearer, headers.get("x-api-key", ""))
         first, second = (self._keys.get(_digest(text.encode("latin-1"))) for text in given)
-        key = first or second
         self._check(headers)
-        if key is None:
+        if (key := first or second) is None:
             raise Unauthorized("the engine's key is missing or wrong: set api_key")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and media_type != JSON:

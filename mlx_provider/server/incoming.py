@@ -116,7 +116,7 @@ class Bodies:
         body = Body(bytearray(), gate.ask(0, owner_of(scope)))
         try:
             await self._read(body, receive)
-        except BaseException:
+        except BaseException:  # a cancellation, too
             body.ticket.close()
             raise
         return body

@@ -116,7 +116,7 @@ class LoadQueue:
             try:
                 self._serve()
                 return self._wait(waiter)
-            except BaseException:
+            except BaseException:  # Ctrl-C, too
                 if waiter.lease is not None:
                     waiter.lease.release()
                 raise
