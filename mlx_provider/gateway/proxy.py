@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_
 class Proxy:
     process: subprocess.Popen[bytes]
     url: str
-    key: str
+    key: str = field(repr=False)
     log: Path
 
     def stop(self) -> None:

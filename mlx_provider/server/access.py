@@ -190,12 +190,12 @@ class Gate:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = (bearer if kind == "Bearer" else "", headers.get("x-api-key", ""))
+        scheme, _, key_text = headers.get("authorization", "").partition(" ")
+        bearer = key_text.lstrip(" ") if scheme.lower() == "bearer" else ""
+        given = (bearer, headers.get("x-api-key", ""))
         first, second = (self._keys.get(_digest(text.encode("latin-1"))) for text in given)
-        key = first or second
         self._check(headers)
-        if key is None:
+        if (key := first or second) is None:
             raise Unauthorized("the engine's key is missing or wrong: set api_key")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and media_type != JSON:
@@ -235,8 +235,8 @@ class OperatorsAlone:
 
 def own_names(host: str) -> set[str]:
     """Names by which other machines may address this one, if it listens on `host`."""
-    machine = socket.gethostname()
-    return {"localhost", host, machine, f"{machine.partition('.')[0]}.local"}
+    short = (machine := socket.gethostname()).partition(".")[0]
+    return {"localhost", host, machine, short, f"{short}.local"}
 
 
 def _is_ip(host: str) -> bool:

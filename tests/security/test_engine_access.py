@@ -12,12 +12,22 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 
 from mlx_provider.errors import BadRequest, Forbidden, ModelNotFound
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.server import connections as owner_socket
-from mlx_provider.server.access import Key, engine_keys, host_of, own_key_file, read_key, read_keys
+from mlx_provider.server.access import (
+    Gate,
+    Key,
+    engine_keys,
+    host_of,
+    own_key_file,
+    own_names,
+    read_key,
+    read_keys,
+)
 from mlx_provider.server.connections import listen_unix
 from mlx_provider.serving.permissions import Permissions, read_permissions
 from mlx_provider.serving.service import ChatService
@@ -291,6 +301,22 @@ def test_a_file_that_others_can_write_grants_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadRequest, match="pipe"):
         read_permissions(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "status"),
+    [("Bearer ", 200), ("bearer ", 200), ("BEARER   ", 200), ("Basic ", 401), ("", 401)],
+)
+async def test_a_scheme_has_any_case_and_a_key_ends_with_any_byte(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, status: int
+) -> None:
+    """In UTF-8, the key ends with a byte that is a space in latin-1."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "box.corp.example")
+    gate = Gate(PlainTextResponse("in"), [Key("voilà")], own_names("0.0.0.0"))
+    headers = {"authorization": f"{scheme}voilà".encode()}
+    transport = httpx.ASGITransport(gate)
+    async with httpx.AsyncClient(transport=transport, base_url="http://box:80") as client:
+        assert (await client.get("/", headers=headers)).status_code == status
 
 
 def test_keys(tmp_path: Path) -> None:

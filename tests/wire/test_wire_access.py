@@ -34,7 +34,7 @@ def test_a_stranger_is_refused_by_the_headers(engine: Any, path: str) -> None:
         assert answer.status_code == status, headers
         assert answer.json()["error"]["message"]
         assert answer.headers["connection"] == "close"
-    for headers in (right, {"x-api-key": "the-key"}):
+    for headers in (right, {"authorization": "bearer  the-key"}, {"x-api-key": "the-key"}):
         assert post(engine, path, **headers).status_code == 400
 
 

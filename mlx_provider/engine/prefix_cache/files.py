@@ -207,7 +207,7 @@ class DiskThread:
         try:
             if not (self._folder / header.name).exists():  # else another process wrote it
                 write(self._folder, header, arrays, self._versions)
-        except Exception:
+        except Exception:  # whatever the reason, the file is not there
             forget()
             raise
         finally:
