@@ -18,13 +18,7 @@ from kernel_noise import (
     keeps_the_best,
     noisy_device,
 )
-from layout_bugs import (
-    CHUNK_BUGS,
-    LAYOUT_BUGS,
-    OTHER_BUGS,
-    STATE_BUGS,
-    no_mask,
-)
+from layout_bugs import CHUNK_BUGS, LAYOUT_BUGS, OTHER_BUGS, STATE_BUGS, no_mask
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving import probe, solo_rows

@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
-from mlx_provider.engine.scheduling.chunking import (
-    GRID,
-    LITTLE_MORE,
-    LONGEST_GAP,
-    TAIL,
-)
+from mlx_provider.engine.scheduling.chunking import GRID, LITTLE_MORE, LONGEST_GAP, TAIL
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
 from mlx_provider.engine.scheduling.ledger import Limits
 from mlx_provider.engine.scheduling.scheduler import Scheduler

@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.errors import (
-    EngineDied,
-    LoadFailed,
-    MemoryInUse,
-    RequestFailed,
-    RequestTimedOut,
-)
+from mlx_provider.errors import EngineDied, LoadFailed, MemoryInUse, RequestFailed, RequestTimedOut
 from mlx_provider.serving.load_queue import LoadPlan, LoadQueue
 from mlx_provider.serving.residents import PINNED, Lease, MemoryLedger
 from waiting import PATIENCE, wait_until
