@@ -52,35 +52,6 @@ def error_of(request: Request) -> str:
     return events[-1].error.message
 
 
-def test_a_broken_detokenizer_ends_its_request_alone(qwen3: TextModel) -> None:
-    engine = new_engine(qwen3)
-    requests = start(engine, prompts(4))
-    output_of(requests[1]).fails_at = 5
-    run(engine)
-    assert "broken output" in error_of(requests[1])
-    assert requests[1].phase is Phase.DONE
-    assert_as_alone(qwen3, requests[0], requests[2], requests[3])
-
-
-class BrokenGrammar:
-    finished = False
-
-    def mask(self) -> None:
-        raise ValueError("grammar exploded")
-
-    def advance(self, token: int) -> None: ...
-
-
-def test_a_broken_grammar_ends_its_request_alone(qwen3: TextModel) -> None:
-    engine = new_engine(qwen3)
-    requests = start(engine, prompts(3))
-    requests[2].rows[0].constraint = BrokenGrammar()
-    run(engine)
-    assert "grammar exploded" in error_of(requests[2])
-    assert_as_alone(qwen3, requests[0])
-    assert_as_alone(qwen3, requests[1])
-
-
 def test_a_prefill_that_fails_ends_its_request_alone(qwen3: TextModel) -> None:
     model = Failing(qwen3, fails_prefill=lambda tokens: POISON in tokens)
     engine = new_engine(model)  # type: ignore[arg-type]
