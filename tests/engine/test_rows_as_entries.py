@@ -359,7 +359,7 @@ def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
     own = Shrinking(qwen3)
     request = own.turn(asked(own.engine, LONG), reply=60)
     most = own.memory.row_bytes(len(request.prompt.tokens) + 60)
-    assert own.scheduler.live_bytes + own.stored_bytes.in_use > most
+    assert own.scheduler.live_bytes + own.stored.in_use > most
     own.room = most
     run(own.engine)
     assert_as_alone(qwen3, request)
@@ -378,7 +378,7 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
         while not own.engine.idle:
             (group,) = own.engine.batch.layout.groups
             rooms.append(max(layer.keys.shape[2] for layer in group.cache))
-            charged = own.scheduler.live_bytes + own.stored_bytes.in_use
+            charged = own.scheduler.live_bytes + own.stored.in_use
             charged //= own.memory.token_bytes
             about_to_grow = request.rows[0].cached_length >= rooms[-1]
             assert charged > rooms[-1] if about_to_grow else charged == rooms[-1]
@@ -392,8 +392,8 @@ def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: Te
     first = own.turn(asked(own.engine, LONG), reply=40)
     other = new_request(LONG[300:500], max_tokens=8)
     reserved = own.scheduler.ledger.reservation
-    own.room = reserved(first.rows) + own.stored_bytes.in_use + reserved(other.rows) - 1
-    own.stored_bytes.evict(0)
+    own.room = reserved(first.rows) + own.stored.in_use + reserved(other.rows) - 1
+    own.stored.evict(0)
     own.engine.submit(other)
     own.engine.step()
     assert own.scheduler.active_rows == 2
@@ -407,7 +407,7 @@ def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     run(own.engine)
     tokens = [*first.prompt.tokens, *output_of(first).tokens, 62]
     whole = own.memory.row_bytes(len(tokens) + 12)
-    assert own.stored_bytes.nbytes > whole
+    assert own.stored.nbytes > whole
     own.room = whole
     again = asked(own.engine, tokens)
     assert again.cached == len(tokens) - 1
@@ -418,10 +418,10 @@ def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) ->
     own = Shrinking(qwen3)
     own.turn(asked(own.engine, LONG), reply=12)
     run(own.engine)
-    before, entries = own.stored_bytes.nbytes, set(own.stored.nodes())
-    freed = own.stored_bytes.evict(0, keep=entries)
-    assert entries == set(own.stored_bytes.nodes())
-    assert freed == before - own.stored_bytes.nbytes > 0
+    before, entries = own.stored.nbytes, set(own.stored.nodes())
+    freed = own.stored.evict(0, keep=entries)
+    assert entries == set(own.stored.nodes())
+    assert freed == before - own.stored.nbytes > 0
 
 
 def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextModel) -> None:
@@ -444,7 +444,7 @@ def test_a_prompt_that_waits_keeps_its_stored_prefix(qwen3: TextModel) -> None:
     while len(output_of(first).tokens) < 3:
         own.engine.step()
     reserved = own.scheduler.ledger.reservation(first.rows)
-    own.room = reserved + own.stored_bytes.nbytes + own.memory.row_bytes(len(PREFIX)) // 4
+    own.room = reserved + own.stored.nbytes + own.memory.row_bytes(len(PREFIX)) // 4
     own.engine.submit(other := new_request([*PREFIX, *range(40, 340)], max_tokens=12))
     run(own.engine)
     assert other.cached == len(PREFIX)
@@ -459,7 +459,7 @@ def test_no_more_rows_are_preempted_for_another_account_than_it_needs(qwen3: Tex
         own.engine.submit(request)
     while len(own.scheduler.running) < 3:
         own.engine.step()
-    own.room = own.scheduler.live_bytes + own.stored_bytes.in_use
+    own.room = own.scheduler.live_bytes + own.stored.in_use
     own.engine.submit(other := new_request([9] * 250, max_tokens=12, account="b"))
     run(own.engine)
     assert sum(request.rows[0].gave_way for request in flood) == 1
@@ -506,4 +506,4 @@ def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) 
     assert buffers_of(leases) == buffers_of([rows[1].lease])
     freed = [-step._pinned_bytes(leases, rows[:n]) for n in range(3)]
     assert freed == [0, rows[0].lease.stored_bytes, rows[0].lease.stored_bytes]
-    assert -step._pinned_bytes((), rows) == own.stored_bytes.in_use
+    assert -step._pinned_bytes((), rows) == own.stored.in_use
