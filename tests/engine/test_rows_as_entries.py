@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from allocator_replay import StandIn
+from failing import Failing, never
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.buffers import Leases
@@ -28,8 +29,7 @@ COMMON = [20 + i * i % 300 for i in range(120)]
 
 def asked(engine: Engine, tokens: list[int], reply: int = 12) -> Request:
     request = new_request(tokens, max_tokens=reply)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return request
 
 
@@ -126,14 +126,14 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(
     qwen3: TextModel, *, retried: bool
 ) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
-    model: Any = Failing(qwen3)
-    model.fails_at = len(COMMON) if retried else -1
+    fails_at = len(COMMON) if retried else -1
+    model: Any = Failing(qwen3, lambda tokens, places: max(places) == fails_at)
     engine = new_engine(model, prefix_cache=stored, max_chunk=512)
     engine.submit(new_request([9] * 20, max_tokens=30))  # or the row would fail alone
     before = [*COMMON, *output_of(asked(engine, COMMON, reply=1 + retried)).tokens[:retried]]
     assert stored.in_use == 0
     gc.collect()
-    model.fails_at = -1
+    fails_at = -1
     with counted() as copies:
         again = asked(engine, [*before, 60, 61])
     assert again.cached == len(before)
@@ -141,30 +141,12 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(
     assert_as_alone(qwen3, again)
 
 
-class Failing:
-    """A model that fails one pass of a row."""
-
-    def __init__(self, inner: TextModel) -> None:
-        self.inner = inner
-        self.fails_at = -1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        logits = self.inner.decode(tokens, cache, positions)
-        if max(positions.tolist()) == self.fails_at:
-            raise RuntimeError("[metal] command buffer failed")
-        return logits
-
-
 def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
-    model: Any = Failing(qwen3)
+    model: Any = Failing(qwen3, lambda tokens, places: max(places) == len(COMMON) + 5)
     engine = new_engine(model, prefix_cache=stored, max_chunk=512)
-    model.fails_at = len(COMMON) + 5
     asked(engine, COMMON)
-    model.fails_at = -1
+    model.fails = never
     nodes = {*stored.nodes()}
     engine.submit(again := new_request(COMMON, max_tokens=12))
     engine.schedule(0.0)
@@ -276,9 +258,7 @@ def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> 
     requests = [
         new_request([*PREFIX, *range(40 + i, 40 + i + TAIL)], max_tokens=120) for i in range(8)
     ]
-    for request in requests:
-        engine.submit(request)
-    run(engine, max_steps=2000)
+    run(engine, *requests, max_steps=2000)
     assert {request.rows[0].finish for request in requests} == {"length"}
 
 

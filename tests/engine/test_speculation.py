@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from equipped import equipped
+from failing import Failing, First
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -252,28 +253,15 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
 
 
 def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
-    class Failing:
-        fail = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(qwen3, name)
-
-        def decode(self, tokens: mx.array, *args: Any) -> mx.array:
-            logits = qwen3.decode(tokens, *args)
-            if self.fail and tokens.size > 6:
-                self.fail = False
-                raise RuntimeError("[metal] command buffer failed")
-            return logits
-
-    requests, model = asked(), Failing()
+    requests, model = asked(), Failing(qwen3)
     engine = drafted(model, knowing(qwen3, requests))  # type: ignore[arg-type]
     for request in requests:
         engine.submit(request)
     for _ in range(9):
         engine.step()
-    model.fail = True
+    model.fails = once = First(1, lambda tokens, places: len(tokens) > 6)
     run(engine)
-    assert not model.fail
+    assert not once.left
     assert_as_alone(qwen3, *requests)
 
 
