@@ -12,6 +12,7 @@ from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import assert_as_alone
 from tiny import build
 from wrapped_model import WrappedModel
 
@@ -69,15 +70,6 @@ def beside_a_stream(model: Timed) -> tuple[Engine, Request]:
     return engine, stream
 
 
-def solo(model: LoadedModel, request: Request) -> Request:
-    """The same request in a separate engine."""
-    twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens)
-    twin.prompt = request.prompt
-    engine = new_engine(model, layout="solo", max_chunk=4096)
-    run(engine, twin)
-    return twin
-
-
 def test_a_stream_continues_between_images(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
     engine, stream = beside_a_stream(timed)
@@ -94,8 +86,7 @@ def test_a_stream_continues_between_images(qwen: LoadedModel) -> None:
     assert max(gaps) == 2, "as many images as fit the stall target of 0.1 s"
     assert gaps.count(2) >= len(gaps) - 2, "but for the first and the last step"
     run(engine)
-    for each in (stream, request):
-        assert output_of(each).tokens == output_of(solo(qwen, each)).tokens
+    assert_as_alone(qwen, stream, request)
 
 
 def test_steps_without_an_image_follow_one_beyond_the_stall_target(qwen: LoadedModel) -> None:
@@ -134,11 +125,11 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
     assert request.phase is Phase.DONE
     assert not request.features, "what it had computed is free"
     run(engine)
-    assert output_of(stream).tokens == output_of(solo(qwen, stream)).tokens
+    assert_as_alone(qwen, stream)
     timed.fails_at = 0
     again = several(qwen)
     run(engine, again)
-    assert output_of(again).tokens == output_of(solo(qwen, again)).tokens
+    assert_as_alone(qwen, again)
 
 
 def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
