@@ -22,6 +22,7 @@ from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache
 from references import alone, assert_as_alone
+from stepping import step_until
 from turns import TOKEN_BYTES, counted, measured
 
 COMMON = [20 + i * i % 300 for i in range(120)]
@@ -210,8 +211,7 @@ def test_all_entries_behind_a_shared_prefix_can_be_evicted(qwen3: TextModel) -> 
     engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, least=256)
     for last in (40, 41):
         engine.submit(request := new_request([*PREFIX, last, 50], max_tokens=60))
-        while not output_of(request).tokens:
-            engine.step()
+        step_until(engine, lambda: output_of(request).tokens)
     run(engine)
     asked(engine, [*PREFIX[:500], *range(60, 200)])
     assert sum(row.base is not None for row in stored.totals.rows) == 3
@@ -226,8 +226,7 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     stored = PrefixCache(budget=lambda: room)
     engine = new_engine(qwen3, layout="solo", prefix_cache=stored, max_chunk=512, least=48)
     engine.submit(first := new_request(COMMON, max_tokens=12, n=2))
-    while not output_of(first).tokens:
-        engine.step()
+    step_until(engine, lambda: output_of(first).tokens)
     assert stored.nbytes == 0
     room = 2**26
     run(engine)
@@ -269,8 +268,7 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, row_bytes=lambda n: 1024 * n)
     request = new_request(COMMON, max_tokens=30)
     engine.submit(request)
-    while len(request.rows[0].tokens) < 5:
-        engine.step()
+    step_until(engine, lambda: len(request.rows[0].tokens) >= 5)
     own = request.rows[0].lease
     assert own is not None
     assert own.stored_bytes == stored.in_use > 0

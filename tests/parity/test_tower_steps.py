@@ -13,6 +13,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
+from stepping import step_until
 from tiny import build
 from wrapped_model import WrappedModel
 
@@ -105,8 +106,7 @@ def test_without_decoding_rows_all_images_run_at_once(qwen: LoadedModel) -> None
     timed = Timed(qwen)
     engine = new_engine(timed, clock=lambda: timed.now)  # type: ignore[arg-type]
     engine.submit(several(qwen))
-    while not timed.ran:
-        engine.step()
+    step_until(engine, lambda: timed.ran)
     assert len(timed.ran) == IMAGES
 
 
@@ -116,8 +116,7 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
     engine, stream = beside_a_stream(timed)
     request = several(qwen)
     engine.submit(request)
-    while len(timed.ran) < 4:
-        engine.step()
+    step_until(engine, lambda: len(timed.ran) >= 4)
     if ending == "cancel":
         engine.cancel(request)
     else:
@@ -140,7 +139,6 @@ def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
     engine.step()
     text = new_request([40] * 4, max_tokens=2)
     engine.submit(text)
-    while not output_of(text).tokens:
-        engine.step()
+    step_until(engine, lambda: output_of(text).tokens)
     assert len(request.features) < IMAGES
     run(engine)
