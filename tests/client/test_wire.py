@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_provider.client.messages import (
-    Address,
-    LineBuffer,
-    error_of,
-    parse_address,
-    parse_health,
-)
+from mlx_provider.client.messages import Address, LineBuffer, error_of, parse_address, parse_health
 from mlx_provider.errors import BadRequest, EngineUnavailable, Unauthorized
 from mlx_provider.protocol.events import EVENT_BATCH, Delta
 

@@ -1,6 +1,7 @@
 """One tiny model, and models that guess for it or may not."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,10 @@ Folders = Callable[..., Path]
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """The folder of a tiny model by family and changes to its config."""
-    built: dict[str, Path] = {}
 
+    @cache
     def get(family: str, **more: Any) -> Path:
-        key = f"{family} {more}"
-        if key not in built:
-            built[key] = build(tmp_path_factory.mktemp("tiny") / family, family, **more)
-        return built[key]
+        return build(tmp_path_factory.mktemp("tiny") / family, family, **more)
 
     return get
 

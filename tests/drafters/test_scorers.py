@@ -13,6 +13,7 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import Alternating, new_request, run
+from stepping import step_until
 
 from .scores import LEAST, Scripted, thinning
 
@@ -213,8 +214,7 @@ def test_a_row_that_was_prefilled_whole_is_so_again(qwen3: TextModel) -> None:
     engine.submit(other)
     engine.step()
     engine.submit(request)
-    while len(request.rows[0].tokens) < 6:
-        engine.step()
+    step_until(engine, lambda: len(request.rows[0].tokens) >= 6)
     room[0] = 600
     engine.step()
     assert engine.scheduler.queued_jobs
@@ -249,8 +249,7 @@ def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
     engine.sparse_prefill.clock = lambda: now[0]
     stream, long = new_request(text(20), max_tokens=60), new_request(text(600), max_tokens=4)
     engine.submit(stream)
-    while len(stream.rows[0].tokens) < 5:
-        engine.step()
+    step_until(engine, lambda: len(stream.rows[0].tokens) >= 5)
     engine.submit(long)
     gaps = []
     while long.prefilled == 0:
@@ -291,10 +290,8 @@ def test_memory_is_that_of_what_is_kept(qwen3: TextModel) -> None:
     engine.submit(request)
     engine.step()
     assert engine.scheduler.live_bytes >= 2048
-    while request.kept is None:
-        engine.step()
+    step_until(engine, lambda: request.kept is not None)
     assert engine.scheduler.live_bytes < 600
-    while not engine.scheduler.running:
-        engine.step()
+    step_until(engine, lambda: engine.scheduler.running)
     (row,) = engine.scheduler.running
     assert engine.batch.layout.extract(row)[0].keys.shape[2] < 1024

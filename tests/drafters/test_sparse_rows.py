@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 from equipped import equipped, load_by_family
+from failing import Failing, First
 from mlx_provider import LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.grouped_kv import MixedChunk
@@ -24,6 +25,7 @@ from mlx_provider.upstream.cache_classes import KVCache, SparseKVCache, sparse
 from quantised import quantise
 from schedules import Oracle
 from tiny import build
+from wrapped_model import WrappedModel
 
 from .scores import Scripted, thinning
 
@@ -268,27 +270,12 @@ def test_rows_in_company_in_low_precision(form: str, in_format: Formed) -> None:
 
 
 def test_a_failed_step_is_run_again_from_the_same_tokens(qwen3: TextModel) -> None:
-    class Failing:
-        """Its decode of rows fails once they are two."""
-
-        def __init__(self) -> None:
-            self.left = 2
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(qwen3, name)
-
-        def decode(self, tokens: mx.array, *args: Any, **more: Any) -> mx.array:
-            if tokens.size == 2 and self.left:
-                self.left -= 1
-                raise RuntimeError("the device failed")
-            return qwen3.decode(tokens, *args, **more)
-
     requests = [new_request(text(600), max_tokens=60), new_request(text(500, 1), max_tokens=60)]
     twins = [new_request(r.prompt.tokens, max_tokens=60) for r in requests]
     alone(qwen3, twins)
-    model = Failing()
-    served(thinning(model), *requests)
-    assert not model.left
+    twice = First(2, lambda tokens, places: len(tokens) == 2)
+    served(thinning(Failing(qwen3, twice)), *requests)
+    assert not twice.left
     assert tokens_of(requests) == tokens_of(twins)
     assert [r.kept for r in requests] == [r.kept for r in twins]
 
@@ -355,13 +342,10 @@ def test_states_run_over_what_is_kept(family: str, folder: Callable[..., Path]) 
 def test_a_model_that_counts_by_itself_may_not(qwen3: TextModel) -> None:
     """Whatever it makes of what a cache holds, of where tokens stand, shows in the trial."""
 
-    class Counting:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(qwen3, name)
-
+    class Counting(WrappedModel):
         def decode(self, tokens: mx.array, cache: Any, positions: mx.array, *at: Any) -> mx.array:
             found = qwen3.decode(tokens, cache, positions, *at)
             return found + (mx.arange(VOCAB) % 7) * (mx.max(positions) // 50)
 
     assert problem(qwen3, qwen3.make_cache) == ""
-    assert "log-probabilities differ" in problem(Counting(), qwen3.make_cache)  # type: ignore[arg-type]
+    assert "log-probabilities differ" in problem(Counting(qwen3), qwen3.make_cache)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from mlx_provider.engine.execution import batch_layout
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
 from references import assert_as_alone
+from stepping import step_until
 
 WAIT = 8
 
@@ -66,11 +67,9 @@ def test_rows_decode_together_again_once_that_works(qwen3: TextModel, layout: st
     model = Failing(qwen3, lambda tokens, places: broken[0] and len(tokens) > 1)
     engine = new_engine(model, layout=layout)  # type: ignore[arg-type]
     requests = streams(engine)
-    while engine.batch.layout.name != "solo":
-        engine.step()
+    step_until(engine, lambda: engine.batch.layout.name == "solo")
     broken[0] = False
-    while engine.batch.layout.name == "solo":
-        engine.step()
+    step_until(engine, lambda: engine.batch.layout.name != "solo")
     decoding = list(engine.scheduler.running)
     assert len(decoding) == 3
     model.decodes.clear()
@@ -100,8 +99,7 @@ def test_rows_that_cannot_be_merged_continue_apart(
     model = Failing(qwen3, lambda tokens, places: broken[0] and len(tokens) > 1)
     engine = new_engine(model)  # type: ignore[arg-type]
     requests = streams(engine)
-    while engine.batch.layout.name != "solo":
-        engine.step()
+    step_until(engine, lambda: engine.batch.layout.name == "solo")
     broken[0] = False
     refused = []
 
@@ -122,16 +120,14 @@ def test_chunks_are_mixed_in_again_once_that_works(qwen3: TextModel) -> None:
     model = Failing(qwen3, lambda tokens, places: broken[0] and len(tokens) > 3)
     engine = new_engine(model, mixes=True, max_chunk=32, clock=lambda: 0.0)  # type: ignore[arg-type]
     requests = streams(engine, max_tokens=60)
-    while len(engine.scheduler.running) < 3:
-        engine.step()
+    step_until(engine, lambda: len(engine.scheduler.running) >= 3)
     for word in (100, 200, 300):
         requests.append(new_request([word + i % 50 for i in range(40)], max_tokens=1))
         engine.submit(requests[-1])
         if word == 300:
             broken[0] = False
             model.decodes.clear()
-        while requests[-1].unfinished_rows:
-            engine.step()
+        step_until(engine, lambda: not requests[-1].unfinished_rows)
         assert engine.batch.mixes == (word == 300), word
         for _ in range(2 * WAIT if word == 200 else 0):
             engine.step()
@@ -168,8 +164,7 @@ def test_a_mixed_pass_that_failed_once_does_not_fail_again(
     engine = new_engine(model, mixes=True, max_chunk=32)  # type: ignore[arg-type]
     requests = [*decoding(engine, 1), new_request(range(100, 300), max_tokens=9)]
     engine.submit(requests[1])
-    while requests[1].prefilled < 64:
-        engine.step()
+    step_until(engine, lambda: requests[1].prefilled >= 64)
     model.fails = First(1, lambda tokens, places: len(tokens) > 5)
     run(engine)
     assert "of 0 rows" not in caplog.text

@@ -10,9 +10,10 @@ from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import new_engine, new_request, run
 from mlx_provider.upstream.cache_classes import leaves
 from noted_calls import note_calls
+from references import assert_as_alone
 
 LENGTHS = (190, 100)
 REPLY = 120
@@ -62,9 +63,4 @@ def test_a_preempted_row_is_not_merged_until_the_merge_needs_no_memory(
     vars(engine.scheduler.ledger).update(available=lambda: 3 * 256 * each)
     run(engine)
     assert waited == [asked[1].id]
-    for request in asked:
-        alone = new_engine(qwen3, layout="solo", max_chunk=256)
-        twin = new_request(request.prompt.tokens, max_tokens=REPLY)
-        alone.submit(twin)
-        run(alone)
-        assert output_of(request).tokens == output_of(twin).tokens
+    assert_as_alone(qwen3, *asked)

@@ -16,6 +16,7 @@ from mlx_provider.protocol.events import Failed
 from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
+from stepping import step_until
 
 POISON = 383
 """A token that nobody draws: beyond the tokenizer's."""
@@ -74,8 +75,7 @@ def test_a_cancelled_prompt_leaves_no_cache_behind(qwen3: TextModel) -> None:
     others = decoding(engine)
     long = new_request(LONG, max_tokens=9)
     engine.submit(long)
-    while not long.prefilled:
-        engine.step()
+    step_until(engine, lambda: long.prefilled)
     (job,) = engine.scheduler.waiting
     left = weakref.ref(job.row_cache()[0])
     del job
@@ -127,12 +127,10 @@ def test_a_failed_mixed_pass_is_run_again_without_effect_on_results(
 def test_no_chunk_is_mixed_when_rows_decode_alone(qwen3: TextModel) -> None:
     engine = engine_of(Failing(qwen3, lambda tokens, places: len(tokens) > 1))
     others = decoding(engine)
-    while engine.batch.layout.name != "solo":
-        engine.step()
+    step_until(engine, lambda: engine.batch.layout.name == "solo")
     long = new_request(LONG, max_tokens=9)
     engine.submit(long)
-    while not output_of(long).tokens:
-        engine.step()
+    step_until(engine, lambda: output_of(long).tokens)
     assert all(other.phase is Phase.DECODE for other in others), "it waits for nobody's end"
     run(engine)
     assert_as_alone(qwen3, *others, long)

@@ -17,6 +17,7 @@ from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, run
 from references import assert_as_alone
+from stepping import step_until
 from wrapped_model import WrappedModel
 
 CURVE = Curve(((1, 0.01), (256, 0.2)))
@@ -99,8 +100,7 @@ def test_rows_that_decode_in_several_passes_are_expected_to_take_as_long(
     engine = new_engine(qwen3, layout=layout, max_chunk=512, costs=costs, clock=lambda: 0.0)
     for length in (10, 12, 400):
         engine.submit(new_request([30] * length, max_tokens=6))
-    while len(engine.scheduler.running) < 3:
-        engine.step()
+    step_until(engine, lambda: len(engine.scheduler.running) >= 3)
     engine.step()
     keys = sum(row.length for row in plans[-1].rows) - 3  # each row has one more token since
     assert plans[-1].pass_seconds == pytest.approx(passes * 0.01 + keys * 1e-5, rel=0.01)
@@ -130,15 +130,13 @@ def test_the_engine_does_not_wait_for_a_chunk_after_the_rows(
     engine = new_engine(device, max_chunk=16, scheduler=Alternating)  # type: ignore[arg-type]
     stream, long = new_request([30] * 8, max_tokens=40), new_request([40] * 200, max_tokens=3)
     engine.submit(stream)
-    while not engine.scheduler.running:
-        engine.step()
+    step_until(engine, lambda: engine.scheduler.running)
     engine.submit(long)
     engine.step()
     waits = partial(setattr, device, "waits")
     own = SimpleNamespace(**vars(mx) | {"eval": lambda *a: [waits(device.waits + 1), mx.eval(*a)]})
     monkeypatch.setattr(prefill, "mx", own)
-    while long.phase is not Phase.DECODE:
-        engine.step()
+    step_until(engine, lambda: long.phase is Phase.DECODE)
     assert device.launched.count("chunk") >= 10
     assert device.waits == 1, "for the last one, whose logits are wanted"
     run(engine)
@@ -150,11 +148,9 @@ def test_a_failed_chunk_after_the_rows_is_run_again(qwen3: TextModel) -> None:
     engine = new_engine(qwen3, max_chunk=16, scheduler=Alternating)
     stream, long = new_request([30] * 8, max_tokens=40), new_request([40] * 200, max_tokens=3)
     engine.submit(stream)
-    while not engine.scheduler.running:
-        engine.step()
+    step_until(engine, lambda: engine.scheduler.running)
     engine.submit(long)
-    while not long.prefilled:
-        engine.step()
+    step_until(engine, lambda: long.prefilled)
     read = engine.batch.read
 
     def failing() -> Any:

@@ -54,6 +54,12 @@ def keep(prefix_cache, model, ids, ends=(), key=KEY) -> int:
     return length
 
 
+def keep_on(folder: Path, model, ids, **more) -> None:
+    """On disk alone: in a cache that closes."""
+    with closing(store_on(folder, **more)) as prefix_cache:
+        keep(prefix_cache, model, ids)
+
+
 def reuse(prefix_cache, model, ids, key=KEY) -> int:
     """Number of tokens of a restored row, after a comparison with a cold one."""
     row, length = restored(prefix_cache, CALLS, model, key, ids)
@@ -138,11 +144,9 @@ def test_nothing_is_written_twice(tmp_path) -> None:
 
 
 def test_branches_share_their_files(tmp_path) -> None:
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, list(range(1, 2001)))
+    keep_on(tmp_path, PLAIN, list(range(1, 2001)))
     one = sum(path.stat().st_size for path in files(tmp_path))
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, [*range(1, 1501), 9000])
+    keep_on(tmp_path, PLAIN, [*range(1, 1501), 9000])
     assert sum(path.stat().st_size for path in files(tmp_path)) < one * 1.1
     with closing(store_on(tmp_path)) as prefix_cache:
         assert reuse(prefix_cache, PLAIN, [*range(1, 1501), 9000, 1]) == 1501
@@ -159,8 +163,7 @@ def test_pruned_checkpoints_leave_the_disk_too(tmp_path) -> None:
 
 
 def test_only_the_owner_can_read_the_files(tmp_path) -> None:
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, [1, 2, 3])
+    keep_on(tmp_path, PLAIN, [1, 2, 3])
     assert stat.S_IMODE((tmp_path / "prefixes").stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)} == {0o600}
     assert not any(b"tenant-secret" in path.read_bytes() for path in files(tmp_path))
@@ -174,8 +177,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path) -> None:
 
 
 def test_keys_do_not_share_files(tmp_path) -> None:
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, [1, 2, 3])
+    keep_on(tmp_path, PLAIN, [1, 2, 3])
     with closing(store_on(tmp_path)) as prefix_cache:
         for other in (CacheKey("model"), CacheKey("other", salt="tenant-secret")):
             assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4], key=other) == 0
@@ -226,8 +228,7 @@ def empty(path: Path) -> None:
     "damage", [damage_data, damage_tokens, damage_start, cut_short, no_header, empty]
 )
 def test_damage_is_ignored_with_one_line_and_removed(tmp_path, caplog, damage) -> None:
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, [1, 2, 3, 4])
+    keep_on(tmp_path, PLAIN, [1, 2, 3, 4])
     damage(files(tmp_path)[0])
     prefix_cache = store_on(tmp_path)
     assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4, 5]) == 0
@@ -237,8 +238,7 @@ def test_damage_is_ignored_with_one_line_and_removed(tmp_path, caplog, damage) -
     flush(prefix_cache.disk)
     assert files(tmp_path) == []
     # the prefix is computed and written again
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, [1, 2, 3, 4])
+    keep_on(tmp_path, PLAIN, [1, 2, 3, 4])
     assert len(files(tmp_path)) == 1
 
 
@@ -262,11 +262,9 @@ def test_the_folder_keeps_its_bound_and_evicts_the_least_recently_used(tmp_path)
 
 
 def test_the_tail_of_a_path_is_evicted_before_its_head(tmp_path) -> None:
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, list(range(1, 6001)))
+    keep_on(tmp_path, PLAIN, list(range(1, 6001)))
     total = sum(path.stat().st_size for path in files(tmp_path))
-    with closing(store_on(tmp_path, limit=int(total * 0.9))) as prefix_cache:
-        keep(prefix_cache, PLAIN, [9, 8, 7])
+    keep_on(tmp_path, PLAIN, [9, 8, 7], limit=int(total * 0.9))
     with closing(store_on(tmp_path)) as prefix_cache:
         assert reuse(prefix_cache, PLAIN, list(range(1, 6002))) == 5120
 
@@ -316,8 +314,7 @@ def test_what_is_stored_before_a_restore_begins_is_written_before_it_is_read(tmp
 
 def test_a_removed_file_is_a_miss(tmp_path) -> None:
     """Another process may shrink the folder at any time."""
-    with closing(store_on(tmp_path)) as prefix_cache:
-        keep(prefix_cache, PLAIN, [1, 2, 3])
+    keep_on(tmp_path, PLAIN, [1, 2, 3])
     with closing(store_on(tmp_path)) as prefix_cache:
         files(tmp_path)[0].unlink()
         assert reuse(prefix_cache, PLAIN, [1, 2, 3, 4]) == 0
@@ -421,8 +418,7 @@ def test_two_processes_share_a_folder(tmp_path) -> None:
 
 
 def test_of_a_path_larger_than_the_folder_the_part_that_fits_is_written(tmp_path) -> None:
-    with closing(store_on(tmp_path, limit=100_000)) as prefix_cache:
-        keep(prefix_cache, PLAIN, list(range(1, 6001)))
+    keep_on(tmp_path, PLAIN, list(range(1, 6001)), limit=100_000)
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 100_000
     with closing(store_on(tmp_path)) as prefix_cache:
         assert reuse(prefix_cache, PLAIN, list(range(1, 6002))) == 2560

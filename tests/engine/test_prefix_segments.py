@@ -1,6 +1,6 @@
 """A hit equals a cold run: rows rebuilt from the prefix cache, on real model classes."""
 
-from pathlib import Path
+from functools import cache, partial
 
 import mlx.core as mx
 import numpy as np
@@ -26,19 +26,19 @@ KEY = CacheKey("tiny")
 CHUNK = 17
 
 
+@pytest.fixture
+def prefix_cache() -> PrefixCache:
+    return PrefixCache(budget=lambda: 2**40)
+
+
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory):
     """Loaded tiny models by family name, each built once."""
     from mlx_lm.utils import load_model
 
-    made = {}
-
+    @cache
     def get(family: str, **overrides):
-        name = (family, *overrides.items())
-        if name not in made:
-            folder = build(tmp_path_factory.mktemp(family) / "model", family, **overrides)
-            made[name] = load_model(Path(folder))[0]
-        return made[name]
+        return load_model(build(tmp_path_factory.mktemp(family) / "model", family, **overrides))[0]
 
     return get
 
@@ -66,18 +66,21 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(20, 300, length)]
 
 
-def serve(prefix_cache, model, make, ids, ends=()) -> tuple[int, tuple[list[int], np.ndarray]]:
-    """Match, restore, prefill with snapshots, decode and insert, as the engine does."""
+def answer(model, row, ids, held: int = 0) -> tuple[list[int], np.ndarray]:
+    """Prefill what the row does not hold yet, and decode."""
+    return greedy(model, row, prefill(model, row, ids, held, len(ids)))
+
+
+def keeping(model) -> list[RotatingKVCache]:
+    return [RotatingKVCache(max_size=16, keep=4) for _ in model.layers]
+
+
+def serve(prefix_cache, model, make, ids) -> tuple[int, tuple[list[int], np.ndarray]]:
+    """Match, restore, prefill, decode and insert, as the engine does."""
     match = prefix_cache.match(KEY, ids, len(ids) - 1)
-    cache = prefix_cache.acquire(match, make)[0]
-    at, states, logprobs = match.length, {}, None
-    for end in [e for e in (*ends, len(ids)) if e > at]:
-        logprobs = prefill(model, cache, ids, at, end)
-        at = end
-        if (state := prefix_cache.snapshot(cache)) is not None:
-            states[end] = state
-    reply = greedy(model, cache, logprobs)
-    prefix_cache.insert(KEY, [*ids, *reply[0]], cache, states)
+    row = prefix_cache.acquire(match, make)[0]
+    reply = answer(model, row, ids, match.length)
+    prefix_cache.insert(KEY, [*ids, *reply[0]], row, {})
     check_integrity(prefix_cache)
     return match.length, reply
 
@@ -88,15 +91,11 @@ def assert_equal(hit, cold) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 23, 24, 25, 40, 70])
-def test_a_rotating_window_resumes_at_any_rotation(length, model_of) -> None:
+def test_a_rotating_window_resumes_at_any_rotation(length, model_of, prefix_cache) -> None:
     """Decoding and chunked prefill leave different orders in the rotating buffer."""
     model = model_of("gemma3_text")
     ids = prompt(length)
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
-
-    def make() -> list:
-        return make_prompt_cache(model)
-
+    make = partial(make_prompt_cache, model)
     for chunked in (True, False):
         key = CacheKey(str(chunked))
         cache = make()
@@ -110,20 +109,14 @@ def test_a_rotating_window_resumes_at_any_rotation(length, model_of) -> None:
         match = prefix_cache.match(key, more, len(more) - 1)
         assert match.length == length
         row = prefix_cache.acquire(match, make)[0]
-        hit = greedy(model, row, prefill(model, row, more, length, len(more)))
-        fresh = make()
-        cold = greedy(model, fresh, prefill(model, fresh, more, 0, len(more)))
-        assert_equal(hit, cold)
+        hit = answer(model, row, more, length)
+        assert_equal(hit, answer(model, make(), more))
 
 
-def test_a_rotating_cache_that_keeps_its_first_tokens(model_of) -> None:
+def test_a_rotating_cache_that_keeps_its_first_tokens(model_of, prefix_cache) -> None:
     """As with `--max-kv-size`: the first `keep` tokens stay in the buffer and in its snapshot."""
     model = model_of("qwen3")
-
-    def make() -> list:
-        return [RotatingKVCache(max_size=16, keep=4) for _ in model.layers]
-
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
+    make = partial(keeping, model)
     ids = prompt(40)
     cache = make()
     first = prefill(model, cache, ids, 0, 40)
@@ -150,16 +143,12 @@ CHECKPOINTS = [
 
 
 @pytest.mark.parametrize(("start", "windows"), CHECKPOINTS)
-def test_a_window_gives_a_snapshot_inside_its_last_pass(start, windows, model_of) -> None:
+def test_a_window_gives_a_snapshot_inside_its_last_pass(
+    start, windows, model_of, prefix_cache
+) -> None:
     """No pass ends at that token, but the window still holds all tokens of the snapshot."""
     model = model_of("qwen3" if windows == "kept" else windows)
-
-    def make() -> list:
-        if windows == "kept":
-            return [RotatingKVCache(max_size=16, keep=4) for _ in model.layers]
-        return make_prompt_cache(model)
-
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
+    make = partial(keeping if windows == "kept" else make_prompt_cache, model)
     assert strictest(make()) is Kind.WINDOW
     ids = prompt(70)
     cache = make()
@@ -173,17 +162,16 @@ def test_a_window_gives_a_snapshot_inside_its_last_pass(start, windows, model_of
         match = prefix_cache.match(key, more, len(more) - 1)
         row = prefix_cache.acquire(match, make)[0]
         assert match.length == at
-        hit = greedy(model, row, prefill(model, row, more, at, len(more)))
+        hit = answer(model, row, more, at)
         # `RotatingKVCache.make_mask` ignores `keep`, so the cold row must have equal chunks
         fresh = make()
         for stop in sorted({start, at} - {0}):
             model(mx.array([more[fresh[0].offset : stop]]), cache=fresh)
-        assert_equal(hit, greedy(model, fresh, prefill(model, fresh, more, at, len(more))))
+        assert_equal(hit, answer(model, fresh, more, at))
 
 
-def test_a_state_gives_no_snapshot_of_an_earlier_token(model_of) -> None:
+def test_a_state_gives_no_snapshot_of_an_earlier_token(model_of, prefix_cache) -> None:
     model = model_of("qwen3_5_text")
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
     cache = make_prompt_cache(model)
     assert strictest(cache) is Kind.STATE
     prefill(model, cache, prompt(10), 0, 10)
@@ -193,29 +181,24 @@ def test_a_state_gives_no_snapshot_of_an_earlier_token(model_of) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_kv(bits, model_of) -> None:
+def test_quantised_kv(bits, model_of, prefix_cache) -> None:
     model = model_of("llama", head_dim=32)  # mlx quantises in groups of 32 or more
 
     def make() -> list:
         return [QuantizedKVCache(group_size=32, bits=bits) for _ in model.layers]
 
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
     ids = prompt(50)
     serve(prefix_cache, model, make, ids)
     for more in ([*ids, *prompt(6, 3)], [*ids[:33], *prompt(6, 4)]):
         length, hit = serve(prefix_cache, model, make, more)
         assert length == (50 if more[:50] == ids else 33)
-        cache = make()
-        assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
+        assert_equal(hit, answer(model, make(), more))
 
 
-def test_rows_that_leave_a_batch_are_stored(model_of) -> None:
+def test_rows_that_leave_a_batch_are_stored(model_of, prefix_cache) -> None:
     """Rows from upstream's `extract` of a merged cache must be restored exactly."""
     model = model_of("qwen3_5_text")
-
-    def make() -> list:
-        return make_prompt_cache(model)
-
+    make = partial(make_prompt_cache, model)
     prompts = [prompt(30, 1), prompt(21, 2)]
     rows = []
     for ids in prompts:
@@ -223,7 +206,6 @@ def test_rows_that_leave_a_batch_are_stored(model_of) -> None:
         prefill(model, rows[-1], ids, 0, len(ids))
     together = [type(a).merge([a, b]) for a, b in zip(*rows, strict=True)]
     model(mx.array([[40], [41]]), cache=together)
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
     for index, (ids, token) in enumerate(zip(prompts, (40, 41), strict=True)):
         prefix_cache.insert(KEY, [*ids, token], [layer.extract(index) for layer in together], {})
     for ids, token in zip(prompts, (40, 41), strict=True):
@@ -231,9 +213,8 @@ def test_rows_that_leave_a_batch_are_stored(model_of) -> None:
         match = prefix_cache.match(KEY, more, len(more) - 1)
         assert match.length == len(ids) + 1
         row = prefix_cache.acquire(match, make)[0]
-        hit = greedy(model, row, prefill(model, row, more, match.length, len(more)))
-        cache = make()
-        assert_equal(hit, greedy(model, cache, prefill(model, cache, more, 0, len(more))))
+        hit = answer(model, row, more, match.length)
+        assert_equal(hit, answer(model, make(), more))
 
 
 def test_vision_packages_classes_are_known() -> None:
@@ -252,11 +233,10 @@ def test_vision_packages_classes_are_known() -> None:
 
 
 @pytest.mark.parametrize("package", ["mlx_lm", "mlx_vlm"])
-def test_states_of_both_packages_round_trip(package) -> None:
+def test_states_of_both_packages_round_trip(package, prefix_cache) -> None:
     import importlib
 
     cls = importlib.import_module(f"{package}.models.cache").ArraysCache
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
     row = cls(2)
     row[0], row[1] = mx.ones((1, 3)), None
     prefix_cache.insert(KEY, [1, 2, 3], [row], {})
@@ -284,10 +264,9 @@ def feed(layer, start: int, stop: int) -> tuple:
 
 
 @pytest.mark.parametrize("keep", [0, 4])
-def test_a_snapshot_after_a_long_chunk_has_only_the_window(keep) -> None:
+def test_a_snapshot_after_a_long_chunk_has_only_the_window(keep, prefix_cache) -> None:
     """Upstream holds the whole chunk until the next update; a snapshot only the window."""
 
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
     row = RotatingKVCache(max_size=16, keep=keep)
     feed(row, 0, 100)
     assert row.keys.shape[2] == 100
@@ -299,13 +278,12 @@ def test_a_snapshot_after_a_long_chunk_has_only_the_window(keep) -> None:
 @pytest.mark.parametrize("keep", [0, 4])
 @pytest.mark.parametrize("held", [7, 16, 17, 100])
 @pytest.mark.parametrize("steps", [(1,) * 20, (3, 1, 1), (20, 1)])
-def test_a_restored_window_continues_like_the_original(keep, held, steps) -> None:
+def test_a_restored_window_continues_like_the_original(keep, held, steps, prefix_cache) -> None:
     def live() -> RotatingKVCache:
         row = RotatingKVCache(max_size=16, keep=keep)
         feed(row, 0, held)
         return row
 
-    prefix_cache = PrefixCache(budget=lambda: 2**40)
     prefix_cache.insert(KEY, list(range(held)), [live()], {})
     match = prefix_cache.match(KEY, list(range(held + 2)), held + 1)
     again = prefix_cache.acquire(match, lambda: [RotatingKVCache(max_size=16, keep=keep)])[0][0]

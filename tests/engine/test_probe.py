@@ -1,7 +1,6 @@
 """The probe distinguishes kernel noise from errors of a layout; deep models amplify noise."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,7 @@ from kernel_noise import (
     keeps_the_best,
     noisy_device,
 )
-from layout_bugs import (
-    CHUNK_BUGS,
-    LAYOUT_BUGS,
-    OTHER_BUGS,
-    STATE_BUGS,
-    no_mask,
-)
+from layout_bugs import CHUNK_BUGS, LAYOUT_BUGS, OTHER_BUGS, STATE_BUGS, no_mask
 from mlx_provider import LoadOptions
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.serving import probe, solo_rows
@@ -34,6 +27,7 @@ from wrapped_model import WrappedModel
 
 Patch = pytest.MonkeyPatch
 Deep = Callable[..., TextModel]
+FINDS = ((LAYOUT_BUGS, finds_layout_bug), (CHUNK_BUGS, finds_chunk_bug))
 
 
 @pytest.fixture(scope="module")
@@ -81,25 +75,14 @@ def test_any_noise_leaves_the_best_layout(
 # -- errors of a layout
 
 
-def each_with_a_seed(bugs: Iterable[str]) -> list[tuple[str, int]]:
-    """Alternates between two models; the sweep tests all errors with many, deeper ones."""
-    return list(zip(bugs, itertools.cycle(range(2)), strict=False))
-
-
-@pytest.mark.parametrize(("bug", "seed"), each_with_a_seed(LAYOUT_BUGS))
-def test_an_error_of_the_layout_is_found(
-    deep: Deep, probed: Probed, monkeypatch: Patch, bug: str, seed: int
+@pytest.mark.parametrize("bug", LAYOUT_BUGS | CHUNK_BUGS)
+def test_an_error_of_the_layout_or_of_mixed_chunks_is_found(
+    deep: Deep, probed: Probed, monkeypatch: Patch, bug: str
 ) -> None:
-    LAYOUT_BUGS[bug](monkeypatch)
-    assert finds_layout_bug(probed, deep(seed, layers=8))
-
-
-@pytest.mark.parametrize(("bug", "seed"), each_with_a_seed(CHUNK_BUGS))
-def test_an_error_of_mixed_chunks_is_found(
-    deep: Deep, probed: Probed, monkeypatch: Patch, bug: str, seed: int
-) -> None:
-    CHUNK_BUGS[bug](monkeypatch)
-    assert finds_chunk_bug(probed, deep(seed, layers=8))
+    """With one of two models; the sweep tests all errors with many, deeper ones."""
+    bugs, finds = next(each for each in FINDS if bug in each[0])
+    bugs[bug](monkeypatch)
+    assert finds(probed, deep(list(bugs).index(bug) % 2, layers=8))
 
 
 @pytest.mark.parametrize("bug", OTHER_BUGS)
@@ -131,7 +114,7 @@ def test_every_error_is_found_at_any_noise(
     deep: Deep, probed: Probed, seed: int, share: float
 ) -> None:
     missed = []
-    for bugs, finds in ((LAYOUT_BUGS, finds_layout_bug), (CHUNK_BUGS, finds_chunk_bug)):
+    for bugs, finds in FINDS:
         for name, bug in bugs.items():
             with pytest.MonkeyPatch.context() as patch:
                 bug(patch)

@@ -13,15 +13,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from allocator_replay import (
-    DIM,
-    LAYERS,
-    TOKEN_ROW_BYTES,
-    WEIGHTS,
-    Replay,
-    StandIn,
-    cold_prefill,
-)
+from allocator_replay import DIM, LAYERS, TOKEN_ROW_BYTES, WEIGHTS, Replay, StandIn, cold_prefill
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.row_cache import grow_by
 from mlx_provider.engine.scheduling.ledger import kv_capacity, kv_growth

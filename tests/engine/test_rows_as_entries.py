@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from allocator_replay import StandIn
+from failing import Failing, never
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.buffers import Leases
@@ -21,6 +22,7 @@ from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache
 from references import alone, assert_as_alone
+from stepping import step_until
 from turns import TOKEN_BYTES, counted, measured
 
 COMMON = [20 + i * i % 300 for i in range(120)]
@@ -28,8 +30,7 @@ COMMON = [20 + i * i % 300 for i in range(120)]
 
 def asked(engine: Engine, tokens: list[int], reply: int = 12) -> Request:
     request = new_request(tokens, max_tokens=reply)
-    engine.submit(request)
-    run(engine)
+    run(engine, request)
     return request
 
 
@@ -126,14 +127,14 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(
     qwen3: TextModel, *, retried: bool
 ) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
-    model: Any = Failing(qwen3)
-    model.fails_at = len(COMMON) if retried else -1
+    fails_at = len(COMMON) if retried else -1
+    model: Any = Failing(qwen3, lambda tokens, places: max(places) == fails_at)
     engine = new_engine(model, prefix_cache=stored, max_chunk=512)
     engine.submit(new_request([9] * 20, max_tokens=30))  # or the row would fail alone
     before = [*COMMON, *output_of(asked(engine, COMMON, reply=1 + retried)).tokens[:retried]]
     assert stored.in_use == 0
     gc.collect()
-    model.fails_at = -1
+    fails_at = -1
     with counted() as copies:
         again = asked(engine, [*before, 60, 61])
     assert again.cached == len(before)
@@ -141,30 +142,12 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(
     assert_as_alone(qwen3, again)
 
 
-class Failing:
-    """A model that fails one pass of a row."""
-
-    def __init__(self, inner: TextModel) -> None:
-        self.inner = inner
-        self.fails_at = -1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def decode(self, tokens: mx.array, cache: list[Any], positions: mx.array) -> mx.array:
-        logits = self.inner.decode(tokens, cache, positions)
-        if max(positions.tolist()) == self.fails_at:
-            raise RuntimeError("[metal] command buffer failed")
-        return logits
-
-
 def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
-    model: Any = Failing(qwen3)
+    model: Any = Failing(qwen3, lambda tokens, places: max(places) == len(COMMON) + 5)
     engine = new_engine(model, prefix_cache=stored, max_chunk=512)
-    model.fails_at = len(COMMON) + 5
     asked(engine, COMMON)
-    model.fails_at = -1
+    model.fails = never
     nodes = {*stored.nodes()}
     engine.submit(again := new_request(COMMON, max_tokens=12))
     engine.schedule(0.0)
@@ -228,8 +211,7 @@ def test_all_entries_behind_a_shared_prefix_can_be_evicted(qwen3: TextModel) -> 
     engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, least=256)
     for last in (40, 41):
         engine.submit(request := new_request([*PREFIX, last, 50], max_tokens=60))
-        while not output_of(request).tokens:
-            engine.step()
+        step_until(engine, lambda: output_of(request).tokens)
     run(engine)
     asked(engine, [*PREFIX[:500], *range(60, 200)])
     assert sum(row.base is not None for row in stored.totals.rows) == 3
@@ -244,8 +226,7 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     stored = PrefixCache(budget=lambda: room)
     engine = new_engine(qwen3, layout="solo", prefix_cache=stored, max_chunk=512, least=48)
     engine.submit(first := new_request(COMMON, max_tokens=12, n=2))
-    while not output_of(first).tokens:
-        engine.step()
+    step_until(engine, lambda: output_of(first).tokens)
     assert stored.nbytes == 0
     room = 2**26
     run(engine)
@@ -276,9 +257,7 @@ def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> 
     requests = [
         new_request([*PREFIX, *range(40 + i, 40 + i + TAIL)], max_tokens=120) for i in range(8)
     ]
-    for request in requests:
-        engine.submit(request)
-    run(engine, max_steps=2000)
+    run(engine, *requests, max_steps=2000)
     assert {request.rows[0].finish for request in requests} == {"length"}
 
 
@@ -289,8 +268,7 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, row_bytes=lambda n: 1024 * n)
     request = new_request(COMMON, max_tokens=30)
     engine.submit(request)
-    while len(request.rows[0].tokens) < 5:
-        engine.step()
+    step_until(engine, lambda: len(request.rows[0].tokens) >= 5)
     own = request.rows[0].lease
     assert own is not None
     assert own.stored_bytes == stored.in_use > 0
@@ -359,7 +337,7 @@ def test_a_single_row_frees_the_capacity_for_later_turns_before_it_is_preempted(
     own = Shrinking(qwen3)
     request = own.turn(asked(own.engine, LONG), reply=60)
     most = own.memory.row_bytes(len(request.prompt.tokens) + 60)
-    assert own.scheduler.live_bytes + own.stored_bytes.in_use > most
+    assert own.scheduler.live_bytes + own.stored.in_use > most
     own.room = most
     run(own.engine)
     assert_as_alone(qwen3, request)
@@ -378,7 +356,7 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
         while not own.engine.idle:
             (group,) = own.engine.batch.layout.groups
             rooms.append(max(layer.keys.shape[2] for layer in group.cache))
-            charged = own.scheduler.live_bytes + own.stored_bytes.in_use
+            charged = own.scheduler.live_bytes + own.stored.in_use
             charged //= own.memory.token_bytes
             about_to_grow = request.rows[0].cached_length >= rooms[-1]
             assert charged > rooms[-1] if about_to_grow else charged == rooms[-1]
@@ -392,8 +370,8 @@ def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: Te
     first = own.turn(asked(own.engine, LONG), reply=40)
     other = new_request(LONG[300:500], max_tokens=8)
     reserved = own.scheduler.ledger.reservation
-    own.room = reserved(first.rows) + own.stored_bytes.in_use + reserved(other.rows) - 1
-    own.stored_bytes.evict(0)
+    own.room = reserved(first.rows) + own.stored.in_use + reserved(other.rows) - 1
+    own.stored.evict(0)
     own.engine.submit(other)
     own.engine.step()
     assert own.scheduler.active_rows == 2
@@ -407,7 +385,7 @@ def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     run(own.engine)
     tokens = [*first.prompt.tokens, *output_of(first).tokens, 62]
     whole = own.memory.row_bytes(len(tokens) + 12)
-    assert own.stored_bytes.nbytes > whole
+    assert own.stored.nbytes > whole
     own.room = whole
     again = asked(own.engine, tokens)
     assert again.cached == len(tokens) - 1
@@ -418,10 +396,10 @@ def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) ->
     own = Shrinking(qwen3)
     own.turn(asked(own.engine, LONG), reply=12)
     run(own.engine)
-    before, entries = own.stored_bytes.nbytes, set(own.stored.nodes())
-    freed = own.stored_bytes.evict(0, keep=entries)
-    assert entries == set(own.stored_bytes.nodes())
-    assert freed == before - own.stored_bytes.nbytes > 0
+    before, entries = own.stored.nbytes, set(own.stored.nodes())
+    freed = own.stored.evict(0, keep=entries)
+    assert entries == set(own.stored.nodes())
+    assert freed == before - own.stored.nbytes > 0
 
 
 def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextModel) -> None:
@@ -444,7 +422,7 @@ def test_a_prompt_that_waits_keeps_its_stored_prefix(qwen3: TextModel) -> None:
     while len(output_of(first).tokens) < 3:
         own.engine.step()
     reserved = own.scheduler.ledger.reservation(first.rows)
-    own.room = reserved + own.stored_bytes.nbytes + own.memory.row_bytes(len(PREFIX)) // 4
+    own.room = reserved + own.stored.nbytes + own.memory.row_bytes(len(PREFIX)) // 4
     own.engine.submit(other := new_request([*PREFIX, *range(40, 340)], max_tokens=12))
     run(own.engine)
     assert other.cached == len(PREFIX)
@@ -459,7 +437,7 @@ def test_no_more_rows_are_preempted_for_another_account_than_it_needs(qwen3: Tex
         own.engine.submit(request)
     while len(own.scheduler.running) < 3:
         own.engine.step()
-    own.room = own.scheduler.live_bytes + own.stored_bytes.in_use
+    own.room = own.scheduler.live_bytes + own.stored.in_use
     own.engine.submit(other := new_request([9] * 250, max_tokens=12, account="b"))
     run(own.engine)
     assert sum(request.rows[0].gave_way for request in flood) == 1
@@ -506,4 +484,4 @@ def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) 
     assert buffers_of(leases) == buffers_of([rows[1].lease])
     freed = [-step._pinned_bytes(leases, rows[:n]) for n in range(3)]
     assert freed == [0, rows[0].lease.stored_bytes, rows[0].lease.stored_bytes]
-    assert -step._pinned_bytes((), rows) == own.stored_bytes.in_use
+    assert -step._pinned_bytes((), rows) == own.stored.in_use

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from equipped import equipped
+from failing import Failing, First
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
@@ -27,6 +28,7 @@ from mlx_provider.records import DeviceTokens, DraftRow
 from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
 from references import alone, assert_as_alone
 from schedules import Oracle, steps_of
+from stepping import step_until
 from tiny import build
 from tolerances import logprob_tolerance
 
@@ -208,8 +210,7 @@ def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> Non
     speculation = Speculation(Source(knowing(qwen3, [first])), vocab=vocab, policy=Always())
     engine = new_engine(qwen3, mixes=True, speculation=speculation)
     engine.submit(first)
-    while not first.drafted:
-        engine.step()
+    step_until(engine, lambda: first.drafted)
     engine.submit(newcomer)
     engine.step()  # it reads the earlier drafts
     before = first.drafted
@@ -252,28 +253,15 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
 
 
 def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
-    class Failing:
-        fail = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(qwen3, name)
-
-        def decode(self, tokens: mx.array, *args: Any) -> mx.array:
-            logits = qwen3.decode(tokens, *args)
-            if self.fail and tokens.size > 6:
-                self.fail = False
-                raise RuntimeError("[metal] command buffer failed")
-            return logits
-
-    requests, model = asked(), Failing()
+    requests, model = asked(), Failing(qwen3)
     engine = drafted(model, knowing(qwen3, requests))  # type: ignore[arg-type]
     for request in requests:
         engine.submit(request)
     for _ in range(9):
         engine.step()
-    model.fail = True
+    model.fails = once = First(1, lambda tokens, places: len(tokens) > 6)
     run(engine)
-    assert not model.fail
+    assert not once.left
     assert_as_alone(qwen3, *requests)
 
 
@@ -282,8 +270,7 @@ def test_of_a_cancelled_row_with_drafts_the_accepted_tokens_are_stored(qwen3: Te
     request = new_request(PROMPTS[3], max_tokens=60)
     engine = drafted(qwen3, knowing(qwen3, [request], share=0.6), prefix_cache=kept)
     engine.submit(request)
-    while len(request.rows[0].tokens) < 30:
-        engine.step()
+    step_until(engine, lambda: len(request.rows[0].tokens) >= 30)
     engine.cancel(request)
     run(engine)
     again = new_request([*PROMPTS[3], *request.rows[0].tokens, 7], max_tokens=9)
@@ -450,8 +437,7 @@ def test_memory_grows_only_by_the_tokens_of_a_row(hybrid: TextModel) -> None:
     engine.submit(request)
 
     def used_at(tokens: int) -> int:
-        while len(request.rows[0].tokens) < tokens:
-            engine.step()
+        step_until(engine, lambda: len(request.rows[0].tokens) >= tokens)
         mx.synchronize()
         gc.collect()
         return mx.get_active_memory()

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,11 @@ FAMILIES = ("qwen3", "deepseek_v3", "gpt_oss", "qwen3_vl", "qwen3_5_moe")
 @pytest.fixture(scope="module")
 def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny model in four bits by family name."""
-    known: dict[str, Path] = {}
 
+    @cache
     def get(name: str) -> Path:
-        if name not in known:
-            folder = build(tmp_path_factory.mktemp("four") / name, name)
-            known[name] = quantise(folder, name, dtype="float32")
-        return known[name]
+        folder = build(tmp_path_factory.mktemp("four") / name, name)
+        return quantise(folder, name, dtype="float32")
 
     return get
 

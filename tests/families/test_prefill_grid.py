@@ -4,12 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equipped import load_by_family
+from equipped import in_four_bits, load_by_family
 from mlx_provider import LoadedModel, PrefillChunk, Prompt
 from mlx_provider.engine.scheduling.chunking import GRID, chunk_sizes
 from tiny import build
@@ -27,17 +26,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def made(family: str, quantised: bool) -> LoadedModel:
         folder: Path = build(tmp_path_factory.mktemp("grid") / family, family, dtype="bfloat16")
         model = load_by_family(folder)
-        if quantised:
-            whole = model.model  # type: ignore[attr-defined]
-            text = getattr(whole, "language_model", whole)
-            nn.quantize(text, group_size=32, bits=4, class_predicate=_divisible)
-        return model
+        return in_four_bits(model) if quantised else model
 
     return made
-
-
-def _divisible(path: str, layer: nn.Module) -> bool:
-    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
 
 
 def after(model: LoadedModel, stops: list[int]) -> mx.array:

@@ -57,12 +57,14 @@ def run_schedule(
     return requests
 
 
-def check(model: LoadedModel, ask: Any, layout: str, chunk: int, stored: bool) -> None:
+def check(model: LoadedModel, ask: Any, chunk: int, stored: bool) -> None:
+    found = probe(model, model.make_cache, model.kv_layouts)
+    assert (found.layout, found.notes) == ("grouped", ())
     store = PrefixCache(budget=lambda: 2**22) if stored else None
     prompts = [ask(model, *parts) for _, parts, _ in SCHEDULE]
-    requests = run_schedule(model, prompts, layout, chunk, store)
+    requests = run_schedule(model, prompts, found.layout, chunk, store)
     if store is not None:
-        again = run_schedule(model, prompts, layout, chunk, store)
+        again = run_schedule(model, prompts, found.layout, chunk, store)
         assert sum(request.cached for request in again) > sum(r.cached for r in requests)
         check_integrity(store)
         requests += again
@@ -86,20 +88,14 @@ def each_way(names: Sequence[str]) -> list[Any]:
 def test_every_request_gets_what_it_gets_alone(
     name: str, chunk: int, stored: bool, load, ask
 ) -> None:
-    model = load(name)
-    found = probe(model, model.make_cache, model.kv_layouts)
-    assert (found.layout, found.notes) == ("grouped", ())
-    check(model, ask, found.layout, chunk, stored)
+    check(load(name), ask, chunk, stored)
 
 
 @pytest.mark.parametrize(("name", "chunk", "stored"), each_way(GENERIC))
 def test_models_without_a_plugin_of_their_own(
     name: str, chunk: int, stored: bool, folders, ask
 ) -> None:
-    model = load_any(folders(name), LoadOptions())
-    found = probe(model, model.make_cache, model.kv_layouts)
-    assert (found.layout, found.notes) == ("grouped", ())
-    check(model, ask, found.layout, chunk, stored)
+    check(load_any(folders(name), LoadOptions()), ask, chunk, stored)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])

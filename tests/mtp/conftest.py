@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,13 @@ def _takes(name: str, layer: Any) -> bool:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     """A foreseeable tiny model with a head, by family name; in four bits if asked for."""
-    known: dict[str, Tiny] = {}
 
+    @cache
     def get(family: str, *, bits: int = 16, **more: Any) -> Tiny:
-        key = f"{family} {bits} {more}"
-        if key not in known:
-            folder = tmp_path_factory.mktemp("mtp") / family
-            build(folder, family, **{"foreseeable": True, "mtp_num_hidden_layers": 1} | more)
-            if bits == 4:
-                quantise(folder, family_named(family).library == "mlx_vlm")
-            known[key] = Tiny(folder, load(folder))
-        return known[key]
+        folder = tmp_path_factory.mktemp("mtp") / family
+        build(folder, family, **{"foreseeable": True, "mtp_num_hidden_layers": 1} | more)
+        if bits == 4:
+            quantise(folder, family_named(family).library == "mlx_vlm")
+        return Tiny(folder, load(folder))
 
     return get

@@ -13,14 +13,7 @@ from mlx_provider import config, hookspecs
 from mlx_provider.doctor.versions import TESTED
 from mlx_provider.errors import error_classes
 from mlx_provider.protocol.requests import OperatorOptions
-from mlx_provider.records import (
-    Client,
-    Drafter,
-    Kernels,
-    ModelFamily,
-    ReasoningParser,
-    ToolParser,
-)
+from mlx_provider.records import Client, Drafter, Kernels, ModelFamily, ReasoningParser, ToolParser
 from mlx_provider.registry.contents import Contents, load, names
 from mlx_provider.server.app import EngineApp
 from mlx_provider.settings import SETTING_NAMES, EngineSettings

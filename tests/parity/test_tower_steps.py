@@ -12,6 +12,8 @@ from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from references import assert_as_alone
+from stepping import step_until
 from tiny import build
 from wrapped_model import WrappedModel
 
@@ -69,15 +71,6 @@ def beside_a_stream(model: Timed) -> tuple[Engine, Request]:
     return engine, stream
 
 
-def solo(model: LoadedModel, request: Request) -> Request:
-    """The same request in a separate engine."""
-    twin = new_request(request.prompt.tokens, max_tokens=request.max_tokens)
-    twin.prompt = request.prompt
-    engine = new_engine(model, layout="solo", max_chunk=4096)
-    run(engine, twin)
-    return twin
-
-
 def test_a_stream_continues_between_images(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
     engine, stream = beside_a_stream(timed)
@@ -94,8 +87,7 @@ def test_a_stream_continues_between_images(qwen: LoadedModel) -> None:
     assert max(gaps) == 2, "as many images as fit the stall target of 0.1 s"
     assert gaps.count(2) >= len(gaps) - 2, "but for the first and the last step"
     run(engine)
-    for each in (stream, request):
-        assert output_of(each).tokens == output_of(solo(qwen, each)).tokens
+    assert_as_alone(qwen, stream, request)
 
 
 def test_steps_without_an_image_follow_one_beyond_the_stall_target(qwen: LoadedModel) -> None:
@@ -114,8 +106,7 @@ def test_without_decoding_rows_all_images_run_at_once(qwen: LoadedModel) -> None
     timed = Timed(qwen)
     engine = new_engine(timed, clock=lambda: timed.now)  # type: ignore[arg-type]
     engine.submit(several(qwen))
-    while not timed.ran:
-        engine.step()
+    step_until(engine, lambda: timed.ran)
     assert len(timed.ran) == IMAGES
 
 
@@ -125,8 +116,7 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
     engine, stream = beside_a_stream(timed)
     request = several(qwen)
     engine.submit(request)
-    while len(timed.ran) < 4:
-        engine.step()
+    step_until(engine, lambda: len(timed.ran) >= 4)
     if ending == "cancel":
         engine.cancel(request)
     else:
@@ -134,11 +124,11 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
     assert request.phase is Phase.DONE
     assert not request.features, "what it had computed is free"
     run(engine)
-    assert output_of(stream).tokens == output_of(solo(qwen, stream)).tokens
+    assert_as_alone(qwen, stream)
     timed.fails_at = 0
     again = several(qwen)
     run(engine, again)
-    assert output_of(again).tokens == output_of(solo(qwen, again)).tokens
+    assert_as_alone(qwen, again)
 
 
 def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
@@ -149,7 +139,6 @@ def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
     engine.step()
     text = new_request([40] * 4, max_tokens=2)
     engine.submit(text)
-    while not output_of(text).tokens:
-        engine.step()
+    step_until(engine, lambda: output_of(text).tokens)
     assert len(request.features) < IMAGES
     run(engine)

@@ -50,6 +50,16 @@ def byte_level(pieces: Iterable[bytes], special: Sequence[str] = ()) -> Plain:
     return Plain(fast)
 
 
+PIECES = decoders.Sequence(
+    [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+)
+
+
 def sentencepiece(words: Sequence[str] = ("▁a", "a", "▁", "b", "▁b")) -> Plain:
     """A SentencePiece vocabulary with byte fallback; `<0x00>` is token len(words) + 1."""
     vocabulary = {"<unk>": 0} | {word: n + 1 for n, word in enumerate(words)}
@@ -57,14 +67,7 @@ def sentencepiece(words: Sequence[str] = ("▁a", "a", "▁", "b", "▁b")) -> P
         vocabulary[f"<0x{byte:02X}>"] = len(words) + 1 + byte
     model = models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
     fast = FastTokenizer(model)
-    fast.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    fast.decoder = PIECES
     return Plain(fast)
 
 
@@ -113,14 +116,7 @@ def test_wrongly_converted_tokenizer(case: dict[str, Any]) -> None:
     marked = [word for word in case["vocab"] if word.startswith("<")]
     fast = FastTokenizer(models.BPE(vocab=case["vocab"], merges=[]))
     fast.add_tokens([AddedToken(word, special=False) for word in marked])
-    fast.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    fast.decoder = PIECES
     text = "".join(read(Plain(fast), case["token_ids"]))
     assert text == case["expected"]["text"]
     assert not set(case["expected"]["forbidden_chars"]) & set(text)

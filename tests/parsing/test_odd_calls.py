@@ -180,17 +180,21 @@ def test_an_empty_list_without_a_marker_is_an_answer(name: str) -> None:
 # ---- replies that begin in a header
 
 
+MUSE = "<|message|>so<|eom|><|start|>assistant to=user<|message|>Hi<|eot|>"
+HARMONY = "<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+
+
 @pytest.mark.parametrize(
-    "begun",
+    ("name", "text"),
     [
-        *("<|start|>assistant to=self<|message|>", "assistant to=self<|message|>"),
-        *(" to=self<|message|>", "to=self<|message|>", "=self<|message|>", "self<|message|>"),
+        *(("muse", f"{each}to=self{MUSE}") for each in ("<|start|>assistant ", "assistant ", " ")),
+        *(("muse", f"{each}self{MUSE}") for each in ("to=", "=", "")),
+        *(("harmony", f"{each}analysis{HARMONY}") for each in ("", "assistant<|channel|>")),
     ],
 )
-def test_muse_begins_in_a_header(begun: str) -> None:
-    text = f"{begun}so<|eom|><|start|>assistant to=user<|message|>Hi<|eot|>"
+def test_a_reply_begins_in_a_header(name: str, text: str) -> None:
     for chunks in ([text], list(text)):
-        found = read_chunks(chunks, reasoning_parser=REASONING_PARSERS["muse"])
+        found = read_chunks(chunks, reasoning_parser=REASONING_PARSERS[name])
         assert (found.reasoning, found.content) == ("so", "Hi")
 
 
@@ -215,16 +219,6 @@ def test_muse_addresses_a_tool() -> None:
 def test_muse_words_that_are_no_header(text: str) -> None:
     for chunks in ([text], list(text)):
         assert read_chunks(chunks, reasoning_parser=REASONING_PARSERS["muse"]).content == text
-
-
-@pytest.mark.parametrize(
-    "begun", ["analysis<|message|>", "assistant<|channel|>analysis<|message|>"]
-)
-def test_harmony_begins_in_a_header(begun: str) -> None:
-    text = f"{begun}so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
-    for chunks in ([text], list(text)):
-        found = read_chunks(chunks, reasoning_parser=REASONING_PARSERS["harmony"])
-        assert (found.reasoning, found.content) == ("so", "Hi")
 
 
 @pytest.mark.parametrize(
@@ -273,6 +267,13 @@ def test_gigachat_begins_in_a_header(begun: str) -> None:
 # ---- ids in place of names
 
 
+def kimi_call(written_id: str) -> str:
+    return (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>{written_id}"
+        '<|tool_call_argument_begin|>{"a": "v"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+
+
 @pytest.mark.parametrize(
     "written_id",
     [
@@ -281,10 +282,7 @@ def test_gigachat_begins_in_a_header(begun: str) -> None:
     ],
 )
 def test_kimi_ids(written_id: str) -> None:
-    text = (
-        f"<|tool_calls_section_begin|><|tool_call_begin|>{written_id}"
-        '<|tool_call_argument_begin|>{"a": "v"}<|tool_call_end|><|tool_calls_section_end|>'
-    )
+    text = kimi_call(written_id)
     found = both(text, "kimi_k2", [*TOOLS, tool("g", b="string")])
     assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
 
@@ -293,18 +291,12 @@ def test_kimi_ids(written_id: str) -> None:
     "written_id", ["call_f8a2b", "chatcmpl-tool-4f1c", "0", "functions.0", "toolu_01AbC", ""]
 )
 def test_a_call_of_kimi_without_a_name_is_text(written_id: str) -> None:
-    text = (
-        f"<|tool_calls_section_begin|><|tool_call_begin|>{written_id}"
-        '<|tool_call_argument_begin|>{"a": "v"}<|tool_call_end|><|tool_calls_section_end|>'
-    )
+    text = kimi_call(written_id)
     found = both(text, "kimi_k2", TOOLS)
     assert (found.calls, found.content) == ((), text)
 
 
 def test_kimi_names_that_look_like_ids() -> None:
     for name in ("call_user", "add", "cafe"):
-        text = (
-            f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0"
-            '<|tool_call_argument_begin|>{"a": "v"}<|tool_call_end|><|tool_calls_section_end|>'
-        )
+        text = kimi_call(f"functions.{name}:0")
         assert both(text, "kimi_k2", [tool(name, a="string")]).whole_calls == [(name, {"a": "v"})]

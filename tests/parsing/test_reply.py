@@ -246,36 +246,24 @@ def test_a_thought_then_a_call(opened: bool) -> None:
     assert len(found.whole_calls) == 1
 
 
-def test_a_call_inside_a_thought_ends_it() -> None:
-    found = read_chunks(
-        list(f"hm {CALL}</think>done"),
-        reasoning_parser=QWEN3,
-        tool_parser=HERMES,
-        reasoning_open=True,
-    )
-    assert (found.reasoning, found.content) == ("hm", "done")
-    assert len(found.whole_calls) == 1
-
-
-def test_a_marker_mentioned_in_a_thought_is_thought() -> None:
-    found = read_chunks(
-        list("use <tool_call> to call</think>ok"),
-        reasoning_parser=QWEN3,
-        tool_parser=HERMES,
-        reasoning_open=True,
-    )
-    assert (found.reasoning, found.content) == ("use <tool_call> to call", "ok")
-
-
-def test_a_thought_never_closed() -> None:
-    found = read_chunks(list("on and on </th"), reasoning_parser=QWEN3, reasoning_open=True)
-    assert (found.reasoning, found.content) == ("on and on </th", "")
-
-
-def test_a_thought_opened_again() -> None:
-    text = "<think>a</think>b<think>c</think>d"
-    found = read_chunks(list(text), reasoning_parser=QWEN3)
-    assert (found.reasoning, found.content) == ("ac", "bd")
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "content"),
+    [
+        (f"hm {CALL}</think>done", True, "hm", "done"),
+        ("use <tool_call> to call</think>ok", True, "use <tool_call> to call", "ok"),
+        ("on and on </th", True, "on and on </th", ""),
+        ("<think>a</think>b<think>c</think>d", None, "ac", "bd"),
+        ("<think>\nhm\n</think>\n\n  code", False, "hm", "  code"),
+    ],
+    ids=["a call ends it", "a mentioned marker", "never closed", "opened again", "white space"],
+)
+def test_a_thought_and_what_follows(
+    text: str, opened: bool | None, reasoning: str, content: str
+) -> None:
+    formats = {"reasoning_parser": QWEN3, "tool_parser": HERMES, "reasoning_open": opened}
+    found = read_chunks(list(text), **formats)
+    assert (found.reasoning, found.content) == (reasoning, content)
+    assert len(found.whole_calls) == text.count(CALL)
 
 
 def test_what_is_known_of_thoughts_after_every_token() -> None:
@@ -285,13 +273,6 @@ def test_what_is_known_of_thoughts_after_every_token() -> None:
     assert not reply.in_reasoning
     push_all(reply, "\n\nxyz")
     assert reply.reasoning_tokens == len("abc</think>")
-
-
-def test_white_space_around_thoughts_is_not_shown() -> None:
-    found = read_chunks(
-        list("<think>\nhm\n</think>\n\n  code"), reasoning_parser=QWEN3, reasoning_open=False
-    )
-    assert (found.reasoning, found.content) == ("hm", "  code")
 
 
 # ---- logprobs

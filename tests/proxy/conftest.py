@@ -18,12 +18,11 @@ import openai
 import pytest
 import yaml
 
+from engine_process import found_engine
 from litellm_command import write_litellm
-from mlx_provider.client.connection import Connections
 from mlx_provider.client.http import HttpClient
 from mlx_provider.client.messages import Address
 from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import FOREIGN, Proxy
 from ports import free_port
 from readme import START, block, small_config
@@ -202,9 +201,5 @@ def leave(proxy: Proxy) -> Callable[..., None]:
 @pytest.fixture(scope="session")
 def own_engine() -> Iterator[HttpClient]:
     """A look into this machine's engine process, with the shipped model loaded."""
-    connections = Connections(dict(os.environ))
-    client = connections.client(None, None)
-    warm_up(client, "demo")
-    yield client
-    end_engine(client)
-    connections.close()
+    with found_engine(dict(os.environ), "demo") as client:
+        yield client

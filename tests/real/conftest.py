@@ -8,17 +8,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from mlx_provider.client.connection import Connections
-from mlx_provider.client.http import HttpClient
-from mlx_provider.gateway.engine import end_engine
+from engine_process import found_engine
 
 from .asking import Judge, Model
 
@@ -115,22 +112,10 @@ def tokenizer_folder() -> Callable[[str], Path]:
     return get
 
 
-@contextmanager
-def engine(environ: Mapping[str, str]) -> Iterator[HttpClient]:
-    """An engine process, which takes the fastest BLAS that is here, and its end."""
-    connections = Connections(environ)
-    client = connections.client(None, None)
-    try:
-        yield client
-    finally:
-        end_engine(client)
-        connections.close()
-
-
 @pytest.fixture(scope="session")
 def model(smollm2: Path) -> Iterator[Model]:
     """SmolLM2 in float32 with all defaults, on the engine that a proxy of these tests finds."""
-    with engine(dict(os.environ)) as client:
+    with found_engine(dict(os.environ)) as client:
         yield Model(client, str(smollm2))
 
 
@@ -139,5 +124,5 @@ def chunked(smollm2: Path) -> Iterator[Model]:
     """The same model where a prompt is computed in chunks of at most 48 tokens."""
     with tempfile.TemporaryDirectory(prefix="mlxp-") as folder:
         own = {"MLX_PROVIDER_RUNTIME_DIR": folder, "MLX_PROVIDER_MAX_CHUNK": "48"}
-        with engine({**os.environ, **own}) as client:
+        with found_engine({**os.environ, **own}) as client:
             yield Model(client, str(smollm2))

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import mlx.nn as nn
 import pytest
 
-from equipped import equipped, load_by_family
+from equipped import equipped, in_four_bits, load_by_family
 from mlx_provider import LoadedModel
 from tiny import build
 
@@ -23,14 +22,6 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         dtype = "bfloat16" if kept_in == "4 bit" else kept_in
         folder = tmp_path_factory.mktemp("reproducible") / family
         model = load_by_family(build(folder, family, dtype=dtype, **overrides))
-        if kept_in == "4 bit":
-            whole = model.model
-            text = getattr(whole, "language_model", whole)
-            nn.quantize(text, group_size=32, bits=4, class_predicate=_divisible)
-        return equipped(model)
+        return equipped(in_four_bits(model) if kept_in == "4 bit" else model)
 
     return made
-
-
-def _divisible(path: str, layer: nn.Module) -> bool:
-    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -235,15 +236,11 @@ TinyOf = Callable[..., Tiny]
 @pytest.fixture(scope="session")
 def tiny(shared_service: ChatService, build_tiny: BuildTiny) -> TinyOf:
     """A tiny model on the service that all tests share, built once per kind."""
-    known: dict[str, Tiny] = {}
 
+    @cache
     def make(family: str = "qwen3", template: str | None = None, **options: Any) -> Tiny:
-        key = repr((family, template, options))
-        if key not in known:
-            folder = build_tiny(family, template, **options)
-            client = InProcessClient(shared_service)
-            known[key] = Tiny(client, shared_service, str(folder))
-        return known[key]
+        folder = build_tiny(family, template, **options)
+        return Tiny(InProcessClient(shared_service), shared_service, str(folder))
 
     return make
 

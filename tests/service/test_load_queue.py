@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.errors import (
-    EngineDied,
-    LoadFailed,
-    MemoryInUse,
-    RequestFailed,
-    RequestTimedOut,
-)
+from mlx_provider.errors import EngineDied, LoadFailed, MemoryInUse, RequestFailed, RequestTimedOut
 from mlx_provider.serving.load_queue import LoadPlan, LoadQueue
 from mlx_provider.serving.residents import PINNED, Lease, MemoryLedger
 from waiting import PATIENCE, wait_until
@@ -128,16 +122,6 @@ def test_the_ledger_reserves_corrects_and_releases() -> None:
 
 
 # -- loading
-
-
-def test_models_that_fit_stay_and_the_least_recently_used_is_unloaded(shelf: MakeShelf) -> None:
-    s = shelf()
-    for name in "aba":
-        s.use(name)
-    s.use("c")
-    assert (s.gone, s.names) == (["b"], {"a", "c"})
-    assert s.taken == 20
-    assert s.most == 20
 
 
 def test_two_loads_reserve_before_they_begin(shelf: MakeShelf) -> None:

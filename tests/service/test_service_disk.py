@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ def serve_once(
     folder: Path, disk: Path, messages: Sequence[dict[str, str]] = MESSAGES
 ) -> tuple[str, Usage]:
     """The answer of a new engine to one request."""
-    client = InProcessClient(ChatService(EngineSettings(disk_cache=disk, kv_layout="solo")))
-    try:
+    with closing(
+        InProcessClient(ChatService(EngineSettings(disk_cache=disk, kv_layout="solo")))
+    ) as client:
         generation = client.submit(
             GenerateRequest(
                 model=str(folder),
@@ -38,8 +40,6 @@ def serve_once(
             text += "".join(e.content for e in events if isinstance(e, Delta))
             usage = next((e.usage for e in events if isinstance(e, Done)), usage)
         return text, usage
-    finally:
-        client.close()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])

@@ -1,5 +1,6 @@
 """Warm prompts: prompts that the operator lists are prefilled before the first request."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,8 @@ def ask(
 
 def first_answer(folder: Path, warm: list[str]) -> Done:
     """The reply to the first request to a new engine."""
-    client = InProcessClient(ChatService(EngineSettings(kv_layout="solo")))
-    try:
+    with closing(InProcessClient(ChatService(EngineSettings(kv_layout="solo")))) as client:
         return ask(client, folder, ModelOptions(warm=warm), "Where is the tower?")
-    finally:
-        client.close()
 
 
 def test_the_first_request_reuses_the_warm_system_prompt(tmp_path: Path) -> None:
@@ -55,9 +53,8 @@ def test_the_first_request_reuses_the_warm_system_prompt(tmp_path: Path) -> None
 def test_each_tenant_reuses_its_own_warm_prompt(tmp_path: Path) -> None:
     """Prefixes are never shared, so a warm one helps nobody else."""
     folder = build(tmp_path / "model", "qwen3")
-    client = InProcessClient(ChatService(EngineSettings(kv_layout="solo")))
     warm = ModelOptions(warm=[SYSTEM])
-    try:
+    with closing(InProcessClient(ChatService(EngineSettings(kv_layout="solo")))) as client:
         assert ask(client, folder, ModelOptions(), "Hi", tenant="b").usage.cached_tokens == 0
         for tenant in ("a", "b"):
             usage = ask(client, folder, warm, f"Where is {tenant}?", tenant=tenant).usage
@@ -67,20 +64,17 @@ def test_each_tenant_reuses_its_own_warm_prompt(tmp_path: Path) -> None:
             served.to_warm(f"tenant {number}", [SYSTEM])
         assert served.to_warm("a", [SYSTEM])
         assert not served.to_warm("a", [SYSTEM])
-    finally:
-        client.close()
 
 
 def test_warm_prompts_in_the_owners_file_serve_other_machines(tmp_path: Path) -> None:
     folder = build(tmp_path / "model", "qwen3")
     file = tmp_path / "models.toml"
     file.write_text(f'["{folder}"]\nallow_media = ["private"]\nwarm = ["""{SYSTEM}"""]\n', "utf-8")
-    client = InProcessClient(ChatService(EngineSettings(models_file=file, kv_layout="solo")))
-    try:
+    with closing(
+        InProcessClient(ChatService(EngineSettings(models_file=file, kv_layout="solo")))
+    ) as client:
         usage = ask(client, folder, ModelOptions(), "Where?", origin="remote").usage
         assert usage.cached_tokens > usage.prompt_tokens // 2
-    finally:
-        client.close()
 
 
 def test_warm_prompts_have_the_bounds_of_others() -> None:

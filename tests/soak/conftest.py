@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_provider.client.connection import Connections
+from engine_process import found_engine
 from mlx_provider.client.http import HttpClient
 from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.engine import end_engine, warm_up
 from mlx_provider.gateway.proxy import Proxy, master_key, start_proxy
 from ports import free_port
 
@@ -25,12 +24,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[HttpClient]:
     """A look into the engine process, with the shipped model loaded."""
-    connections = Connections(dict(os.environ))
-    client = connections.client(None, None)
-    warm_up(client, "demo")
-    yield client
-    end_engine(client)
-    connections.close()
+    with found_engine(dict(os.environ), "demo") as client:
+        yield client
 
 
 def start_litellm(config: Path, environ: dict[str, str], options: Sequence[str]) -> Proxy:

@@ -15,6 +15,10 @@ from typing import Any
 
 import httpx
 
+from mlx_provider.client.connection import Connections
+from mlx_provider.client.http import HttpClient
+from mlx_provider.gateway.engine import end_engine, warm_up
+
 REQUEST_SECONDS = 300.0
 PROGRAM = """
 import json, sys
@@ -78,3 +82,17 @@ def engine_process(
         process.kill()
         process.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def found_engine(environ: Mapping[str, str], model: str = "") -> Iterator[HttpClient]:
+    """A look into the engine process that clients find, with a model loaded, and its end."""
+    connections = Connections(environ)
+    client = connections.client(None, None)
+    try:
+        if model:
+            warm_up(client, model)
+        yield client
+    finally:
+        end_engine(client)
+        connections.close()

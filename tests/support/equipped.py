@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
+import mlx.nn as nn
+
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.families.checkpoint import read_json
 from mlx_provider.registry import PluginRegistry
@@ -20,4 +22,18 @@ def load_by_family(folder: Path, **options: Any) -> LoadedModel:
 def equipped(model: M) -> M:
     """The same model, with the best kernels of the plugins in use."""
     equip(model, PluginRegistry.discover())
+    return model
+
+
+def in_four_bits(model: M) -> M:
+    """The same model: its text part is quantised where the width permits."""
+    whole: Any = vars(model)["model"]
+    nn.quantize(
+        getattr(whole, "language_model", whole),
+        group_size=32,
+        bits=4,
+        class_predicate=lambda _, layer: (
+            hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+        ),
+    )
     return model

@@ -22,12 +22,7 @@ from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.scheduling.step import Chunk
 from mlx_provider.serving import calibration
-from mlx_provider.serving.calibration import (
-    DEPTHS,
-    LONGEST_ROW,
-    REPEATS,
-    Times,
-)
+from mlx_provider.serving.calibration import DEPTHS, LONGEST_ROW, REPEATS, Times
 from mlx_provider.serving.probe import Probe
 from mlx_provider.testing.driver import TokenLedger, new_request
 from replaced import Replaced
