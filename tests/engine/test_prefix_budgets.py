@@ -203,8 +203,8 @@ def test_states_of_sessions_that_return_leave_the_budget_whole() -> None:
 def test_the_next_session_gets_the_whole_budget_after_one_ends() -> None:
     model = SyntheticModel("kv")
     server = Server(Bounded(1000 * model.unit), model, chunk=64)
-    for name in ("one", "other"):
-        for last, now in pairwise(agent(hash(name) % 100, 900, 3)):
+    for seed, name in enumerate(("one", "other"), 1):
+        for last, now in pairwise(agent(seed, 900, 3)):
             server.serve(last, name)
             assert server.serve(now, name).cached == len(last.prompt) + 2
     for now in agent(3, 900, 2):

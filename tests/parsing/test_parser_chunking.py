@@ -59,8 +59,7 @@ def test_plain_answers_arrive_unchanged(name: str, parts: list[str]) -> None:
     text = "".join(parts)
     parser = REASONING_PARSERS[name]
     found = read_chunks(list(text), reasoning_parser=parser, reasoning_open=False)
-    if parser.whole is None:
-        assert found.content == parser.prefix + text
+    assert found.content == parser.prefix + text
     assert found.reasoning == ""
 
 

@@ -66,9 +66,9 @@ def test_a_needle(model: Model, judge: Judge, tokens: int) -> None:
 
 @pytest.mark.parametrize("said", REWRITES)
 def test_lookup_drafts_of_a_rewritten_text(model: Model, judge: Judge, said: str) -> None:
-    drafting = Model(model.client, model.folder, ModelOptions(drafter="lookup"))
-    answer = drafting.ask(said, 160)
+    answer = Model(model.client, model.folder, ModelOptions(drafter="lookup")).ask(said, 160)
     judge.check_answer(answer)
     assert answer.usage
     held, drafted = answer.usage.accepted_tokens, answer.usage.drafted_tokens
+    assert drafted
     print(f"{held} of {drafted} drafts held in {answer.usage.completion_tokens} tokens")

@@ -199,7 +199,8 @@ def test_what_litellm_would_trip_over(wrong: dict[str, Any]) -> None:
 
 def test_what_litellm_takes_is_left_alone() -> None:
     for right in ({"timeout": "5"}, {"timeout": 5}, {"allowed_openai_params": ["top_k"]}, {}):
-        fit_chat({"messages": [HI], **right})
+        given = {"messages": [HI], **right}
+        assert (fit_chat(given), given) == ([], {"messages": [HI], **right})
 
 
 KEYS = st.sampled_from(

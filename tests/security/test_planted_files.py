@@ -108,6 +108,7 @@ def test_a_giant_in_the_disk_tier_is_not_read(tmp_path: Path) -> None:
         file.write((2**62).to_bytes(8, "little"))
         file.truncate(2**33)
     in_time(lambda: DiskTier(tmp_path, 2**20, Calls())).writer.close()
+    assert not any((tmp_path / "prefixes").iterdir())
 
 
 def test_holes_in_a_file_do_not_raise_the_limit(tmp_path: Path) -> None:

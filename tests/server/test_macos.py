@@ -45,7 +45,8 @@ def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
 
 
 def test_machines_without_the_program_stay_as_they_are(tmp_path: Path) -> None:
-    StayAwake(tmp_path / "nothing").update(busy=True)
+    (awake := StayAwake(tmp_path / "nothing")).update(busy=True)
+    assert awake.process is None
 
 
 def test_memory_goes_back_at_intervals_while_it_is_short() -> None:
