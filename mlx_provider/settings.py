@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from .config import PREFIX, home_state
@@ -25,11 +25,18 @@ def parse_bytes(given: object) -> object:
         raise ValueError("must be a number of bytes, such as 512M or 12G") from None
 
 
+def _expand(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:  # `~nobody/models`
+        raise ValueError(f"must be a path: {error}") from None
+
+
 def _split(separator: str) -> Any:
     """For a variable with several values."""
     return BeforeValidator(
         lambda given: (
-            [part.strip() for part in given.split(separator) if part.strip()]
+            [part for part in given.split(separator) if part.strip()]
             if isinstance(given, str)
             else given
         )
@@ -39,7 +46,8 @@ def _split(separator: str) -> Any:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=2**60)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(ge=1e-9, le=10**9)]
-UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+Host = Annotated[str, StringConstraints(strip_whitespace=True)]
+UserPath = Annotated[Path, AfterValidator(_expand)]
 
 
 class FixedSettings(BaseSettings):
@@ -95,7 +103,7 @@ class EngineSettings(FixedSettings):
     """Most bytes of the disk tier; 0: none. Unset: by the free space."""
     models_file: UserPath | None = None
     """TOML: options per model that only the engine's owner can grant (`serving.permissions`)."""
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode, _split(",")] = ()
+    allowed_hosts: Annotated[tuple[Host, ...], NoDecode, _split(",")] = ()
     """Host names of an engine on TCP, in addition to its own."""
     model_roots: Annotated[tuple[UserPath, ...], NoDecode, _split(os.pathsep)] = ()
     """Folders of models. Clients of a wildcard entry, and clients on other machines, can name no

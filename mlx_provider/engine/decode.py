@@ -63,7 +63,7 @@ def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, 
         return plan, NO_DRAFTS, None
     found, read_at = attempt(engine.batch.catch_up), engine.clock()
     if isinstance(found, Fault):
-        retry(engine, [*engine.scheduler.running], found)
+        _retry_all(engine, found)
         return engine.scheduler.remaining_plan(plan, readable=False), NO_DRAFTS, read_at
     _take(engine, found, read_at, before=True)
     if not may_draft:
@@ -101,7 +101,7 @@ def commit(engine: Engine, decoded: Decoded) -> None:
     """Take the tokens that were read, and draw the next ones."""
     forward, chunk, reads = decoded.forward, decoded.chunk, decoded.reads
     if isinstance(reads, Fault):
-        retry(engine, [*engine.scheduler.running], reads)  # no row's cache can be used any more
+        _retry_all(engine, reads)
         return
     if decoded.read_at is not None:
         _take(engine, reads, decoded.read_at)
@@ -124,6 +124,8 @@ def commit(engine: Engine, decoded: Decoded) -> None:
 def _take(engine: Engine, found: Sequence[PassResult], now: float, *, before: bool = False) -> None:
     """Take the result of the last pass, perhaps `before` the next one is launched: then rows with
     drafts one by one, after the others, whose caches have all their tokens already."""
+    if engine.prefix_cache is not None:
+        engine.prefix_cache.record_read()
     with_drafts = any(result.drafts for result in found)
     times = engine.timer.end_rows(now, newer=not before, usual=not with_drafts)
     engine.drafting.record_pass(found, times)
@@ -264,6 +266,15 @@ def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
 
 
 # -- after a failure
+
+
+def _retry_all(engine: Engine, fault: Fault) -> None:
+    """A pass cannot be read: no cache of its rows can be used, also of those that have ended."""
+    lost = set() if engine.prefix_cache is None else engine.prefix_cache.lose_unread()
+    for job in engine.scheduler.waiting:
+        if any(row.lease is not None and lost.intersection(row.lease.buffers) for row in job.rows):
+            job.restart()
+    retry(engine, [*engine.scheduler.running], fault)
 
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:

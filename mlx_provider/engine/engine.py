@@ -130,12 +130,12 @@ class Engine:
         for row, tokens in record.trims.items():
             if row.lease is not None and row not in record.preempted:
                 row.lease.trim(tokens)
+        if prefixes is not None and record.leases and record.admitted in self.scheduler.waiting:
+            prefixes.lease(record.admitted)  # before preempted rows are stored, which evicts others
         for row in record.preempted:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])
                 self.drop_rows([row])
-        if prefixes is not None and record.leases and record.admitted in self.scheduler.waiting:
-            prefixes.lease(record.admitted)
         for job in (*self.scheduler.apply(record), *record.offered):
             self.look_up(job)
         for job in record.begins:
@@ -219,13 +219,9 @@ class Engine:
         """Free the resources of rows: their place in the batch, or their prefill."""
         scheduler = self.scheduler
         running = [row for row in rows if row in scheduler.running]
-        self.store(request, running)
-        if self.prefix_cache is not None:  # also rows that end with their first token
-            self.prefix_cache.release(row for row in rows if not row.corrupted)
+        self.store(request, rows)
         self.drop_rows(running)
         scheduler.remove_rows(running)
-        for row in rows:
-            row.lease = None
         if not request.unfinished_rows:
             for job in scheduler.remove_request(request):
                 job.restart()  # references to its last passes then keep no cache alive
@@ -236,7 +232,7 @@ class Engine:
         self.drafting.forget(rows)
         self.charge_merged()
         for row in rows:
-            row.lease, row.merged = None, 0
+            row.lease, row.merged = None, 0  # `store` has released it, unless a pass has failed
 
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,
@@ -245,18 +241,22 @@ class Engine:
         for row in self.scheduler.running:
             row.merged = merged.get(row, 0)
 
-    def store(self, request: Request, running: Sequence[Row]) -> None:
-        """Store what rows have computed, and prefills if the request has ended."""
-        if self.prefix_cache is None:
+    def store(self, request: Request, rows: Sequence[Row]) -> None:
+        """Store what rows have computed, and prefills if the request has ended. Then the leases of
+        the rows end. If a pass or this has failed, without `release`: no row may use their buffers
+        again."""
+        prefixes, ended = self.prefix_cache, not request.unfinished_rows
+        if prefixes is None:
             return
-        with isolated_cache(request):
-            for row in running:
-                if row.corrupted:
-                    continue
-                if cached := self.batch.cached_tokens(row):
-                    self.prefix_cache.keep_row(row, row.tokens[:cached], self.batch.extract(row))
-                self.prefix_cache.release([row])
-            for job in self.scheduler.waiting:
-                if job.request is request and not request.unfinished_rows:
-                    self.prefix_cache.keep_prefill(job)
-                    self.prefix_cache.release(job.rows)
+        for job in [job for job in self.scheduler.waiting if ended and job.request is request]:
+            with isolated_cache(request) as stored:
+                prefixes.keep_prefill(job)
+            if stored.fault is not None:
+                job.drop_cache()
+        for row in rows:
+            if not row.corrupted:
+                with isolated_cache(request):
+                    if row in self.scheduler.running and (cached := self.batch.cached_tokens(row)):
+                        prefixes.keep_row(row, row.tokens[:cached], self.batch.extract(row))
+                    prefixes.release([row])
+            row.lease = None

@@ -56,9 +56,11 @@ def begin(engine: Engine, job: PrefillJob) -> None:
     """Give an admitted prompt its row cache, or start a restore from disk."""
     inputs, match = job.request.inputs, None
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.capacity_for(job)
-    if engine.sparse_prefill is not None and job.uses_prefix_cache and job.restore is None:
+    sparse_prefill = engine.sparse_prefill if job.uses_prefix_cache else None
+    if sparse_prefill is not None and job.restore is None:
         engine.look_up(job)
-        engine.sparse_prefill.begin(job)
+        sparse_prefill.begin(job, job.estimated_cached)
+    expected, restores = job.estimated_cached, job.restore is not None
     if not job.uses_prefix_cache:  # sparse prefill may have begun
         job.leave_prefix()
     elif engine.prefix_cache is not None:
@@ -68,6 +70,11 @@ def begin(engine: Engine, job: PrefillJob) -> None:
             job.leave_prefix()
         if job.restoring:
             return
+        if sparse_prefill is not None and (restores or job.done < expected):  # else as decided
+            sparse_prefill.begin(job, job.done)
+            if job.scoring is not None:
+                engine.prefix_cache.release(job.rows)
+                job.leave_prefix()
     if job.cache is None:
         job.cache = engine.make_cache()
         grow_by(job.cache, capacity)
@@ -185,7 +192,9 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
         wanted = [*arrays(cache), *wanted]
     elif logits is not None:
         wanted += [logits, *job.hidden]
-    if plan.rows and engine.scheduler.running and not (last or media):
+    prefixes = engine.prefix_cache
+    copies = prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop)
+    if plan.rows and engine.scheduler.running and not (last or media or copies):
         # the pass of the next token follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
         engine.batch.mixed.may_fail_later(job)

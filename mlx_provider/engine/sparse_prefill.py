@@ -87,8 +87,8 @@ class SparsePrefill:
     clock: Callable[[], float] = time.perf_counter
     _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
-    def begin(self, job: PrefillJob) -> None:
-        """Never raises."""
+    def begin(self, job: PrefillJob, cached: int) -> None:
+        """`cached`: tokens that need no prefill. Never raises."""
         # a prompt that was prefilled completely before must give the same result
         again = any(row.tokens for row in job.rows)
         if again or not job.request.may_skip or len(job.tokens) < self.least:
@@ -98,7 +98,7 @@ class SparsePrefill:
             self._prefill_whole(job, "the scorer keeps failing")
             return
         with self._isolate(job):
-            if why := self._whole(job, job.estimated_cached):
+            if why := self._whole(job, cached):
                 self._prefill_whole(job, why)
             else:
                 job.scoring = self.scorer.scoring(list(job.tokens))

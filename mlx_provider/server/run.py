@@ -69,7 +69,7 @@ def serve(
     line on stderr and exit code 1, never a traceback. On TCP, the process starts itself anew after
     the death of the engine thread."""
     try:
-        settings = engine_settings().model_copy(update=fixed)
+        settings = EngineSettings(**{**dict(engine_settings()), **fixed})
         log_to_stderr(settings.log_level)
         logging.getLogger("uvicorn").setLevel("WARNING")
         raise_file_limit()
@@ -96,11 +96,12 @@ def end_process(code: int) -> NoReturn:
 
 def chat_service(settings: EngineSettings, deliver: Deliver) -> ChatService:
     gc.disable()  # an eighth of the time of these imports
-    prepare_mlx()
-    from ..serving.service import ChatService
-
-    gc.freeze()
-    gc.enable()
+    try:
+        prepare_mlx()
+        from ..serving.service import ChatService
+    finally:
+        gc.freeze()
+        gc.enable()
     return ChatService(settings, deliver)
 
 

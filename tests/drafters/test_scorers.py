@@ -130,7 +130,7 @@ def test_a_prompt_with_media_is_whole(qwen3: TextModel, more: dict[str, Any]) ->
     request.prompt = Prompt(text(300), **more)
     engine = thinning(qwen3)
     job = engine.scheduler.submit(request, 0.0)
-    engine.sparse_prefill.begin(job)
+    engine.sparse_prefill.begin(job, 0)
     assert job.uses_prefix_cache
     assert request.prefilling == "prefilled whole: it has media"
 

@@ -173,6 +173,28 @@ def test_a_prefix_that_cannot_be_copied_for_other_rows_changes_no_result(
         assert prefix_cache.in_use == 0
 
 
+def test_the_buffers_of_a_row_that_ended_in_a_failed_pass_are_not_used_again(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("[metal] command buffer failed")
+
+    engine = new_engine(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24), layout="solo")
+    ended, other = new_request([40] * 50, max_tokens=3), new_request([50] * 40, max_tokens=20)
+    engine.submit(other)
+    engine.submit(ended)
+    while ended.phase is not Phase.DONE:
+        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.batch, "read", fail)
+        engine.step()
+    again = new_request([*[40] * 50, *output_of(ended).tokens, 7], max_tokens=3)
+    engine.submit(again)
+    run(engine)
+    assert (again.cached, other.cached) == (0, 0)
+    assert_as_alone(qwen3, ended, other, again)
+
+
 def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:
     now = [0.0]
     engine = new_engine(qwen3, clock=lambda: now[0])

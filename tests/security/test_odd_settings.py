@@ -33,7 +33,7 @@ def test_zero_is_taken_where_it_means_something(name):
     if name in ZERO_IS_NONE:
         assert getattr(setting(name, "0"), name.lower()) == 0
     else:
-        with pytest.raises(BadRequest, match="equal to 1"):
+        with pytest.raises(BadRequest, match="greater than or equal to"):
             setting(name, "0")
 
 

@@ -207,7 +207,11 @@ class Lease:
     def stored_bytes(self) -> int:
         """Bytes of the row's KV that the prefix cache counts."""
         row = 0 if self.row is None else self.row.stored
-        base = 0 if self.base is None else min(self.base.stored, self.shared * self.token_bytes)
+        base, shared = 0, self.shared * self.token_bytes
+        if self.base is not None:
+            # of a prefix that is not stored, each of the rows is charged for its part
+            part = shared // max(1, len(self.base.users))
+            base = min(self.base.stored, shared) if self.base.nodes else shared - part
         return self.claimed_bytes + row + base
 
     def trim(self, tokens: int) -> None:

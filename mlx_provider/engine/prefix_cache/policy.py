@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
-from .buffers import Lease, Leases, own_layers
+from .buffers import Lease, Leases, RowBuffers, own_layers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -84,6 +85,8 @@ class PrefixCachePolicy:
         self._grid = 1 if shapes is None else shapes.tokens
         """A prefix is stored and used only up to a multiple of this."""
         self._memory = memory
+        self._unread: list[WeakSet[RowBuffers]] = [WeakSet(), WeakSet()]
+        """Buffers of rows that ended since the read before the last one, and since the last."""
 
     def look_up(self, job: PrefillJob) -> None:
         if job.ids is None:
@@ -171,6 +174,12 @@ class PrefixCachePolicy:
             row.lease = lease
         return match
 
+    def copies_after(self, job: PrefillJob, start: int, stop: int) -> bool:
+        """Whether `after_pass` may read the row's cache after this chunk."""
+        disk = None if job.ids is None else self.cache.disk
+        writes = disk is not None and disk.due(start, self._whole(stop))
+        return writes or any(start < at <= stop for at in job.keeps)
+
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
@@ -217,7 +226,21 @@ class PrefixCachePolicy:
         for row in rows:
             if row.lease is not None:
                 with isolated_cache(row.request):
+                    self._unread[-1].update(filter(None, (row.lease.row,)))
                     self.cache.release(row.lease)
+
+    def record_read(self) -> None:
+        """A pass has been read. A chunk that ran behind it without waiting may still fail."""
+        self._unread = [self._unread[-1], WeakSet()]
+
+    def lose_unread(self) -> set[RowBuffers]:
+        """A pass has failed. No row may use the returned buffers, whose rows were in it when they
+        ended."""
+        lost = {row for rows in self._unread for row in rows}
+        for row in lost:
+            row.intact = False
+        self.record_read()
+        return lost
 
     def _match(self, job: PrefillJob) -> Match:
         return self.cache.match(self._key(job.request), job.ids, len(job.ids) - 1, self._grid)

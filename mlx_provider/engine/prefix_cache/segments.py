@@ -211,7 +211,7 @@ class RowFiller:
             buffers, tokens = self._buffers.get(i), length - self._first
             if buffers is None:
                 if self._first:
-                    grow_by([layer], self._room)
+                    grow_by([layer], max(1, self._room))
                 continue
             if not _slack(layer, tokens, self._room):
                 buffers = [mx.contiguous(buffer[..., :tokens, :]) for buffer in buffers]

@@ -106,10 +106,12 @@ class Curve:
         def longer(points: Points) -> Points:
             return tuple((n, factor * seconds) for n, seconds in points)
 
-        rows = self.rows or self.widths
+        rows, saved = self.rows or self.widths, self.saved
+        half = None if saved is None else saved * factor**0.5  # it is of passes of both kinds
         if kind == "rows":
-            return replace(self, rows=longer(rows))
-        return replace(self, widths=longer(self.widths), depths=longer(self.depths), rows=rows)
+            return replace(self, rows=longer(rows), drafts=longer(self.drafts), saved=half)
+        widths, depths = longer(self.widths), longer(self.depths)
+        return replace(self, widths=widths, depths=depths, rows=rows, saved=half)
 
     @classmethod
     def through(cls, short: Mapping[int, float], deep: Mapping[int, float], depth: int) -> Curve:

@@ -221,11 +221,13 @@ class StepBuilder:
         """How many more bytes of the prefix cache cannot be evicted, if `leases` are acquired and
         more rows are `leaving`. Each buffer counts once, and not if another row uses it, too."""
         claimed, leaving = buffers_of(leases), [*self._leaving, *leaving]
+        pinned = sum(each.stored for each in claimed if not each.in_use)
+        if not (left := buffers_of(row.lease for row in leaving)):
+            return pinned  # as nearly always: the rest takes time in a long queue
         waiting = (row for job in self.scheduler.waiting for row in job.rows)
         others = [row for row in (*self.scheduler.running, *waiting) if row not in leaving]
-        left = buffers_of(row.lease for row in leaving) - buffers_of(row.lease for row in others)
-        pinned = sum(each.stored for each in claimed if not each.in_use)
-        return pinned - sum(each.stored for each in left - claimed)
+        unused = left - buffers_of(row.lease for row in others) - claimed
+        return pinned - sum(each.stored for each in unused)
 
     def _trim(self, rows: Sequence[Row]) -> None:
         """Free the capacity of rows that is only for later turns."""
