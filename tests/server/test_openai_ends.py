@@ -172,16 +172,18 @@ def slow_load(fake_service: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         """A model loads until `reported`: what is done was asked for, twice."""
 
         says = "fake: compiling kernels, once on this machine"
-        reported = threading.Semaphore(0)
+        reported, loads = threading.Semaphore(0), False
 
         def submit(self, *given: Any) -> Accepted:
+            self.loads = True
             assert all(self.reported.acquire(timeout=60) for _ in range(2))
             return super().submit(*given)  # type: ignore[no-any-return]
 
         def loading(self, model: str) -> str:
             assert model == body_of(PATH, "")["model"]
-            self.reported.release()
-            return self.says
+            if self.loads:
+                self.reported.release()
+            return self.says if self.loads else ""
 
     monkeypatch.setattr(mlx_provider.server.generate, "HEARTBEAT", 0.01)
     monkeypatch.setattr(mlx_provider.server.generate, "LONG_LOAD", 0.01)
