@@ -28,7 +28,7 @@ def modules() -> Iterator[dict[str, ModuleType]]:
         sys.modules.pop(name, None)
 
 
-def test_every_client_is_one_that_is_launched(
+def test_every_client_of_the_example_is_known_to_launch(
     modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients, installed = modules["clients"], modules["installed"]
@@ -50,7 +50,7 @@ def test_every_library_is_pinned(modules: dict[str, ModuleType]) -> None:
             assert modules["installed"].version(library.package, library.environment)
 
 
-def test_logs_are_read(modules: dict[str, ModuleType]) -> None:
+def test_reuse_and_status_are_read_from_log_lines(modules: dict[str, ModuleType]) -> None:
     gateway = modules["gateway"]
     line = (
         "INFO request 0f29: tool_calls; queued 0.009 s, prefill 5 of 19 new / 1775 cached tokens, "
@@ -62,7 +62,7 @@ def test_logs_are_read(modules: dict[str, ModuleType]) -> None:
     assert found["status"] == "400"
 
 
-def test_the_table(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_the_table_has_one_row_per_client(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     outcome, table = modules["scenarios"].Outcome, modules["table"]
     merged = modules["results"].merged
     first = {"One 1.0": {"plain": outcome(True, "yes"), "tools": outcome(True, "yes")}}
@@ -74,7 +74,7 @@ def test_the_table(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     assert "| two (2) | 3 calls |" in text
 
 
-def test_the_file_has_the_form_that_the_command_writes(modules: dict[str, ModuleType]) -> None:
+def test_the_committed_table_has_the_form_of_a_written_one(modules: dict[str, ModuleType]) -> None:
     """Nobody edits it by hand: each row has the columns of the command, in their order."""
     table, clients = modules["table"], modules["clients"]
     text = (EXAMPLE / "CLIENTS.md").read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ def test_the_file_has_the_form_that_the_command_writes(modules: dict[str, Module
     assert {row[0].rpartition(" ")[0] for row in agents[2:]} == known
 
 
-def test_a_cell_that_is_not_as_in_the_committed_table_is_named(
+def test_a_cell_that_differs_from_the_committed_table_is_reported(
     modules: dict[str, ModuleType],
 ) -> None:
     table, outcome = modules["table"], modules["scenarios"].Outcome
@@ -120,7 +120,7 @@ def test_an_unknown_client_is_an_error() -> None:
     assert "installing" not in done.stderr
 
 
-def test_a_run_that_is_ended_ends_its_gateway() -> None:
+def test_sigterm_to_a_run_ends_its_gateway() -> None:
     """Proxy, engine and clients have sessions of their own, which no signal of a group reaches.
 
     Ctrl-C reaches the clients of a run in the background, too, whose shell has it ignored.

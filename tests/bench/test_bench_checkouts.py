@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_side_runs_its_own_code_and_plugins(checkout: Path) -> None:
+def test_each_compared_checkout_runs_its_own_code_and_plugins(checkout: Path) -> None:
     asked = ["restart"]
     done = CliRunner().invoke(benchmarks, ["checkouts", "--rounds", "1", str(checkout), *asked])
     assert done.exit_code == 0, done.output
@@ -51,17 +51,17 @@ def test_each_side_runs_its_own_code_and_plugins(checkout: Path) -> None:
     }
 
 
-def test_a_folder_that_is_no_checkout_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="is no checkout of mlx-provider"):
         environment(tmp_path, tmp_path)
 
 
-def test_a_benchmark_that_fails_is_told(checkout: Path) -> None:
+def test_a_failed_benchmark_is_an_error_with_its_output(checkout: Path) -> None:
     with pytest.raises(RequestFailed, match=r"(?s)engine --part nothing failed:.*Invalid value"):
         compare(checkout, ["engine", "--part", "nothing"], rounds=1)
 
 
-def test_figures_are_those_that_were_measured() -> None:
+def test_compared_figures_are_the_measured_rates_and_token_counts() -> None:
     def run(rate: float, peer: float, tokens: str = "4/4", layout: str = "grouped") -> dict:
         rates = {f"mlx-provider ({layout})": rate, "mlx-lm BatchGenerator": peer}
         return dict(figures({"decode": {"rates": rates, "same": tokens, "target": 1.3}, "n": 7}))

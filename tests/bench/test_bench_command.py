@@ -12,20 +12,20 @@ from python_process import run_python
 RUN = "from mlx_provider.cli import main; main()"
 
 
-def test_without_plugins_there_is_no_such_command() -> None:
+def test_without_plugins_there_is_no_bench_command() -> None:
     done = invoke("bench", "prefix")
     assert done.exit_code == 2
     assert "No such command 'bench'" in done.output
 
 
-def test_the_list_names_every_command() -> None:
+def test_the_help_of_bench_lists_every_command() -> None:
     done = invoke("bench", "--help", plugins="bench")
     assert done.exit_code == 0
     for name in get_group(bench).commands:
         assert f" {name} " in done.output
 
 
-def test_without_mlx_the_remedy_is_told(tmp_path: Path) -> None:
+def test_bench_without_mlx_names_the_package_to_install(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "core.py").write_text("raise ImportError('no library here')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -44,7 +44,7 @@ def test_a_round_with_a_refused_request_has_no_figure() -> None:
     assert (found.compared, found.equal) == (1, 0)
 
 
-def test_a_server_that_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_reported_with_its_last_log_line(tmp_path: Path) -> None:
     command = ["-c", "raise SystemExit('no room here')"]
     with (
         pytest.raises(EngineUnavailable, match="well does not come up: no room here"),
@@ -53,7 +53,7 @@ def test_a_server_that_does_not_start_is_named_with_its_last_words(tmp_path: Pat
         pass
 
 
-def test_a_server_is_named_without_its_key() -> None:
+def test_a_server_is_given_as_name_url_model_and_never_with_a_key() -> None:
     assert parse_other("my-vllm=http://host:8000,a b") == Other(
         "my-vllm", "http://host:8000/v1", "a b"
     )
@@ -79,7 +79,7 @@ def test_a_wrong_plan_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
-def test_four_bits_are_what_is_served(tmp_path: Path, family: str) -> None:
+def test_a_four_bit_model_for_compare_has_quantised_layers(tmp_path: Path, family: str) -> None:
     folder = write_model(tmp_path / "model", family, "4bit", 64, 2)
     assert read_json(folder / "config.json")["quantization"] == {"group_size": 64, "bits": 4}
     model: Any = load_model(folder, None)
@@ -87,7 +87,7 @@ def test_four_bits_are_what_is_served(tmp_path: Path, family: str) -> None:
     assert "QuantizedLinear" in kinds
 
 
-def test_no_question_is_asked_twice_and_every_server_gets_the_same() -> None:
+def test_questions_never_repeat_and_are_equal_for_every_server() -> None:
     asked = [q for turn in range(3) for n in (1, 4, 16) for q in questions("speed", n, turn, 40)]
     texts = [messages[0]["content"] for messages in asked]
     assert len(set(texts)) == len(texts) == 3 * (1 + 4 + 16)
@@ -95,7 +95,7 @@ def test_no_question_is_asked_twice_and_every_server_gets_the_same() -> None:
 
 
 @pytest.mark.sweep
-def test_every_part_beside_the_peers(benchmark: Callable[..., dict[str, Any]]) -> None:
+def test_compare_measures_engine_and_peers(benchmark: Callable[..., dict[str, Any]]) -> None:
     few = "--rounds 1 --crowd 4 --streams 2 --words 8 --reply 16 --prompt 200"
     model = "--family llama --format bfloat16 --hidden 64 --layers 2"
     found = benchmark("compare", *few.split(), *model.split())
@@ -109,7 +109,7 @@ def test_every_part_beside_the_peers(benchmark: Callable[..., dict[str, Any]]) -
 
 
 @pytest.mark.sweep
-def test_the_engine_beside_batches_of_mlx_lm(benchmark: Callable[..., dict[str, Any]]) -> None:
+def test_bench_engine_measures_stalls_of_both(benchmark: Callable[..., dict[str, Any]]) -> None:
     found = benchmark("engine", "--part", "stall", "--hidden", "64", "--layers", "2")
     assert len(found["stall"]) == 3
     assert all(each["worst_gap"] >= each["median_gap"] for each in found["stall"].values())

@@ -8,7 +8,7 @@ from mlx_provider.commands import Ended, long_command
 from servers import held
 
 
-def test_a_signal_waits_while_a_process_is_started() -> None:
+def test_a_signal_is_delayed_until_a_process_is_started() -> None:
     known = []
 
     def start() -> None:

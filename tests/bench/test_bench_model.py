@@ -43,7 +43,7 @@ def answer(first: float, total: float, tokens: int, failure: str = "") -> Answer
     return Answer(first, total, tokens, 100, failure)
 
 
-def test_streams_are_timed_while_all_of_them_decode() -> None:
+def test_the_decode_rate_counts_only_the_time_in_which_all_streams_decode() -> None:
     computed = [answer(1.0, 1.0, 1), answer(2.0, 2.0, 1)]
     decoded = [answer(0.5, 1.5, 11), answer(0.5, 1.0, 11)]
     found = measure_row(scripted(computed, decoded), [[], []], 100, 11)
@@ -57,20 +57,20 @@ def test_streams_are_timed_while_all_of_them_decode() -> None:
     }
 
 
-def test_a_reply_that_came_at_once_has_no_rate() -> None:
+def test_a_reply_in_one_piece_has_no_decode_rate() -> None:
     """A short one whose tokens were all drafted."""
     answers = [answer(1.0, 1.0, 1)], [answer(0.5, 0.5001, 3)]
     assert measure_row(scripted(*answers), [[]], 100, 16)["rate"] is None
 
 
-def test_a_stream_that_is_refused_fails_its_row() -> None:
+def test_a_refused_stream_makes_its_table_row_fail() -> None:
     answers = [answer(1.0, 1.0, 1), answer(1.0, 1.0, 0, "no memory")]
     found = measure_row(scripted(answers), [[], []], 100, 11)
     assert found == {"prompt": 100, "streams": 2, "failed": "no memory"}
 
 
 @pytest.mark.parametrize("name", ["nosuch", "MODEL"])
-def test_what_is_no_command_is_a_model(name: str) -> None:
+def test_bench_takes_a_name_that_is_no_command_as_a_model(name: str) -> None:
     done = invoke("bench", name, "--help", plugins="bench")
     assert done.exit_code == 0
     assert "Measure time to first token" in done.output

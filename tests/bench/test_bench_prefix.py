@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.sweep
-def test_every_part(bench: Callable[..., dict[str, Any]]) -> None:
+def test_bench_prefix_measures_a_vision_model(bench: Callable[..., dict[str, Any]]) -> None:
     sizes = ("--tokens", "200", "--document", "120", "--turns", "2")
     result = bench("prefix", "--model", "demo+image", *sizes)
     (row,) = result["ttft"]
@@ -20,7 +20,7 @@ def test_every_part(bench: Callable[..., dict[str, Any]]) -> None:
     assert talk["cached_tokens"][0] < talk["cached_tokens"][1]
 
 
-def test_a_checkpoint_in_place_of_the_demo_models(
+def test_bench_prefix_measures_a_checkpoint_in_place_of_the_demo_models(
     bench: Callable[..., dict[str, Any]], mine: str
 ) -> None:
     sizes = ("--tokens", "100", "--document", "60", "--turns", "2")

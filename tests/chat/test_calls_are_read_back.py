@@ -33,7 +33,7 @@ WIDELY = settings(max_examples=8, suppress_health_check=[HealthCheck.function_sc
 @pytest.mark.parametrize("name", sorted(PARSERS))
 @WIDELY
 @given(data=st.data())
-def test_what_may_be_written_is_read_as_it_was_meant(
+def test_the_parser_reads_back_every_call_that_the_grammar_accepts(
     model: Any, name: str, data: st.DataObject
 ) -> None:
     parser = PARSERS[name]
@@ -50,7 +50,7 @@ def test_what_may_be_written_is_read_as_it_was_meant(
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_no_piece_of_a_format_misleads_its_parser(model: Any, name: str) -> None:
+def test_pieces_of_the_format_inside_values_stay_values(model: Any, name: str) -> None:
     parser = PARSERS[name]
     first = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     written = 0
@@ -67,7 +67,7 @@ def test_no_piece_of_a_format_misleads_its_parser(model: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_every_format_writes_what_is_plain(model: Any, name: str) -> None:
+def test_every_format_writes_a_plain_call_that_its_parser_reads(model: Any, name: str) -> None:
     parser = PARSERS[name]
     text = written_call(parser.call_grammar(), "put", PLAIN, SCHEMA)
     constraint = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
@@ -78,7 +78,7 @@ def test_every_format_writes_what_is_plain(model: Any, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PARSERS))
 @WIDELY
 @given(data=st.data())
-def test_a_tool_is_refused_or_its_calls_are_read(
+def test_calls_of_an_oddly_named_tool_are_read_unless_the_tool_is_refused(
     model: Any, name: str, data: st.DataObject
 ) -> None:
     """Whatever it and its parameters are called."""
@@ -100,7 +100,7 @@ def test_a_tool_is_refused_or_its_calls_are_read(
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_names_that_people_give_are_not_refused(model: Any, name: str) -> None:
+def test_common_tool_and_parameter_names_are_accepted(model: Any, name: str) -> None:
     names = ["f", "get_weather", "Bash", "mcp__server__tool", "a1"]
     dashed = [] if name in ("llama4_pythonic", "lfm2", "olmo3") else ["get-it"]
     tools = [

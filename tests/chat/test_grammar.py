@@ -35,7 +35,7 @@ GRAMMAR_CASES = [c for c in CASES if c["kind"] in ("schema_accept", "schema_reje
 
 
 @pytest.mark.parametrize("case", GRAMMAR_CASES, ids=[c["id"] for c in GRAMMAR_CASES])
-def test_published_case(model: Any, case: dict[str, Any]) -> None:
+def test_a_published_schema_accepts_only_valid_text(model: Any, case: dict[str, Any]) -> None:
     constraint = model.start(response_format=json_schema(case["schema"]))
     assert model.accepts(constraint, case["text"]) is case["valid"]
 
@@ -112,7 +112,7 @@ def test_white_space_is_natural_and_bounded(model: Any, text: str, fits: bool) -
         ("{\n" + " " * 41 + '"x": 1, "on": true}', False),
     ],
 )
-def test_a_template_that_shows_lines_allows_them(model: Any, text: str, fits: bool) -> None:
+def test_indented_json_is_allowed_if_templates_indent(model: Any, text: str, fits: bool) -> None:
     spaces = choose_whitespace("{{ call.arguments | tojson(indent=4) | indent(8) }}")
     lined = GrammarCompiler(model.tokenizer, model.eos, model.rows, spaces=spaces)
     structure = lined.structure(model.request(response_format=json_schema(POINT)))
@@ -127,11 +127,11 @@ def test_a_template_that_shows_lines_allows_them(model: Any, text: str, fits: bo
         "{{ call.arguments }}{% for t in tools %}{{ t | tojson(indent=2) }}{% endfor %}",
     ],
 )
-def test_a_template_that_shows_calls_on_one_line(template: str | None) -> None:
+def test_json_stays_on_one_line_if_the_template_writes_calls_so(template: str | None) -> None:
     assert choose_whitespace(template) == ONE_LINE
 
 
-def test_a_random_model_does_not_fill_up_with_white_space(model: Any) -> None:
+def test_json_of_a_random_model_has_at_most_one_space_a_separator(model: Any) -> None:
     """Of white space outside of strings there is at most one character for each separator, and some
     before the first bracket."""
     first = model.start(response_format=json_schema(TREE))
@@ -169,7 +169,7 @@ def test_a_cut_reply_does_not_count_as_complete(model: Any) -> None:
     assert not constraint.finished
 
 
-def test_the_end_is_forced_and_only_then_offered(model: Any) -> None:
+def test_the_end_token_is_allowed_only_after_complete_text_and_then_forced(model: Any) -> None:
     constraint = model.start(response_format=json_schema(POINT))
     assert not model.eos & set(model.allowed_tokens(constraint))
     for token in model.encode('{"x": 1, "on": false}'):
@@ -197,7 +197,7 @@ def test_an_output_matrix_smaller_than_the_tokenizer(model: Any) -> None:
     assert max(model.allowed_tokens(structure.constraint)) < rows
 
 
-def test_forks_go_their_own_way(model: Any) -> None:
+def test_forks_of_a_constraint_advance_independently(model: Any) -> None:
     one = model.start(response_format=json_schema(POINT))
     one.advance(model.encode("{")[0])
     two = one.fork()
@@ -245,7 +245,7 @@ def test_compiled_grammars_are_kept_up_to_capacity(model: Any) -> None:
     assert '"maximum": 1' in kept[-1]
 
 
-def test_a_tenant_does_not_see_what_another_has_compiled(model: Any) -> None:
+def test_compiled_grammars_are_not_shared_by_tenants(model: Any) -> None:
     compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows)
     asked = model.request(response_format=json_schema(POINT))
     for sender in ({}, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "a", "origin": "remote"}) * 2:
@@ -277,12 +277,12 @@ def test_many_threads_may_compile_at_once(model: Any) -> None:
         (r"\\/", "\\/", True),
     ],
 )
-def test_regex(model: Any, pattern: str, text: str, fits: bool) -> None:
+def test_regexes_accept_only_matches(model: Any, pattern: str, text: str, fits: bool) -> None:
     constraint = model.start(grammar={"type": "regex", "value": pattern})
     assert model.accepts(constraint, text) is fits
 
 
-def test_lark(model: Any) -> None:
+def test_a_lark_grammar_accepts_only_text_of_its_rules(model: Any) -> None:
     value = 'start: "a" inner*\ninner: "(" inner ")" | "b"'
     first = model.start(grammar={"type": "lark", "value": value})
     second = first.fork()
@@ -357,7 +357,7 @@ def test_a_schema_without_end_is_refused(model: Any) -> None:
         {"tool_choice": {"type": "function"}},
     ],
 )
-def test_refused_requests(model: Any, given: dict[str, Any]) -> None:
+def test_a_bad_response_format_is_refused_by_parameter(model: Any, given: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as refused:
         model.compiler.structure(model.request(**given))
     assert refused.value.param is not None
@@ -406,7 +406,7 @@ REWRITTEN: list[tuple[Any, str, bool]] = [
 
 
 @pytest.mark.parametrize(("schema", "text", "fits"), REWRITTEN)
-def test_keywords_that_can_be_said_otherwise(
+def test_unsupported_keywords_with_an_equivalent_form_are_rewritten(
     model: Any, schema: Any, text: str, fits: bool
 ) -> None:
     assert model.accepts(model.start(response_format=json_schema(schema)), text) is fits
@@ -468,7 +468,7 @@ def test_the_grammar_waits_for_the_end_of_the_thoughts(
     assert model.accepts(constraint, text) is fits
 
 
-def test_an_end_marker_spread_over_tokens_and_beyond(model: Any) -> None:
+def test_an_end_marker_split_over_tokens_starts_the_grammar(model: Any) -> None:
     thoughts = Thoughts("<ponder>", ("</ponder>", "[end]"), opened=True)
     structure = model.compiler.structure(
         model.request(response_format=json_schema(POINT)), None, thoughts
@@ -486,7 +486,7 @@ def test_thoughts_do_not_end_the_reply(model: Any) -> None:
     assert len(model.allowed_tokens(constraint)) == model.rows - len(model.eos) - 1
 
 
-def test_a_word_that_reaches_beyond_the_marker(model: Any) -> None:
+def test_the_grammar_starts_when_single_tokens_spell_the_end_marker(model: Any) -> None:
     thoughts = Thoughts("", ("the",), opened=True)
     structure = model.compiler.structure(
         model.request(response_format=json_schema({"type": "array", "items": {"type": "null"}})),
@@ -502,7 +502,7 @@ def test_a_word_that_reaches_beyond_the_marker(model: Any) -> None:
 ADDRESSED = MessageGrammar("<think>", "</think>", "next", "<final>")
 
 
-def test_a_format_that_addresses_every_message(model: Any) -> None:
+def test_a_format_with_addressed_messages_demands_the_address_of_the_answer(model: Any) -> None:
     """A thought may come first; answers and calls come under their own address."""
     ping = {"type": "function", "function": {"name": "ping"}}
     for given, text in (
@@ -520,7 +520,7 @@ def test_a_format_that_addresses_every_message(model: Any) -> None:
         assert not model.accepts(structure.constraint.fork(), text.removeprefix("<final>") + "!")
 
 
-def test_a_regex_under_the_address_of_an_answer(model: Any) -> None:
+def test_a_regex_applies_after_the_address_of_an_answer(model: Any) -> None:
     asked = model.request(grammar={"type": "regex", "value": "a+"})
     structure = model.compiler.structure(asked, messages=ADDRESSED)
     assert model.accepts(structure.constraint, "<final>aa")

@@ -91,7 +91,7 @@ def test_random_model_makes_a_required_call_200_times(model: Any) -> None:
         ({"tool_choice": "required", "parallel_tool_calls": False}, {"grep", "grep_tree", "ping"}),
     ],
 )
-def test_one_call_only(model: Any, given: dict[str, Any], names: set[str]) -> None:
+def test_grammar_ends_after_single_call(model: Any, given: dict[str, Any], names: set[str]) -> None:
     first = model.start(grammar("hermes"), tools=TOOLS, **given)
     found = set()
     for seed in range(40):
@@ -103,7 +103,7 @@ def test_one_call_only(model: Any, given: dict[str, Any], names: set[str]) -> No
     assert found == names
 
 
-def test_allowed_tools(model: Any) -> None:
+def test_allowed_tools_limits_the_calls_to_the_listed_tools(model: Any) -> None:
     choice = {
         "type": "allowed_tools",
         "allowed_tools": {"mode": "required", "tools": [{"type": "function", "name": "ping"}]},
@@ -153,7 +153,7 @@ FORMS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "text"), FORMS)
-def test_every_format_takes_its_own_calls(model: Any, name: str, text: str) -> None:
+def test_each_format_grammar_accepts_only_its_own_calls(model: Any, name: str, text: str) -> None:
     given: dict[str, Any] = {"tools": [GREP, PING], "tool_choice": "required"}
     assert model.accepts(model.start(grammar(name), **given), text)
     assert not model.accepts(model.start(grammar(name), **given), text.replace("ping", "pong", 1)
@@ -162,7 +162,7 @@ def test_every_format_takes_its_own_calls(model: Any, name: str, text: str) -> N
 
 
 @pytest.mark.parametrize("name", ["mistral_ids", "mistral_call_id"])
-def test_an_id_is_nine_letters_and_digits(model: Any, name: str) -> None:
+def test_the_grammar_demands_call_ids_of_nine_letters_or_digits(model: Any, name: str) -> None:
     first = model.start(grammar(name), tools=[PING], tool_choice="required")
     text = written_calls(grammar(name), [("ping", {}, {})], ["abcDEF123"])
     for made, fits in (("Zz9Zz9Zz9", True), ("", False), ("Zz9Zz9Zz", False), ("Zz9_Zz9Zz", False)):
@@ -177,7 +177,7 @@ def test_random_model_ends_its_call_in_every_format(model: Any, name: str) -> No
     assert all(ends)
 
 
-def test_an_unknown_format_is_json_between_its_markers(model: Any) -> None:
+def test_a_format_without_a_grammar_writes_json_between_its_markers(model: Any) -> None:
     strange = ToolParser("strange", "<call>", "</call>").call_grammar()
     constraint = model.start(strange, tools=[PING], tool_choice="required")
     assert model.accepts(constraint, '<call>\n{"name": "ping", "arguments": {}}\n</call>')
@@ -235,7 +235,7 @@ def tool(parameters: Any, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
 
 
-def test_a_strict_tool_is_refused_where_another_is_held_in_part(
+def test_an_unsupported_keyword_refuses_a_strict_tool_and_warns_for_another(
     model: Any,
 ) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
@@ -250,7 +250,7 @@ def test_a_strict_tool_is_refused_where_another_is_held_in_part(
     assert "uniqueItems" in structure.warnings[0]
 
 
-def test_a_tool_schema_that_does_not_compile_is_held_as_any_object(
+def test_a_tool_schema_that_does_not_compile_permits_any_object_with_a_warning(
     model: Any,
 ) -> None:
     broken = {"properties": {"a": {"$ref": "#/$defs/none"}}}
@@ -270,7 +270,7 @@ def test_parameters_must_be_an_object(model: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "qwen3_coder"])
-def test_a_schema_beside_tools_leaves_the_choice(model: Any, name: str) -> None:
+def test_a_schema_with_tools_permits_an_answer_or_a_call(model: Any, name: str) -> None:
     given: dict[str, Any] = {"tools": [GREP, PING], "response_format": json_schema(POINT)}
     call = next(text for form, text in FORMS if form == name)
     assert model.accepts(model.start(grammar(name), **given), '{"x":1,"on":true}')
@@ -286,7 +286,7 @@ def test_a_schema_beside_tools_leaves_the_choice(model: Any, name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("spaces", [ONE_LINE, INDENTED])
-def test_a_bare_call_beside_a_schema_has_spaces_of_json(
+def test_a_call_without_markers_has_the_white_space_of_schema_json(
     model: Any, name: str, tight: str, spaces: Whitespace
 ) -> None:
     given: dict[str, Any] = {"tools": [PING], "response_format": json_schema(POINT)}
@@ -297,7 +297,7 @@ def test_a_bare_call_beside_a_schema_has_spaces_of_json(
         assert model.accepts(structure.constraint.fork(), text)
 
 
-def test_tokens_of_one_reply(model: Any) -> None:
+def test_tokens_of_several_characters_are_allowed_across_grammar_rules(model: Any) -> None:
     """Words of several characters pass where their bytes do, also across a rule's border."""
     constraint = model.start(grammar("hermes"), tools=[SAVE], tool_choice="required")
     text = (
@@ -347,11 +347,11 @@ def test_parsers_read_what_the_grammar_writes(model: Any, name: str) -> None:
         ("(?:a)", "(?s:.*)(?:a)(?s:.*)"),
     ],
 )
-def test_patterns_for_the_whole_text(pattern: str, whole: str | None) -> None:
+def test_a_search_pattern_becomes_one_of_the_whole_text(pattern: str, whole: str | None) -> None:
     assert whole_text(pattern) == whole
 
 
-def test_what_tags_cannot_hold_of_a_strict_tool_is_said(model: Any) -> None:
+def test_a_tagged_format_warns_of_keywords_that_it_cannot_enforce(model: Any) -> None:
     schema = {"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]}
     asked = model.request(tools=[tool(schema, strict=True)], tool_choice="required")
     tagged = model.compiler.structure(asked, grammar("qwen3_coder"))
@@ -377,7 +377,7 @@ def test_a_name_that_the_format_cannot_write_is_refused(model: Any, name: str) -
     check_readable(model.request(tools=[dashed, PING], tool_choice=named), parser)
 
 
-def test_a_format_of_strangers_that_is_no_json_is_refused(model: Any) -> None:
+def test_a_third_party_format_that_is_not_json_cannot_have_forced_calls(model: Any) -> None:
     def parse(text: str, tools: Any) -> list[ToolCall]:
         if not text.startswith("!"):
             raise ValueError("no call")

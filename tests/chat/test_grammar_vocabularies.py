@@ -68,13 +68,15 @@ def test_the_first_ids_are_special_tokens(low: ByteModel) -> None:
     ],
     ids=["schema", "object", "object of a schema", "regex", "lark", "call"],
 )
-def test_a_grammar_holds(low: ByteModel, given: dict[str, Any], fits: str, fails: str) -> None:
+def test_a_grammar_accepts_only_fitting_text_in_each_vocabulary(
+    low: ByteModel, given: dict[str, Any], fits: str, fails: str
+) -> None:
     start = low.start(CALLS, **given)
     assert low.accepts(start.fork(), fits)
     assert not low.accepts(start.fork(), fails)
 
 
-def test_a_random_model_writes_what_the_schema_says(low: ByteModel) -> None:
+def test_a_random_model_writes_json_that_fits_the_schema(low: ByteModel) -> None:
     given = {"response_format": {"type": "json_schema", "json_schema": {"schema": POINT}}}
     start = low.start(**given)
     for seed in range(5):
@@ -131,7 +133,7 @@ def test_tokens_are_what_llguidance_reads_from_json(make: Any) -> None:
         assert ours.tokenize_str(text) == theirs.tokenize_str(text)
 
 
-def test_truncation_has_no_place_in_a_grammar() -> None:
+def test_truncation_settings_of_a_tokenizer_do_not_affect_grammars() -> None:
     fast = cut_short()
     found = grammar_tokenizer(fast, [fast.token_to_id("<|im_end|>")], 0)
     assert found.decode_bytes(found.tokenize_str("more than four")) == b"more than four"
@@ -139,7 +141,7 @@ def test_truncation_has_no_place_in_a_grammar() -> None:
 
 
 @pytest.mark.parametrize("end", ["[END]", "a"])
-def test_an_end_of_the_reply_is_no_text(end: str) -> None:
+def test_every_end_token_is_a_special_token_of_the_grammar(end: str) -> None:
     """Also one that is no added token."""
     fast = byte_tokenizer()
     fast.add_tokens([AddedToken("[END]", special=False)])
@@ -152,7 +154,7 @@ def compiler_of(model: ByteModel) -> GrammarCompiler:
     return GrammarCompiler(model.tokenizer, model.eos, model.rows)
 
 
-def test_requests_wait_for_the_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_wait_for_one_vocabulary_build(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go, built = threading.Event(), threading.Event(), []
 
     def slow(*given: Any) -> Any:
@@ -174,7 +176,7 @@ def test_requests_wait_for_the_one_build(monkeypatch: pytest.MonkeyPatch) -> Non
     assert built == ["grammar vocabulary"]
 
 
-def test_a_build_that_fails_is_told_to_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_vocabulary_build_refuses_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*given: Any) -> Any:
         raise ValueError("no such decoder")
 

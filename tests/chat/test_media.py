@@ -61,7 +61,7 @@ def solid(mode: str, color: Any, size: tuple[int, int] = (5, 3)) -> Image.Image:
     return Image.new(mode, size, color)
 
 
-def test_spellings_of_one_client_body() -> None:
+def test_equal_images_in_different_spellings_have_one_hash() -> None:
     refs = normalise(CLIENTS["05"], hoist_system=False).media
     items = load_media([r for r in refs if str(r.source).startswith("data:")])
     assert [item.pixels.shape for item in items] == [
@@ -78,7 +78,7 @@ def test_hash_is_of_the_bytes() -> None:
     assert load(data).content_hash == hashlib.sha256(data).hexdigest()
 
 
-def test_one_pixel() -> None:
+def test_an_image_of_one_pixel_is_decoded() -> None:
     item = load(encoded(solid("RGB", (1, 2, 3), (1, 1))))
     assert item.pixels.dtype == np.uint8
     assert item.pixels.tolist() == [[[1, 2, 3]]]
@@ -100,7 +100,7 @@ COLORS: list[tuple[str, bytes, tuple[int, int, int]]] = [
 
 
 @pytest.mark.parametrize(("data", "color"), [c[1:] for c in COLORS], ids=[c[0] for c in COLORS])
-def test_every_kind_becomes_rgb(data: bytes, color: tuple[int, int, int]) -> None:
+def test_every_image_mode_is_converted_to_rgb(data: bytes, color: tuple[int, int, int]) -> None:
     pixels = load(data).pixels
     assert pixels.shape == (3, 5, 3)
     assert np.abs(pixels.astype(int) - np.array(color)).max() <= 2
@@ -166,7 +166,7 @@ def test_images_of_one_request_share_a_bound() -> None:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_truncated(form: str) -> None:
+def test_a_truncated_image_is_refused(form: str) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)
     data = encoded(Image.fromarray(noise), form)
     assert load(data).pixels.shape == (40, 40, 3)
@@ -236,7 +236,7 @@ METADATA: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's
 @pytest.mark.parametrize("name", METADATA)
-def test_metadata_refuse_no_picture(name: str) -> None:
+def test_broken_metadata_do_not_refuse_an_image(name: str) -> None:
     data = METADATA[name]()
     options: Any = {"progressive": True} if "progressive" in name else {}
     same = load(encoded(PHOTO, name.partition(",")[0], **options, **LOSSLESS.get(name[:4], {})))
@@ -248,13 +248,13 @@ def test_metadata_refuse_no_picture(name: str) -> None:
 LOSSLESS: dict[str, Any] = {"WEBP": {"lossless": True}}
 
 
-def test_metadata_that_can_be_read_count_beside_others() -> None:
+def test_valid_metadata_are_used_although_other_metadata_are_broken() -> None:
     bad = chunk(b"tEXt", b"k\0v", crc=1)
     assert load(png_with(bad, chunk(b"eXIf", TURNED))).pixels.shape == (40, 48, 3)
     assert (load(png_with(alpha=True)).pixels == 255).all(axis=-1).any()
 
 
-def test_missing_pixels_are_no_metadata() -> None:
+def test_an_image_with_missing_pixels_is_refused() -> None:
     for options in ({}, {"progressive": True}, {"quality": 5}):
         data = encoded(PHOTO, "JPEG", **options)
         for cut in (5, 40, len(data) // 9):
@@ -275,11 +275,11 @@ def test_missing_pixels_are_no_metadata() -> None:
         "data:application/postscript;base64," + base64.b64encode(b"%!PS-Adobe-3.0 EPSF").decode(),
     ],
 )
-def test_malformed_data_url(source: str) -> None:
+def test_a_malformed_data_url_is_refused(source: str) -> None:
     refuse(MediaRef("image", source, "messages[2].content[0]"))
 
 
-def test_data_url_spellings() -> None:
+def test_every_spelling_of_a_data_url_is_decoded() -> None:
     data = encoded(solid("RGB", "red"))
     text = base64.b64encode(data).decode()
     for source in (
@@ -292,7 +292,7 @@ def test_data_url_spellings() -> None:
         assert load_media([MediaRef("image", source, "p")])[0].pixels.shape == (3, 5, 3)
 
 
-def test_too_many_bytes() -> None:
+def test_an_image_file_above_the_byte_limit_is_refused() -> None:
     assert "more than 20" in refuse(ref(encoded(solid("RGB", "red"))), max_bytes=20)
 
 
@@ -310,7 +310,7 @@ def test_other_schemes_are_refused(source: str) -> None:
     refuse(MediaRef("image", source, "p"), allow_file=True, allow_private=True)
 
 
-def test_local_file_where_allowed(tmp_path: Path) -> None:
+def test_a_local_file_is_loaded_if_the_policy_allows_files(tmp_path: Path) -> None:
     file = tmp_path / "a b.png"
     file.write_bytes(encoded(solid("RGB", "red")))
     policy = MediaPolicy(allow_file=True)
@@ -334,7 +334,7 @@ def test_video_is_a_list_of_frames() -> None:
     assert len({item.content_hash, other.content_hash, image.content_hash}) == 3
 
 
-def test_refused_videos() -> None:
+def test_a_video_with_too_many_unequal_or_broken_frames_is_refused() -> None:
     red = solid("RGB", "red")
     assert "1 to 2 frames, not 3" in refuse(video(red, red, red), max_frames=2)
     assert "one size" in refuse(video(red, solid("RGB", "red", (4, 4))))
@@ -377,7 +377,7 @@ def smooth(height: int, width: int) -> Image.Image:
     return Image.fromarray(grid).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def test_below_four_times_the_size_pixels_are_pillows() -> None:
+def test_images_below_four_times_the_target_are_scaled_exactly_as_by_pillow() -> None:
     image = smooth(399, 500)
     for form in ("PNG", "WEBP"):
         data = encoded(image, form, **({"lossless": True} if form == "WEBP" else {}))
@@ -387,7 +387,7 @@ def test_below_four_times_the_size_pixels_are_pillows() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "I;16", "CMYK", "F"])
-def test_beyond_it_they_are_as_good_as_pillows(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_larger_images_are_close_to_pillow(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_decode, "STRIP", 5000)
     image = smooth(643, 517).convert("L" if mode in ("I;16", "F") else "RGB")
     if mode == "I;16":
@@ -403,7 +403,7 @@ def test_beyond_it_they_are_as_good_as_pillows(mode: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 11])
-def test_jpeg_is_decoded_small(n: int) -> None:
+def test_a_jpeg_is_decoded_at_reduced_size_close_to_pillow(n: int) -> None:
     image = smooth(1201, 901)
     item = load(encoded(image, "JPEG", quality=95))
     size = (1201 // (2 * n), 901 // (2 * n))
@@ -426,7 +426,7 @@ def test_tiff_tiles_that_are_larger_than_the_image() -> None:
     assert "in tiles of 4000000 pixels" in refuse(ref(tiff_of_one_tile(2000, 100)))
 
 
-def test_a_claim_is_what_came_and_what_the_model_takes() -> None:
+def test_a_claim_counts_the_file_bytes_and_the_pixels_that_the_model_takes() -> None:
     room = MediaRoom(2 * 10**6)
     claim = room.claim("one")
     data = encoded(solid("RGB", "red", (100, 100)))
@@ -441,7 +441,7 @@ def test_a_claim_is_what_came_and_what_the_model_takes() -> None:
     assert room.nbytes == 0
 
 
-def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
+def test_images_wait_for_memory_in_order_and_a_waiting_one_can_give_up() -> None:
     room = MediaRoom(40_000, line=2)
     first = room.claim("first")
     first.take(15_000, 0)
@@ -466,7 +466,7 @@ def test_images_wait_for_room_in_turn_and_may_give_up() -> None:
     assert room.nbytes == 0
 
 
-def test_part_without_source() -> None:
+def test_an_image_part_without_a_source_is_refused() -> None:
     bare = normalise([{"role": "user", "content": [{"type": "image"}]}], hoist_system=False)
     assert "no source" in refuse(*bare.media)
 
@@ -482,7 +482,7 @@ SEEDS = [
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @given(st.data())
-def test_no_bytes_make_it_raise_anything_else(draw: st.DataObject) -> None:
+def test_loading_damaged_bytes_raises_only_media_errors(draw: st.DataObject) -> None:
     data = bytearray(draw.draw(st.sampled_from(SEEDS)))
     for _ in range(draw.draw(st.integers(1, 6))):
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))

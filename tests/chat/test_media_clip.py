@@ -52,7 +52,7 @@ def loaded(part: dict[str, Any], policy: MediaPolicy | None = None) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["mp4", "avi", "mkv"])
-def test_two_frames_of_each_second(clips: dict[str, bytes], kind: str) -> None:
+def test_a_clip_is_decoded_to_two_frames_a_second(clips: dict[str, bytes], kind: str) -> None:
     item = loaded(part(clips[kind], kind))
     assert (item.kind, item.shape) == ("video", (2 * SECONDS, 64, 96, 3))
     reds = item.pixels[..., 0].mean(axis=(1, 2))
@@ -60,7 +60,7 @@ def test_two_frames_of_each_second(clips: dict[str, bytes], kind: str) -> None:
     assert np.allclose(item.pixels[..., 2].mean(axis=(1, 2)), reds / 2, atol=6)
 
 
-def test_a_clip_is_known_by_its_content(clips: dict[str, bytes]) -> None:
+def test_equal_clips_have_the_same_content_hash(clips: dict[str, bytes]) -> None:
     done = normalise([{"role": "user", "content": [part(clips["mp4"])]}], hoist_system=False)
     first, again = (load_media(done.media)[0] for _ in range(2))
     assert (again.content_hash, again.shape) == (first.content_hash, first.shape)
@@ -77,7 +77,7 @@ BOUNDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("bound", "reason"), BOUNDS)
-def test_bounds(clips: dict[str, bytes], bound: dict[str, Any], reason: str) -> None:
+def test_huge_clip_is_refused(clips: dict[str, bytes], bound: dict[str, Any], reason: str) -> None:
     with pytest.raises(MediaError, match=reason) as refused:
         loaded(part(clips["mp4"]), MediaPolicy(**bound))
     assert refused.value.param == "messages[0].content[0]"
@@ -98,13 +98,13 @@ def test_nothing_but_known_containers_reaches_a_decoder(data: bytes) -> None:
         Clip(data, "p").frames(MediaPolicy())
 
 
-def test_what_a_decoder_cannot_read(clips: dict[str, bytes]) -> None:
+def test_a_clip_that_cannot_be_decoded_is_refused_as_malformed(clips: dict[str, bytes]) -> None:
     for broken in (clips["mp4"][:600], b"\x00\x00\x00\x18ftypmp42" + bytes(500)):
         with pytest.raises(MediaError, match="malformed"):
             Clip(broken, "p").frames(MediaPolicy())
 
 
-def test_the_remedy_in_the_message_works() -> None:
+def test_the_form_that_the_refusal_of_a_clip_names_is_accepted() -> None:
     with pytest.raises(MediaError) as refused:
         loaded(part(b"no video"))
     form = re.search(r"\{.*\}", refused.value.message)

@@ -123,7 +123,7 @@ def test_redirects_are_followed_up_to_the_limit(server: ThreadingHTTPServer) -> 
     ("path", "words"),
     [("missing", "404"), ("lies", "more than 1000"), ("flood", "more than 1000"), ("gzip", "comp")],
 )
-def test_misbehaving_answers(server: ThreadingHTTPServer, path: str, words: str) -> None:
+def test_a_bad_response_is_refused(server: ThreadingHTTPServer, path: str, words: str) -> None:
     message = refuse(url(server, path), MediaPolicy(allow_private=True, max_bytes=1000))
     assert words in message
 
@@ -137,13 +137,13 @@ def test_redirect_to_a_file_is_not_followed(server: ThreadingHTTPServer) -> None
     [b"", b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n\r\n"],
     ids=["silence", "headers", "body"],
 )
-def test_a_server_that_never_ends_its_reply_is_cut(opening: bytes) -> None:
+def test_a_download_that_never_ends_is_stopped_at_the_time_limit(opening: bytes) -> None:
     with never_ending(opening) as address:
         message = refuse(address, MediaPolicy(allow_private=True, timeout=0.3))
     assert "within 0.3 seconds" in message
 
 
-def test_a_resolver_that_hangs_is_cut() -> None:
+def test_a_hanging_name_resolution_is_stopped_at_the_time_limit() -> None:
     release = threading.Event()
 
     def resolve(host: str, port: int) -> list[str]:
@@ -171,7 +171,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_addresses_that_are_not_public(address: str) -> None:
+def test_private_and_reserved_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
     def resolve(host: str, port: int) -> list[str]:
@@ -182,7 +182,7 @@ def test_addresses_that_are_not_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", [PUBLIC, "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "1.1.1.1"])
-def test_addresses_that_are_public(address: str) -> None:
+def test_global_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 
@@ -212,7 +212,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(server: ThreadingHT
     assert server.seen == [f"pictures.test:{server.server_address[1]}"]  # type: ignore[attr-defined]
 
 
-def test_the_next_address_is_tried(server: ThreadingHTTPServer) -> None:
+def test_the_next_address_of_a_host_is_tried_if_one_fails(server: ThreadingHTTPServer) -> None:
     source = Source(url(server, 3, "pictures.test"), "p")
     assert fetch_remote([source], OPEN, lambda host, port: ["::1", "127.0.0.1"]) == [picture(3)]
 
@@ -232,7 +232,7 @@ def fetch_through(
         )
 
 
-def test_every_hop_is_checked() -> None:
+def test_a_redirect_to_a_private_host_is_refused() -> None:
     hops: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -245,7 +245,7 @@ def test_every_hop_is_checked() -> None:
     assert hops == [f"http://{PUBLIC}/a"]
 
 
-def test_tls_keeps_the_name() -> None:
+def test_a_tls_request_to_a_checked_address_keeps_the_host_name() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         assert request.url.host == PUBLIC
         assert request.headers["Host"] == "outside.test"

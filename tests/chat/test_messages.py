@@ -48,7 +48,7 @@ def canonical(message: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-def test_published_case(case: dict[str, Any]) -> None:
+def test_a_published_case_is_normalised_as_expected(case: dict[str, Any]) -> None:
     before = copy.deepcopy(case["messages"])
     done = normalise(case["messages"], hoist_system=case["kind"].startswith("hoist"))
     assert case["messages"] == before
@@ -110,7 +110,7 @@ def test_billing_line_of_claude_code_does_not_reach_the_prompt() -> None:
     assert normalise(other, hoist_system=False) == done
 
 
-def test_billing_line_at_the_head_of_a_string() -> None:
+def test_billing_line_at_the_head_of_a_string_is_removed() -> None:
     text = "x-anthropic-billing-header: cc_version=1;\nBe kind."
     done = normalise([{"role": "system", "content": text}, user_turn(text)], hoist_system=False)
     assert [m["content"] for m in done.messages] == ["Be kind.", text]
@@ -144,7 +144,7 @@ def test_image_of_a_tool_result_stays_where_the_template_shows_it() -> None:
     assert done.messages[6] == {"role": "tool", "content": "", "tool_call_id": "c_orphan"}
 
 
-def test_tool_history_of_every_spelling() -> None:
+def test_tool_calls_and_results_in_every_spelling_are_normalised() -> None:
     done = client("04")
     calls = [call["function"]["arguments"] for call in done.messages[2]["tool_calls"]]
     assert calls == [{"filePath": "a.py"}, {"filePath": "b.py", "limit": None}, {}]
@@ -165,7 +165,7 @@ def test_alternating_turns_keep_the_blank_line_between_texts() -> None:
     assert done.messages[0]["content"] == [{"type": "image"}, {"type": "text", "text": "a\n\nb"}]
 
 
-def test_image_spellings() -> None:
+def test_images_in_every_spelling_become_image_parts() -> None:
     done = client("05")
     assert [part["type"] for part in done.messages[0]["content"]] == [
         "text", "image", "image", "image", "image", "image", "image", "text",
@@ -178,7 +178,7 @@ def test_image_spellings() -> None:
     assert sources[5] == sources[1]
 
 
-def test_frames_of_a_video() -> None:
+def test_a_list_of_frames_becomes_one_video_part() -> None:
     video = {"type": "video", "video": ["data:,a", image_part({"url": "data:,b"})]}
     done = normalise([user_turn([video])], hoist_system=False)
     assert done.media[0].source == ("data:,a", "data:,b")
@@ -259,7 +259,7 @@ def test_results_as_text_are_named_by_their_calls() -> None:
     assert told == {"role": "user", "content": "\n\n".join(parts)}
 
 
-def test_malformed_arguments_are_kept() -> None:
+def test_malformed_arguments_are_kept_as_a_text_value() -> None:
     call = {"function": {"name": "f", "arguments": '{"a": '}}
     done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)
     assert done.messages[0]["tool_calls"][0]["function"]["arguments"] == {"value": '{"a": '}
@@ -276,7 +276,7 @@ def test_a_custom_call_of_another_server_is_kept(text: str) -> None:
     assert function == {"name": "patch", "arguments": {"value": text}}
 
 
-def test_older_function_messages() -> None:
+def test_older_function_messages_become_tool_calls_and_results() -> None:
     call = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}
     sent = [call, {"role": "function", "name": "f", "content": "4"}]
     done = normalise(sent, hoist_system=False)
@@ -322,7 +322,7 @@ def test_refusal_names_the_part(messages: Any, param: str) -> None:
     assert param.split("[", maxsplit=1)[0] in refused.value.message
 
 
-def test_no_model_takes_audio() -> None:
+def test_audio_is_replaced_by_a_note_for_every_model() -> None:
     audio = [{"type": "input_audio", "input_audio": {"data": "abc", "format": "wav"}}]
     sees = frozenset({"image", "video"})
     done = normalise([user_turn(audio)], hoist_system=False, support=MediaSupport(sees))
@@ -342,7 +342,7 @@ def test_text_model_reads_on_past_images_of_users_and_tools(name: str, tool_medi
     assert roles(done) == [m["role"] for m in CLIENTS[name]], "nothing moved to another message"
 
 
-def test_only_what_is_not_taken_is_left_out() -> None:
+def test_only_media_of_unsupported_kinds_are_left_out_with_a_warning() -> None:
     frames = {"type": "video_url", "video_url": ["data:,a"]}
     sent = [user_turn([IMAGE, frames, IMAGE])]
     done = normalise(sent, hoist_system=False, support=MediaSupport(frozenset({"image"})))
@@ -352,7 +352,7 @@ def test_only_what_is_not_taken_is_left_out() -> None:
     assert done.warnings == ("messages[0].content[1]: video omitted, this model cannot take it",)
 
 
-def test_accepted_media_change_nothing() -> None:
+def test_supported_media_leave_the_messages_unchanged() -> None:
     assert client("04", support=MediaSupport(frozenset({"image"}))) == client("04")
 
 
@@ -435,7 +435,7 @@ def plain_text(messages: list[dict[str, Any]]) -> str:
 
 
 @given(turns, st.tuples(*[st.booleans()] * 4))
-def test_properties(messages: list[Any], template: tuple[bool, ...]) -> None:
+def test_normalising_twice_equals_once(messages: list[Any], template: tuple[bool, ...]) -> None:
     before = copy.deepcopy(messages)
     names = ("hoist_system", "alternate", "tool_media", "system_role")
     options = dict(zip(names, template, strict=True))
@@ -468,7 +468,7 @@ def test_properties(messages: list[Any], template: tuple[bool, ...]) -> None:
         assert not any(a["role"] == b["role"] == "user" for a, b in pairs)
 
 
-def test_the_result_shares_no_mapping_with_the_input() -> None:
+def test_normalised_messages_share_no_mapping_with_their_input() -> None:
     arguments = {"a": {"b": 1}}
     call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
     done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)

@@ -79,7 +79,7 @@ def likely(predictor: CallPredictor) -> str:
 
 
 @pytest.mark.parametrize("text", [SPACED, COMPACT])
-def test_most_of_a_call_is_predicted_however_it_is_spelt(
+def test_most_of_a_call_is_predicted_with_or_without_spaces(
     predictor: CallPredictor, text: str
 ) -> None:
     predicted(predictor, "I look at it.\n")
@@ -88,7 +88,7 @@ def test_most_of_a_call_is_predicted_however_it_is_spelt(
     assert again >= predicted(predictor, text) > 0.75 * len(ids(text)), "the next call begins so"
 
 
-def test_a_refused_call_is_followed_no_further_and_the_next_one_is(
+def test_prediction_stops_in_an_invalid_call_and_resumes_in_the_next_one(
     predictor: CallPredictor,
 ) -> None:
     refused = '<tool_call>{"name": "get_weather", "arguments": {"kind": "late'
@@ -97,7 +97,7 @@ def test_a_refused_call_is_followed_no_further_and_the_next_one_is(
     assert predicted(predictor, SPACED) > 30
 
 
-def test_calls_in_sequence_and_markers_in_text_are_told_apart(predictor: CallPredictor) -> None:
+def test_a_marker_in_text_predicts_nothing_and_a_second_call_does(predictor: CallPredictor) -> None:
     predicted(predictor, "A call begins with <tool_call> and a brace. ")
     assert likely(predictor) == ""
     predicted(predictor, f"{SPACED}\n<tool_call>")
@@ -106,7 +106,7 @@ def test_calls_in_sequence_and_markers_in_text_are_told_apart(predictor: CallPre
     assert likely(predictor) == 'ead_file", "arguments": {"path": "'
 
 
-def test_a_marker_may_be_cut_anywhere_and_stand_in_a_value() -> None:
+def test_a_marker_is_recognised_across_tokens_and_ignored_inside_a_value() -> None:
     parser = ToolParser("named", "Call:", "", grammar=CallGrammar('Call:{"{name}": ', "}"))
     compiler = GrammarCompiler(TOKENIZER, EOS, 384)
     asked = GenerateRequest(model="m", tools=TOOLS[1:])
@@ -117,7 +117,7 @@ def test_a_marker_may_be_cut_anywhere_and_stand_in_a_value() -> None:
     assert likely(predictor) == "}}"
 
 
-def test_nothing_is_compiled_before_a_marker_nor_where_tokens_are_taken() -> None:
+def test_grammars_are_compiled_only_after_a_marker_and_in_the_background() -> None:
     later = Later()
     shared = matchers(later)
     one, other = CallPredictor(shared), CallPredictor(shared)
@@ -135,7 +135,7 @@ def test_nothing_is_compiled_before_a_marker_nor_where_tokens_are_taken() -> Non
 
 
 @pytest.mark.parametrize(("length", "after"), [(10, "</>!"), (REPLAYED, "")])
-def test_a_long_call_is_not_followed_again_in_another_spelling(length: int, after: str) -> None:
+def test_a_long_call_is_not_replayed_in_another_spelling(length: int, after: str) -> None:
     tags = TaggedArguments("<", ">", "</>")
     parser = ToolParser("tags", "Call:", "", grammar=CallGrammar("Call:{name} ", "!", tagged=tags))
     tools = [tool("note", text={"type": "string"}, at={"type": "array"})]

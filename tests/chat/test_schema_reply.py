@@ -20,23 +20,23 @@ def cases(*kinds: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", cases("extract_json"))
-def test_extract_json(case: dict[str, Any]) -> None:
+def test_json_is_extracted_from_text_as_in_the_published_cases(case: dict[str, Any]) -> None:
     assert extract_json(case["text"]) == case["expected"]
 
 
 @pytest.mark.parametrize("case", cases("response_format_parse"))
-def test_response_format_parse(case: dict[str, Any]) -> None:
+def test_a_reply_is_parsed_and_judged_as_in_the_published_cases(case: dict[str, Any]) -> None:
     checked = check_reply(case["text"], case["response_format"])
     assert {"parsed": checked.parsed, "is_valid": checked.is_valid} == case["expected"]
 
 
 @pytest.mark.parametrize("case", cases("schema_validate"))
-def test_schema_validate(case: dict[str, Any]) -> None:
+def test_a_value_is_judged_against_a_schema_as_in_the_published_cases(case: dict[str, Any]) -> None:
     assert (violation(case["instance"], case["schema"]) == "") is case["valid"]
 
 
 @pytest.mark.parametrize("case", cases("schema_violation", "schema_accept", "schema_reject"))
-def test_text_against_schema(case: dict[str, Any]) -> None:
+def test_a_text_is_judged_against_a_schema_with_the_violated_keyword(case: dict[str, Any]) -> None:
     violated = violation(json.loads(case["text"]), case["schema"])
     assert (violated == "") is case["valid"]
     assert case.get("violated", violated) == violated
@@ -51,11 +51,11 @@ def test_text_against_schema(case: dict[str, Any]) -> None:
         ("[" * 100_000, None),
     ],
 )
-def test_where_json_is_found(text: str, value: Any) -> None:
+def test_the_first_usable_json_value_in_a_text_is_found(text: str, value: Any) -> None:
     assert extract_json(text) == value
 
 
-def test_null_is_a_value() -> None:
+def test_null_is_a_valid_reply_if_the_schema_permits_null() -> None:
     null = {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}
     assert check_reply("null", null).is_valid
     assert check_reply("nothing", null).is_valid is False
@@ -70,7 +70,7 @@ def test_a_broken_schema_is_refused() -> None:
 
 
 @pytest.mark.parametrize("case", cases("response_format_parse"))
-def test_the_parse_command_tells(case: dict[str, Any]) -> None:
+def test_the_parse_command_reports_whether_a_reply_fits_its_format(case: dict[str, Any]) -> None:
     line = {"chunks": list(case["text"]), "response_format": case["response_format"]}
     found = parse_line(json.dumps(line), PluginRegistry.discover())
     assert {"parsed": found["parsed"], "is_valid": found["valid"]} == case["expected"]

@@ -42,7 +42,7 @@ PARSERS = list(mlx_tool_parsers())
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
-def test_a_text_in_every_format_fits_and_is_read_back(model: Any, parser: ToolParser) -> None:
+def test_a_grammar_text_is_read_back_in_every_format(model: Any, parser: ToolParser) -> None:
     choice = {"type": "function", "function": {"name": "patch"}}
     first = model.start(parser.call_grammar(), **asked(tool_choice=choice))
     ended = 0
@@ -56,7 +56,7 @@ def test_a_text_in_every_format_fits_and_is_read_back(model: Any, parser: ToolPa
     assert ended
 
 
-def test_a_text_does_not_hold_what_closes_it(model: Any) -> None:
+def test_a_grammar_text_cannot_contain_its_closing_tag(model: Any) -> None:
     parser = next(each for each in PARSERS if each.name == "qwen3_coder")
     wide = asked("start: /(?s:.*)/", tool_choice="required")
     first = model.start(parser.call_grammar(), **wide)
@@ -66,7 +66,7 @@ def test_a_text_does_not_hold_what_closes_it(model: Any) -> None:
         assert not model.accepts(first.fork(), written.replace("MORE", more))
 
 
-def test_without_a_choice_a_reply_is_free_up_to_its_call(model: Any) -> None:
+def test_without_a_tool_choice_only_the_text_of_a_call_is_constrained(model: Any) -> None:
     first = model.start(HERMES.call_grammar(), **asked())
     call = '<tool_call>\n{"name": "patch", "arguments": ARGS}\n</tool_call>'
     good = call.replace("ARGS", json.dumps({"content": TEXT}))
@@ -113,7 +113,7 @@ def test_a_grammar_that_cannot_be_enforced_is_refused(
         ("(?s)a.+", 'a"é\t\r', "a"),
     ],
 )
-def test_an_expression_for_the_escaped_text(
+def test_an_expression_matches_the_json_escaped_text(
     model: Any, pattern: str, fitting: str, other: str
 ) -> None:
     value = f"start: /{pattern}/"

@@ -34,7 +34,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_header_says_what_pillow_says(name):
+def test_size_and_orientation_of_a_webp_header_equal_pillows(name):
     size = webp_size(FILES[name])
     image = Image.open(io.BytesIO(FILES[name]))
     assert size == image.size
@@ -44,7 +44,7 @@ def test_the_header_says_what_pillow_says(name):
     assert (picture.width, picture.height) == (image.size if turn < 5 else image.size[::-1])
 
 
-def test_other_files_are_none():
+def test_the_webp_size_of_other_files_is_none():
     assert webp_size(b"") is None
     assert webp_size(b"RIFF0000WAVE") is None
 

@@ -45,15 +45,15 @@ def run(engine: ThreadingHTTPServer, *arguments: str) -> str:
     return result.stdout
 
 
-def test_what_the_cache_holds(engine: ThreadingHTTPServer) -> None:
+def test_cache_prints_the_entries_and_bytes_of_each_model(engine: ThreadingHTTPServer) -> None:
     assert run(engine) == "demo:\n  entries: 2\n  bytes: 4096\n"
     assert CacheRoute.seen == [("GET", "/cache", "Bearer secret")]
 
 
-def test_json(engine: ThreadingHTTPServer) -> None:
+def test_cache_json_prints_the_report_as_json(engine: ThreadingHTTPServer) -> None:
     assert json.loads(run(engine, "--json")) == {"demo": {"entries": 2, "bytes": 4096}}
 
 
-def test_clear_empties_it_and_shows_what_is_left(engine: ThreadingHTTPServer) -> None:
+def test_cache_clear_empties_the_cache_and_prints_the_rest(engine: ThreadingHTTPServer) -> None:
     assert run(engine, "--clear") == "the prefix cache is empty\n"
     assert [method for method, *_ in CacheRoute.seen] == ["DELETE", "GET"]

@@ -65,7 +65,7 @@ def talk(
     return result.stdout, result.exception
 
 
-def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_sends_the_earlier_turns_with_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     first = [Delta(reasoning="hm "), Delta(content="Hello "), Delta(content="Ada."), *END]
     service = Scripted(first, [Delta(content="Ada"), *END])
     typed = "My name is Ada.\n\nWho am I?\n"
@@ -81,7 +81,7 @@ def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
-def test_images_go_with_the_first_message_alone(
+def test_chat_sends_images_with_the_first_message_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     paths = [tmp_path / "a.png", tmp_path / "b.jpg"]
@@ -99,7 +99,7 @@ def test_images_go_with_the_first_message_alone(
     assert messages[2] == {"role": "user", "content": "And?"}
 
 
-def test_a_tool_call_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_prints_tool_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     call = [
         Delta(tool_calls=[ToolCallDelta(index=0, id="c", name="roll")]),
         Delta(tool_calls=[ToolCallDelta(index=0, arguments='{"sides": 6}')]),
@@ -146,7 +146,7 @@ def test_an_error_ends_a_piped_chat(
     assert len(service.requests) == 1
 
 
-def test_a_turn_that_fails_leaves_the_conversation_as_it_was() -> None:
+def test_a_failed_turn_is_not_added_to_the_conversation() -> None:
     service = Scripted(ContextTooLong("too long"))
     before = [{"role": "system", "content": "Be brief."}]
     conversation = Conversation(InProcessClient(service), "demo", before)
@@ -155,7 +155,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was() -> None:
     assert conversation.messages == before
 
 
-def test_ctrl_c_ends_the_reply_and_keeps_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_chat_cancels_and_keeps_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Scripted([Delta(content="One, two, ")])
     conversation = Conversation(InProcessClient(service), "demo", [])
     reading = iter([[Delta(content="One, two, ")]])

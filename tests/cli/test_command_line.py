@@ -34,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_no_heavy_package() -> None:
     code = f"""
 import atexit, sys
 heavy = {{"litellm", "mlx", "mlx_lm", "mlx_vlm", "transformers", "pydantic", "uvicorn", "httpx"}}
@@ -47,7 +47,7 @@ sys.argv = ["mlx-provider", "--help"]
     assert "plugins" in done.stdout
 
 
-def test_version(run: Run) -> None:
+def test_the_version_option_prints_the_version(run: Run) -> None:
     assert run("--version") == (0, f"{__version__}\n", "")
 
 
@@ -66,7 +66,7 @@ def test_version(run: Run) -> None:
         ),
     ],
 )
-def test_an_error_of_ours_is_one_line(run: Run, arguments: list[str], error: str) -> None:
+def test_our_errors_print_one_line_only(run: Run, arguments: list[str], error: str) -> None:
     code, shown, told = run(*arguments)
     assert (code, shown) == (1, "")
     (line,) = told.splitlines()

@@ -30,6 +30,6 @@ def test_a_limit_that_is_no_number_is_refused(value: str) -> None:
     assert done.exit_code == 2
 
 
-def test_the_first_prompt_of_every_client_is_measured() -> None:
+def test_every_client_record_has_the_size_of_its_first_prompt() -> None:
     registry = discover("clients")
     assert all(client.prompt_bytes > 0 for client in registry.clients.values())

@@ -17,7 +17,7 @@ main()
 """
 
 
-def test_it_says_what_to_do_next_and_loads_nothing_heavy(
+def test_bare_mlx_provider_prints_next_steps_and_imports_no_heavy_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_PROVIDER_RUNTIME_DIR", str(tmp_path))
@@ -33,7 +33,7 @@ def test_it_says_what_to_do_next_and_loads_nothing_heavy(
     assert "  mlx-provider up mlx-community/" in done.stdout
 
 
-def test_what_is_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bare_command_lists_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "codex").write_text("#!/bin/sh\n")
     (tmp_path / "codex").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

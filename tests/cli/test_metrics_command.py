@@ -26,7 +26,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, told(result)
 
 
-def test_printed(engine: str) -> None:
+def test_metrics_prints_the_metrics_of_an_engine_or_that_none_answers(engine: str) -> None:
     assert run("--api-base", engine) == (0, TOLD)
     code, said = run("--api-base", "http://127.0.0.1:9")
     assert (code, "no engine answers" in said) == (1, True)

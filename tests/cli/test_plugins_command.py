@@ -41,7 +41,7 @@ def run(registry: PluginRegistry, *arguments: str) -> str:
     return result.stdout
 
 
-def test_json_says_everything(registry: PluginRegistry) -> None:
+def test_plugins_json_has_every_field_of_each_plugin(registry: PluginRegistry) -> None:
     broken, toy, typo = json.loads(run(registry, "--json"))
     assert broken == {
         "name": "broken",
@@ -63,7 +63,7 @@ def test_json_says_everything(registry: PluginRegistry) -> None:
     assert typo["error"].startswith("MLX_PROVIDER_PLUGINS names it")
 
 
-def test_text_says_the_same(registry: PluginRegistry) -> None:
+def test_plugins_prints_the_same_facts_as_text(registry: PluginRegistry) -> None:
     assert run(registry).splitlines() == [
         "broken  broken 2.0",
         "  error             ModuleNotFoundError: No module named 'nowhere_to_be_found' "
@@ -78,18 +78,18 @@ def test_text_says_the_same(registry: PluginRegistry) -> None:
     ]
 
 
-def test_no_plugins_is_said() -> None:
+def test_plugins_prints_that_there_are_no_plugins() -> None:
     registry = PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""})
     assert run(registry) == "no plugins\n"
     assert json.loads(run(registry, "--json")) == []
 
 
-def test_what_a_family_cannot_do_is_said() -> None:
+def test_plugins_prints_the_limits_of_a_family() -> None:
     shown = run(discover("vision"))
     assert "where images cannot be embedded one by one" in shown
 
 
-def test_what_a_plugin_replaces_of_upstream_is_listed_with_reason_and_version(
+def test_plugins_lists_each_upstream_patch_with_reason_and_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     registry = discover("gemma3")

@@ -15,7 +15,7 @@ def test_a_key_on_the_command_line_is_refused_with_the_remedy(command: str) -> N
     assert "--api-key-file" in result.stderr
 
 
-def test_the_key_file_is_named_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_serve_passes_the_path_of_the_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, argv: started.append(argv))
     invoke("serve", "--port", "0", "--api-key-file", str(tmp_path / "key"))

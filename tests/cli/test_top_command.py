@@ -86,7 +86,7 @@ def run(engine: str, *arguments: str, key: str = "secret") -> tuple[int, str]:
     return result.exit_code, told(result)
 
 
-def test_once(engine: str) -> None:
+def test_top_once_prints_requests_models_and_memory(engine: str) -> None:
     code, shown = run(engine, "--once")
     assert code == 0, shown
     for wanted in (
@@ -101,13 +101,13 @@ def test_once(engine: str) -> None:
     assert "\x1b" not in shown, "an id is no command for the terminal"
 
 
-def test_json(engine: str) -> None:
+def test_top_json_prints_the_stats_of_the_engine(engine: str) -> None:
     code, shown = run(engine, "--json")
     assert code == 0
     assert Stats.model_validate_json(shown) == BUSY
 
 
-def test_without_the_key_or_the_engine_it_says_so(engine: str) -> None:
+def test_top_reports_a_wrong_key_and_a_missing_engine(engine: str) -> None:
     code, shown = run(engine, "--once", key="wrong")
     assert (code, "no key" in shown) == (1, True)
     code, shown = run("http://127.0.0.1:9", "--once")

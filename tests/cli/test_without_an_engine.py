@@ -23,18 +23,18 @@ def run(folder: Path, *words: str) -> Result:
 
 
 @pytest.mark.parametrize("words", ["engine status", "cache", "cache --clear", "top --once"])
-def test_each_command_answers_as_engine_status_does(words: str, tmp_path: Path) -> None:
+def test_each_command_without_an_engine_prints_engine_status(words: str, tmp_path: Path) -> None:
     done = run(tmp_path / "none", *words.split())
     assert (done.exit_code, done.stdout, done.stderr) == (3, TOLD.format(tmp_path / "none"), "")
 
 
 @pytest.mark.parametrize("words", ["engine status --json", "cache --json", "top --once --json"])
-def test_a_program_is_told_in_json(words: str, tmp_path: Path) -> None:
+def test_json_output_says_that_no_engine_runs(words: str, tmp_path: Path) -> None:
     done = run(tmp_path / "none", *words.split())
     assert (done.exit_code, json.loads(done.stdout)["engine"]) == (3, "none")
 
 
-def test_metrics_keep_what_is_no_metric_from_standard_output(tmp_path: Path) -> None:
+def test_metrics_without_an_engine_prints_only_to_standard_error(tmp_path: Path) -> None:
     done = run(tmp_path / "none", "metrics")
     assert (done.exit_code, done.stdout, done.stderr) == (3, "", TOLD.format(tmp_path / "none"))
 
@@ -51,12 +51,12 @@ def test_a_home_that_is_a_file_is_named_with_its_remedy(words: str, tmp_path: Pa
     assert wanted in line
 
 
-def test_there_is_no_log_of_an_engine_that_never_ran(tmp_path: Path) -> None:
+def test_engine_logs_without_an_engine_ends_with_exit_code_3(tmp_path: Path) -> None:
     done = run(tmp_path / "none", "engine", "logs")
     assert (done.exit_code, done.stdout) == (3, TOLD.format(tmp_path / "none"))
 
 
-def test_parse_says_in_a_terminal_what_it_waits_for() -> None:
+def test_parse_in_a_terminal_prints_how_to_end_the_input() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", RUN, "parse"])
@@ -69,7 +69,7 @@ def test_parse_says_in_a_terminal_what_it_waits_for() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_nothing_of_transformers_is_on_the_terminal(tmp_path: Path) -> None:
+def test_warnings_of_transformers_are_not_printed(tmp_path: Path) -> None:
     """It tells that there is no PyTorch as it is imported, unless told to be quiet before."""
     code = (
         "import sys, mlx_provider.cli.app as app\n"

@@ -21,7 +21,7 @@ def test_one_client_per_address_and_key() -> None:
     assert connections.client(None, None) is not here
 
 
-def test_another_runtime_folder_is_another_engine() -> None:
+def test_another_runtime_folder_gets_another_client() -> None:
     environ = {"MLX_PROVIDER_RUNTIME_DIR": "/one"}
     connections = Connections(environ)
     one = connections.client(None, None)
@@ -29,13 +29,13 @@ def test_another_runtime_folder_is_another_engine() -> None:
     assert connections.client(None, None) is not one
 
 
-def test_connect_contacts_nobody() -> None:
+def test_connect_returns_one_client_without_contacting_an_engine() -> None:
     assert connect() is connect()
     with pytest.raises(BadRequest, match="api_base"):
         connect("nonsense")
 
 
-def test_tcp_with_a_key(tcp_engine: str, request_of: Any, read: Any) -> None:
+def test_a_tcp_client_needs_the_right_key(tcp_engine: str, request_of: Any, read: Any) -> None:
     connections = Connections({})
     assert read(connections.client(tcp_engine, "secret").submit(request_of("count 2 0")))
     wrong = connections.client(tcp_engine, "wrong")

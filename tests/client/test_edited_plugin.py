@@ -65,7 +65,7 @@ def served(client: HttpClient, prompt: str = "count 1 0") -> int:
             time.sleep(0.01)
 
 
-def test_what_replaces_an_engine_that_nobody_else_uses(toys: Toys, toy: Path, local: Any) -> None:
+def test_edited_plugins_replace_an_otherwise_idle_engine(toys: Toys, toy: Path, local: Any) -> None:
     pids = [one_request(local)]
     (toy / "notes.txt").write_text("no source")
     assert one_request(local) == pids[0], "nothing was edited"
@@ -92,7 +92,7 @@ def test_a_plugin_beside_a_script_replaces_no_engine(
     assert [one_request(local), one_request(local)] == [pid, pid]
 
 
-def test_an_engine_that_others_use_goes_on_and_it_is_told(
+def test_an_engine_in_use_keeps_running_and_the_edited_plugin_is_logged(
     toy: Path, local: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = gateway(local)
@@ -102,7 +102,7 @@ def test_an_engine_that_others_use_goes_on_and_it_is_told(
     assert "plugin toy: toy 1.0, digest " in caplog.text
 
 
-def test_two_gateways_with_other_settings_do_not_fight(
+def test_two_gateways_with_different_settings_do_not_replace_the_engine(
     local: Any, toy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = gateway(local, MLX_PROVIDER_MAX_ROWS="3")
@@ -133,7 +133,7 @@ def gateway(local: Any, **environment: str) -> HttpClient:
     return client
 
 
-def test_a_name_that_is_found_anew_is_not_another_plugin(toys: Toys, toy: Path) -> None:
+def test_the_watched_files_of_a_plugin_are_its_modules_and_packages(toys: Toys, toy: Path) -> None:
     """What is watched: packages in packages, and modules."""
     (toys.folder / "space" / "inner").mkdir(parents=True)
     (toys.folder / "space" / "inner" / "__init__.py").write_text("")

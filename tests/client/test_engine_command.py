@@ -37,7 +37,7 @@ def command(local: Any, monkeypatch: pytest.MonkeyPatch) -> Command:
     return run
 
 
-def test_no_engine(command: Command, local: Any) -> None:
+def test_engine_commands_report_that_no_engine_runs(command: Command, local: Any) -> None:
     for told in (command("status"), command("stop")):
         assert "no engine runs in" in told.stdout
     assert (command("status").exit_code, command("stop").exit_code) == (3, 0)
@@ -46,7 +46,7 @@ def test_no_engine(command: Command, local: Any) -> None:
     assert not list(local.folder.iterdir()), "asking makes no file"
 
 
-def test_an_engine(command: Command, local: Any, wait_until: Any) -> None:
+def test_engine_status_and_stop_work(command: Command, local: Any, wait_until: Any) -> None:
     client = local.client()
     running = client.submit(GenerateRequest(model="fake", prompt="wait"))
     pid = client.health().pid
@@ -64,7 +64,7 @@ def test_an_engine(command: Command, local: Any, wait_until: Any) -> None:
     assert last.error.code == "engine_unavailable"
 
 
-def test_restart(command: Command, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_ends_engine(command: Command, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client = local.client()
     client.submit(GenerateRequest(model="fake", prompt="text x"))
     pid = client.health().pid
@@ -78,14 +78,14 @@ def test_restart(command: Command, local: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("words", [("restart",), ("stop", "--idle")])
-def test_an_engine_of_another_version_ends(command: Command, local: Any, words: Any) -> None:
+def test_stop_ends_engines_of_other_versions(command: Command, local: Any, words: Any) -> None:
     with pytest.raises(OtherProtocol):
         local.client(FAKE_PROTOCOL="99").submit(GenerateRequest(model="fake", prompt="wait"))
     pid = (local.folder / "engine.lock").read_text().strip()
     assert f"engine process {pid} has ended" in command(*words).stdout
 
 
-def test_a_socket_that_lies(
+def test_engine_commands_refuse_a_socket_that_is_no_engine(
     command: Command, local: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = local.folder / "engine.sock"
@@ -113,7 +113,7 @@ def test_a_socket_that_lies(
         command("stop")
 
 
-def test_an_engine_that_was_killed(command: Command, local: Any) -> None:
+def test_engine_status_reports_the_files_of_a_killed_engine(command: Command, local: Any) -> None:
     client = local.client()
     client.submit(GenerateRequest(model="fake", prompt="text x"))
     local.end()
@@ -123,7 +123,7 @@ def test_an_engine_that_was_killed(command: Command, local: Any) -> None:
     assert (status.exit_code, "left behind" in status.stdout) == (3, True)
 
 
-def test_a_remote_engine(command: Command, tcp_engine: str, tmp_path: Path) -> None:
+def test_remote_engines_cannot_be_ended(command: Command, tcp_engine: str, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret")
     key.chmod(0o600)
@@ -133,7 +133,7 @@ def test_a_remote_engine(command: Command, tcp_engine: str, tmp_path: Path) -> N
     assert [command(part, *at).exit_code for part in ("stop", "restart", "logs")] == [2] * 3
 
 
-def test_the_end_of_the_log(command: Command, local: Any) -> None:
+def test_engine_logs_prints_the_last_lines(command: Command, local: Any) -> None:
     assert command("logs").exit_code == 3
     (local.folder / "engine.log").write_text("one\ntwo\nthree\n")
     assert command("logs", "-n", "2").stdout == "two\nthree\n"

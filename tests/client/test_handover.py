@@ -56,7 +56,7 @@ def test_settings_of_one_client_do_not_take_the_engine_from_another(
     wait_until(lambda: finished(last) != first)
 
 
-def test_what_an_engine_is() -> None:
+def test_the_identity_of_an_engine_has_its_settings_but_no_secrets() -> None:
     given = {"MLX_PROVIDER_MAX_ROWS": "3", "MLX_PROVIDER_API_KEY": "secret", "HOME": "x"}
     before = identity({**given, "HF_TOKEN": "secret", "A_SLIDING_WINDOW": "9"})
     assert "secret" not in before.values()
@@ -72,7 +72,7 @@ def test_what_an_engine_is() -> None:
     assert differences({}, before) == {}
 
 
-def test_a_process_that_was_left_behind_takes_nobodys_engine(
+def test_a_process_of_an_older_version_does_not_replace_the_engine(
     with_identity: Any, local: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version is installed by now: no engine of this one can be started any more."""

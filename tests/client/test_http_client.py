@@ -90,7 +90,7 @@ def test_errors_come_back_as_their_class(
     assert (caught.value.message, caught.value.param) == ("scripted", "prompt")
 
 
-def test_an_unforeseen_error_is_an_internal_one(client: Any, request_of: Any, read: Any) -> None:
+def test_an_unexpected_error_is_an_internal_error(client: Any, request_of: Any, read: Any) -> None:
     with pytest.raises(MLXProviderError, match="internal error") as caught:
         client.submit(request_of("bug"))
     assert caught.value.code == "internal_error"
@@ -104,7 +104,7 @@ def test_a_request_that_json_cannot_hold_is_refused(client: Any, request_of: Any
         client.submit(request_of("x", options={"extra": {"odd": "\ud83d"}}))
 
 
-def test_close_cancels_on_the_server(
+def test_closing_a_generation_cancels_its_request_in_the_engine(
     client: Any, request_of: Any, read: Any, wait_until: Any
 ) -> None:
     closed = client.submit(request_of("wait", id="closed"))
@@ -117,7 +117,7 @@ def test_close_cancels_on_the_server(
     assert isinstance(read(closed)[-1], Failed)
 
 
-def test_dropping_a_generation_cancels(client: Any, request_of: Any, wait_until: Any) -> None:
+def test_closing_a_generation_cancels_it(client: Any, request_of: Any, wait_until: Any) -> None:
     generation = client.submit(request_of("wait", id="dropped"))
     del generation
     gc.collect()
@@ -200,7 +200,7 @@ def _connected(thing: object, folder: Path) -> bool:
         return False
 
 
-def test_an_engine_that_dies_on_a_request_is_not_given_it_twice(
+def test_a_request_that_kills_the_engine_is_not_sent_again(
     shared: Any, client: Any, request_of: Any
 ) -> None:
     client.submit(request_of("count 1 0"))
@@ -225,7 +225,7 @@ def test_sigterm_gives_a_typed_event_and_the_next_request_a_new_engine(
     assert client.health().pid != pid
 
 
-def test_an_unread_generation_does_not_hold_up_another(
+def test_an_unread_generation_does_not_delay_another(
     client: Any, request_of: Any, read: Any, text: Any
 ) -> None:
     unread = client.submit(request_of("flood 1000", id="unread"))
@@ -235,7 +235,7 @@ def test_an_unread_generation_does_not_hold_up_another(
     assert len(events) < 1000
 
 
-def test_an_engine_that_does_not_answer_is_given_up() -> None:
+def test_a_question_to_a_silent_engine_ends_at_its_time_limit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = HttpClient(Address(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         with pytest.raises(EngineUnavailable, match=r"did not answer within 0\.2 s"):
@@ -243,7 +243,7 @@ def test_an_engine_that_does_not_answer_is_given_up() -> None:
         client.close()
 
 
-def test_why_no_request_can_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_unsent_request_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadRequest, match="beyond ASCII"):
         HttpClient(Address("https://127.0.0.1:9"), "k\u00e9y")
     monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent.pem")
@@ -251,7 +251,7 @@ def test_why_no_request_can_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) ->
         HttpClient(Address("https://127.0.0.1:9")).send("/v1/generate", b"{}")
 
 
-def test_nobody_there_is_unavailable() -> None:
+def test_an_address_without_an_engine_is_unavailable() -> None:
     for address in (Address("http://127.0.0.1:9"), Address("http://engine", "/nonexistent.sock")):
         client = HttpClient(address)
         with pytest.raises(EngineUnavailable, match="no engine answers"):
@@ -259,20 +259,20 @@ def test_nobody_there_is_unavailable() -> None:
         client.close()
 
 
-def test_health_starts_nothing(local: Any) -> None:
+def test_health_does_not_start_an_engine(local: Any) -> None:
     with pytest.raises(EngineUnavailable):
         local.client().health()
     assert not (local.folder / "engine.lock").exists()
 
 
-def test_a_count_starts_an_engine_and_runs_nothing(local: Any, request_of: Any) -> None:
+def test_a_token_count_starts_an_engine_and_generates_nothing(local: Any, request_of: Any) -> None:
     client = local.client()
     request = request_of("text")
     assert client.count(request) == len(request.prompt.split())
     assert client.cache_report()["finished"] == []
 
 
-def test_state_calls(client: Any, request_of: Any, read: Any) -> None:
+def test_the_client_reads_state_and_clears_caches(client: Any, request_of: Any, read: Any) -> None:
     read(client.submit(request_of("count 1 0", id="one")))
     assert client.health().models[0].model == "fake"
     assert b"mlx_provider_requests_received_total" in client.metrics()
@@ -281,7 +281,7 @@ def test_state_calls(client: Any, request_of: Any, read: Any) -> None:
     assert client.cache_report()["finished"] == []
 
 
-def test_a_forked_child_has_connections_of_its_own(
+def test_a_forked_child_uses_separate_connections(
     client: Any, request_of: Any, read: Any, text: Any
 ) -> None:
     generation = client.submit(request_of("count 60 0.01"))

@@ -85,13 +85,13 @@ def test_the_engine_outlives_the_client_that_started_it(
     assert os.getsid(pid) == pid
 
 
-def test_folder_log_and_lock_are_the_owners_alone(local: Any, request_of: Any) -> None:
+def test_engine_folder_log_and_lock_are_private_to_the_user(local: Any, request_of: Any) -> None:
     local.client().submit(request_of("count 1 0"))
     for name in (".", "engine.log", "engine.lock", "engine.sock"):
         assert stat.S_IMODE((local.folder / name).lstat().st_mode) & 0o077 == 0, name
 
 
-def test_a_stale_socket_is_no_engine(local: Any, request_of: Any, read: Any) -> None:
+def test_a_stale_socket_starts_a_new_engine(local: Any, request_of: Any, read: Any) -> None:
     client = local.client()
     client.submit(request_of("count 1 0"))
     pid = client.health().pid
@@ -108,7 +108,7 @@ def test_a_typed_start_error_keeps_its_class(local: Any, request_of: Any) -> Non
         local.client(MLX_PROVIDER_MAX_ROWS="many").submit(request_of("x"))
 
 
-def test_a_crash_at_the_start_shows_the_logs_last_words(
+def test_a_crash_at_the_start_is_reported_with_the_last_log_line(
     local: Any, request_of: Any, read: Any
 ) -> None:
     with pytest.raises(EngineUnavailable, match="RuntimeError: scripted crash") as caught:
@@ -145,7 +145,7 @@ def test_an_engine_of_another_version_is_refused(
     assert (local.folder / "engine.lock").read_text().strip() in caught.value.message
 
 
-def test_a_command_that_does_not_exist(local: Any) -> None:
+def test_an_engine_command_that_does_not_exist_is_an_error_with_its_reason(local: Any) -> None:
     engine = LocalEngine(local.runtime(), ("/nonexistent/python",))
     with pytest.raises(EngineUnavailable, match=r"started in .*No such file"):
         engine.ensure()
@@ -174,7 +174,7 @@ def test_a_path_too_long_for_a_socket_names_the_variable(tmp_path: Path) -> None
         prepare(Runtime(tmp_path / ("x" * 100), {}))
 
 
-def test_a_removed_lock_file_locks_nothing(local: Any) -> None:
+def test_a_removed_lock_file_does_not_block_a_new_lock(local: Any) -> None:
     path = local.folder / "engine.lock"
     first = EngineLock.try_take(path)
     assert first is not None

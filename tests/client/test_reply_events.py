@@ -118,7 +118,9 @@ def said(events: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_over_tls(certificate: Path, in_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_is_read_over_tls(
+    certificate: Path, in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.load_cert_chain(certificate)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -130,7 +132,7 @@ def test_over_tls(certificate: Path, in_loop: bool, monkeypatch: pytest.MonkeyPa
     assert found[-1] == DONE
 
 
-def test_a_stranger_at_the_address_is_not_talked_to(certificate: Path) -> None:
+def test_a_server_without_a_trusted_certificate_receives_no_request(certificate: Path) -> None:
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.load_cert_chain(certificate)
 
@@ -144,7 +146,7 @@ def test_a_stranger_at_the_address_is_not_talked_to(certificate: Path) -> None:
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_cut_off_anywhere_it_is_the_engines_death(in_loop: bool) -> None:
+def test_a_connection_cut_at_any_byte_gives_one_engine_died_error(in_loop: bool) -> None:
     """Before an answer it was not taken, or its engine died; afterwards it died, once."""
     head = len(HEAD + line(ACCEPTED))
     for cut in (0, 5, len(HEAD), head - 3, head, head + 40, len(WHOLE) - 200, len(WHOLE) - 2):
@@ -167,13 +169,13 @@ def test_cut_off_anywhere_it_is_the_engines_death(in_loop: bool) -> None:
     "answer",
     [b"HTTP/1.1 204 No\r\n\r\n", b"SSH-2.0\r\n\r\n", HEAD + b"3\r\n[]\n\r\n" + b"0\r\n\r\n"],
 )
-def test_what_is_no_engine_is_named(answer: bytes) -> None:
+def test_a_reply_that_is_no_protocol_of_an_engine_is_unavailable(answer: bytes) -> None:
     with engine(answering(answer)) as url, pytest.raises(EngineUnavailable):
         sent(url)
 
 
 @pytest.mark.parametrize("page", [b"", b"<html>", b"<html>\n"])
-def test_a_web_server_is_no_engine(page: bytes) -> None:
+def test_a_web_server_at_the_address_is_refused(page: bytes) -> None:
     def serve(connection: socket.socket) -> None:
         connection.recv(2**16)
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + page)
@@ -185,7 +187,7 @@ def test_a_web_server_is_no_engine(page: bytes) -> None:
         Transport(Address(url), {}).attach()
 
 
-def test_a_body_that_is_not_read_still_has_its_answer() -> None:
+def test_a_refusal_is_read_although_the_server_did_not_read_the_body() -> None:
     """Who refuses a request may not read it to its end."""
     refusal = b'{"error": {"message": "too large", "code": "bad_request", "status": 400}}'
 

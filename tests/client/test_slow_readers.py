@@ -31,7 +31,7 @@ def left_at_the_engine(client: Any, request_of: Any, read: Any, name: str) -> in
     return int(client.cache_report()["unread"][name])
 
 
-def test_what_is_not_read_stays_with_the_engine(
+def test_unread_events_stay_in_the_engine(
     client: Any, request_of: Any, read: Any, text: Any
 ) -> None:
     generation = client.submit(request_of(UNREAD, id="unread"))
@@ -41,7 +41,7 @@ def test_what_is_not_read_stays_with_the_engine(
     assert isinstance(events[-1], Done)
 
 
-async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
+async def test_events_unread_by_an_event_loop_stay_in_the_engine(
     client: Any, request_of: Any, read: Any, text: Any
 ) -> None:
     generation = await asyncio.to_thread(client.submit, request_of(UNREAD, id="left"))
@@ -52,7 +52,7 @@ async def test_a_loops_reader_that_does_not_come_leaves_it_with_the_engine(
     assert text(events) == "x" * 20_000_000
 
 
-def test_an_unread_reply_ends_with_close_and_with_its_client(
+def test_an_unread_reply_ends_when_its_generation_or_client_closes(
     client: Any, request_of: Any, read: Any, wait_until: Any
 ) -> None:
     closed, dropped, left = (
@@ -69,7 +69,7 @@ def test_an_unread_reply_ends_with_close_and_with_its_client(
     wait_until(lambda: "l" in client.cache_report()["cancelled"])
 
 
-def test_an_unread_reply_outlives_neither_engine_nor_reader(
+def test_an_unread_reply_fails_with_engine_died_when_the_engine_ends(
     local: Any, request_of: Any, read: Any
 ) -> None:
     client = local.client()
@@ -80,7 +80,7 @@ def test_an_unread_reply_outlives_neither_engine_nor_reader(
     assert last.error.code == "engine_died"
 
 
-def test_readers_in_threads_and_loops_that_pause_deadlock_nobody(
+def test_pausing_readers_in_threads_and_loops_do_not_deadlock(
     client: Any, request_of: Any, text: Any
 ) -> None:
     def read_slowly(seed: int) -> int:
@@ -103,7 +103,7 @@ def entry(top: int = 20) -> TokenLogprob:
     return TokenLogprob(token="x", id=0, logprob=-1.0, bytes=[120], top=named)
 
 
-def test_logprobs_that_nobody_reads_end_the_request() -> None:
+def test_too_many_unread_logprobs_end_the_request() -> None:
     queue, largest = EventQueue(), 0
     one = entry()
     while not queue.ended:
@@ -117,7 +117,7 @@ def test_logprobs_that_nobody_reads_end_the_request() -> None:
     assert queue.get() == []
 
 
-def test_logprobs_that_are_read_are_whole() -> None:
+def test_logprobs_arrive_complete_in_bounded_batches() -> None:
     queue = EventQueue()
     one = entry()
     found = []
@@ -131,7 +131,7 @@ def test_logprobs_that_are_read_are_whole() -> None:
     assert found[:200] == [one] * 200
 
 
-def test_choices_side_by_side_are_joined() -> None:
+def test_unread_deltas_of_each_choice_are_joined() -> None:
     queue = EventQueue()
     for index in range(40_000):
         queue.put([Delta(index=index % 4, content="x")])
@@ -144,7 +144,7 @@ def test_choices_side_by_side_are_joined() -> None:
         assert "".join(delta.content for delta in deltas) == whole
 
 
-def test_pieces_of_a_call_are_joined() -> None:
+def test_unread_pieces_of_a_tool_call_are_joined() -> None:
     queue = EventQueue()
     queue.put([Delta(tool_calls=[Call(index=0, id="a", name="f")])])
     for _ in range(5000):
@@ -159,7 +159,7 @@ def test_pieces_of_a_call_are_joined() -> None:
     ]
 
 
-def test_a_long_line_costs_its_length_once() -> None:
+def test_a_long_line_is_buffered_in_linear_time() -> None:
     line = EVENT_BATCH.dump_json([Delta(content="x" * 2**24)]) + b"\n"
     lines = LineBuffer()
     began = time.thread_time()

@@ -22,25 +22,25 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(texts: list[str], size: i
     assert events == [Delta(content=text) for text in texts]
 
 
-def test_an_answer_that_is_not_ours() -> None:
+def test_an_error_response_of_another_server_is_unavailable() -> None:
     assert isinstance(error_of(404, "/path", b"<html>"), EngineUnavailable)
     assert isinstance(error_of(500, "/path", b'{"error": "no"}'), EngineUnavailable)
     assert isinstance(error_of(401, "/path", b"[]"), Unauthorized)
 
 
 @pytest.mark.parametrize("line", [b"", b"<html>", b"[]", b"{}", b'{"protocol": "x"}'])
-def test_a_state_that_is_not_ours(line: bytes) -> None:
+def test_a_health_response_of_another_server_is_unavailable(line: bytes) -> None:
     with pytest.raises(EngineUnavailable, match="no engine of mlx-provider"):
         parse_health(line)
 
 
-def test_another_protocol_names_both_versions_and_the_remedy() -> None:
+def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy() -> None:
     line = json.dumps({"protocol": 7, "version": "9.9", "pid": 77, "unknown": 1}).encode()
     with pytest.raises(EngineUnavailable, match=r"9\.9 \(protocol 7\).*end engine process 77"):
         parse_health(line)
 
 
-def test_addresses() -> None:
+def test_an_api_base_is_parsed_to_an_address_or_refused() -> None:
     assert parse_address("unix:/run/x.sock") == Address("http://engine", "/run/x.sock")
     assert parse_address("unix:///run/x.sock") == Address("http://engine", "/run/x.sock")
     assert parse_address("http://mac.local:8080/") == Address("http://mac.local:8080")

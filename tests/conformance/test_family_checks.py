@@ -105,7 +105,7 @@ QUICK = ("rows see each other", "forgets what is not in the cache")
     "toy",
     [pytest.param(toy, marks=() if toy in QUICK else pytest.mark.conformance) for toy in TOYS],
 )
-def test_the_broken_promise_is_named(
+def test_the_check_of_each_broken_promise_of_a_family_fails(
     install_plugin: Callable[..., str], failures: Failures, toy: str
 ) -> None:
     source, broken = TOYS[toy]
@@ -114,7 +114,7 @@ def test_the_broken_promise_is_named(
     assert set(found) == {f"{check} [tiny]" for check in broken}, found
 
 
-def test_two_images_of_one_key(install_plugin: Callable[..., str], failures: Failures) -> None:
+def test_two_images_of_a_key_fail(install_plugin: Callable[..., str], failures: Failures) -> None:
     source = HEAD.replace(
         "from mlx_provider.families.text import load_text\n    return Toy(load_text(",
         "import mlx_provider_qwen3_vl\n    return Toy(mlx_provider_qwen3_vl.load(",
@@ -132,7 +132,7 @@ class Toy(Base):
     assert "one is answered for the other" in found["images [tiny]"]
 
 
-def test_without_a_checkpoint_nothing_is_proven(
+def test_without_a_checkpoint_the_family_check_fails_with_the_hook_to_define(
     install_plugin: Callable[..., str], failures: Failures
 ) -> None:
     found = failures(install_plugin("toyfamily", HEAD + GOOD), only=("checkpoint",))

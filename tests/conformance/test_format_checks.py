@@ -126,7 +126,7 @@ TOYS = {
 
 
 @pytest.mark.parametrize("toy", TOYS)
-def test_the_broken_promise_is_named(
+def test_the_check_of_each_broken_promise_of_a_parser_fails(
     install_plugin: Callable[..., str],
     failures: Callable[..., dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -139,7 +139,7 @@ def test_the_broken_promise_is_named(
     assert set(found) == broken, found
 
 
-def test_a_parser_of_thoughts_that_loses_text(
+def test_the_cut_thoughts_check_finds_a_reasoning_parser_that_loses_text(
     install_plugin: Callable[..., str], failures: Callable[..., dict[str, str]]
 ) -> None:
     source = """
@@ -169,7 +169,7 @@ def test_a_plugin_that_does_not_load_fails_by_name(
     assert "ModuleNotFoundError: No module named 'nowhere_to_be_found'" in found["loads"]
 
 
-def test_endless_work_ends() -> None:
+def test_endless_work_of_a_checked_plugin_is_stopped() -> None:
     def loop() -> None:
         while True:
             pass

@@ -56,7 +56,7 @@ def author(
     return run
 
 
-def test_a_run_of_an_author(author: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_run_reports_its_results(author: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """Items without a file, and failures in words."""
     done = author("--mlx-conformance", "angle")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -66,12 +66,12 @@ def test_a_run_of_an_author(author: Callable[..., subprocess.CompletedProcess[st
     assert "test_author" not in done.stdout
 
 
-def test_an_unknown_plugin_is_told(pytestconfig: pytest.Config) -> None:
+def test_an_unknown_plugin_is_an_error_with_the_known_names(pytestconfig: pytest.Config) -> None:
     with pytest.raises(pytest.UsageError, match=r"no plugin 'nope' is installed \(.*bench,"):
         Collecting(pytestconfig, ["nope"])
 
 
-def test_whoever_runs_pytest_imports_next_to_nothing() -> None:
+def test_the_pytest_plugin_imports_no_heavy_package() -> None:
     heavy = ("mlx", "litellm", "transformers", "hypothesis", "numpy", "pydantic", "httpx")
     code = (
         "import sys, mlx_provider.testing.pytest_plugin\n"

@@ -40,7 +40,7 @@ def difference(arrays: list[mx.array], mask: mx.array | str | None) -> float:
     block=st.sampled_from([64, 1000, 10**6]),
     cores=st.integers(1, 5),
 )
-def test_equal_for_every_mask_block_and_share(
+def test_cpu_attention_equals_mlx_for_every_mask_block_size_and_core_count(
     L: int, before: int, shared: int, kind: str, rows: int, width: int, block: int, cores: int
 ) -> None:
     S = L + before
@@ -63,12 +63,12 @@ def test_equal_for_every_mask_block_and_share(
         assert difference(arrays, masks[kind]) < 2e-5
 
 
-def test_a_row_that_sees_nothing_is_a_mean() -> None:
+def test_a_fully_masked_row_attends_to_the_mean_like_mlx() -> None:
     mask = mx.array([[False] * 4, [True] * 4])
     assert difference(inputs(2, 4), mask) < 1e-5
 
 
-def test_a_hidden_key_outweighs_nothing() -> None:
+def test_a_large_masked_key_does_not_change_attention() -> None:
     queries, keys, values = inputs(2, 3)
     keys[:, :, -1] *= 1e4
     assert difference([queries, keys, values], "causal") < 1e-4
@@ -97,7 +97,7 @@ def test_caches_of_one_call_are_attended_together() -> None:
     assert asked == [(1, 4, 1, 8), (1, 4, 12, 8)]
 
 
-def test_where_it_stands_in() -> None:
+def test_cpu_attention_replaces_mlx_only_for_long_float32_inputs_without_sinks() -> None:
     def original(*args: object, **kwargs: object) -> str:
         return "original"
 

@@ -30,14 +30,14 @@ for device in ("metal", "cuda", "cpu"):
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="MLX is fast there")
-def test_a_cpu_has_its_functions_and_another_device_imports_nothing_of_them() -> None:
+def test_only_a_cpu_imports_the_cpu_kernels() -> None:
     metal, cuda, cpu = map(json.loads, run_python(PROGRAM).stdout.splitlines())
     assert metal == cuda == [None, False, ["mlx_provider_cpu"], []]
     assert cpu[:2] == ["cpu", True]
     assert "mlx_provider_cpu.attention" in cpu[2]
 
 
-def test_for_a_cpu_that_is_not_apples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_kernels_match_only_a_cpu_that_is_not_apples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     assert [matches(device, "low") for device in ("cpu", "metal", "cuda")] == [True, False, False]
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -55,7 +55,7 @@ def installed() -> Iterator[Install]:
 
 
 @pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
-def test_large_arrays_are_ours_and_equal(function, arguments, monkeypatch):
+def test_large_float32_arrays_use_numpy_and_equal_upstream(function, arguments, monkeypatch):
     original = original_of(function)
     asked = []
     monkeypatch.setattr(mx, "eval", lambda *arrays, real=mx.eval: (asked.append(1), real(*arrays)))
@@ -70,7 +70,7 @@ def test_large_arrays_are_ours_and_equal(function, arguments, monkeypatch):
 
 
 @pytest.mark.parametrize(("function", "arguments"), UPSTREAM)
-def test_small_arrays_and_halves_are_upstreams(function, arguments):
+def test_small_or_half_precision_arrays_use_the_upstream_function(function, arguments):
     original = original_of(function)
     ours = ours_of(original)
     for shape, dtype in (((4, 16), mx.float32), ((40, 512), mx.bfloat16)):
@@ -78,7 +78,7 @@ def test_small_arrays_and_halves_are_upstreams(function, arguments):
         assert mx.array_equal(ours(*given), original(*given)).item()
 
 
-def test_vision_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_attention_serves_large_vision_inputs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     attend = attention.attend
     monkeypatch.setattr(
@@ -100,7 +100,7 @@ def test_a_function_of_the_same_name_is_left_alone() -> None:
     assert ours_of(swiglu) is None
 
 
-def test_functions_are_put_in_once_and_back(tmp_path: Path, installed: Install) -> None:
+def test_functions_are_replaced_once_and_restored(tmp_path: Path, installed: Install) -> None:
     model = load_text(build(tmp_path / "model", "qwen3"), LoadOptions()).model
     with Unpatched(model):
         installed(model)
@@ -118,7 +118,7 @@ def test_functions_are_put_in_once_and_back(tmp_path: Path, installed: Install) 
     assert qwen3.scaled_dot_product_attention is patched
 
 
-def test_rows_apart_are_still_understood_below_them(tmp_path: Path, installed: Install) -> None:
+def test_separate_rows_stay_routed_below_attention(tmp_path: Path, installed: Install) -> None:
     """Whichever comes first: what is routed under a replacement stays routed."""
     folder = build(tmp_path / "model", "qwen3")
     model = load_text(folder, LoadOptions()).model
@@ -130,14 +130,14 @@ def test_rows_apart_are_still_understood_below_them(tmp_path: Path, installed: I
     assert qwen3.scaled_dot_product_attention.patch.__name__ == "route_attention"
 
 
-def test_a_hybrid_has_them(tmp_path: Path, installed: Install) -> None:
+def test_a_hybrid_model_gets_the_cpu_functions(tmp_path: Path, installed: Install) -> None:
     model = load_qwen3_5(build(tmp_path / "model", "qwen3_5"), LoadOptions()).model
     installed(model)
     for name in ("_precise_swiglu", "swiglu", "scaled_dot_product_attention"):
         assert getattr(language, name).patch == ("test", name)
 
 
-def test_a_layer_of_mlx_calls_ours(installed: Install) -> None:
+def test_a_layer_of_mlx_calls_the_replaced_activation(installed: Install) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -152,7 +152,7 @@ def test_a_layer_of_mlx_calls_ours(installed: Install) -> None:
     assert mx.allclose(block.act(x), expected, rtol=1e-5, atol=1e-6).item()
 
 
-def test_a_row_apart_is_attended_as_if_there_were_no_other() -> None:
+def test_numpy_attention_is_chosen_for_each_separate_row_by_its_own_keys() -> None:
     """Whether NumPy is worth it is then a matter of its own keys."""
     attend = ours_of(original_of(qwen3.scaled_dot_product_attention))
     mx.random.seed(3)

@@ -13,7 +13,7 @@ linux = pytest.mark.skipif(
 )
 
 
-def test_every_share_is_done_and_the_first_here() -> None:
+def test_every_share_runs_once_and_the_first_in_the_calling_thread() -> None:
     done: dict[int, str] = {}
 
     def work(share: int) -> None:
@@ -37,7 +37,7 @@ def test_an_error_of_any_share_is_raised(bad: int) -> None:
 
 
 @linux
-def test_others_stay_off_the_core_of_the_thread_that_waits() -> None:
+def test_workers_avoid_the_core_of_the_waiting_thread() -> None:
     before = os.sched_getaffinity(0)
     attention.on_cores(lambda share: None, range(2))  # the threads are there
     off: list[set[int]] = []
@@ -57,7 +57,7 @@ def test_others_stay_off_the_core_of_the_thread_that_waits() -> None:
 
 
 @linux
-def test_where_the_system_refuses_the_work_is_done_all_the_same(
+def test_shares_run_although_the_system_refuses_core_affinity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*args: object) -> None:

@@ -58,7 +58,7 @@ SHAPES = [(1, 1), (1, 5), (3, 1), (16, 1), (2, 3), (4, 8), (1, DEQUANTISE), (3, 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_results_are_those_of_the_original(
+def test_replaced_products_equal_the_original(
     shape: tuple[int, int], bits: int, request: pytest.FixtureRequest
 ) -> None:
     one = layer(bits, bias=bits == 4)
@@ -73,7 +73,7 @@ def test_results_are_those_of_the_original(
 
 
 @pytest.mark.usefixtures("patched")
-def test_rows_are_one_matrix_of_at_least_a_tile(forms: list[tuple[int, ...]]) -> None:
+def test_rows_are_multiplied_as_one_matrix_of_at_least_a_tile(forms: list[tuple[int, ...]]) -> None:
     one = layer(4, bias=True)
     for shape in SHAPES:
         mx.eval(one(mx.zeros((*shape, SIZE))))

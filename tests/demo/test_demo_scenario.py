@@ -45,7 +45,7 @@ def checks(answers):
     return [check.passed for check in (same, recalled, *scenario.at_once())]
 
 
-def test_right_answers_pass():
+def test_the_demo_passes_with_right_answers():
     assert checks(ANSWERS) == [True] * 5
 
 
@@ -53,7 +53,7 @@ def test_right_answers_pass():
     ("question", "answer", "failing"),
     [("Tell me a story.", "", 0), ("What is my name?", "Bob.", 1), ("Count from 1 to 5.", "", 3)],
 )
-def test_a_wrong_answer_fails_its_check(question, answer, failing):
+def test_a_wrong_answer_fails_only_its_own_check_of_the_demo(question, answer, failing):
     passed = checks({**ANSWERS, question: answer})
     assert passed.index(False) == failing
     assert passed.count(False) == 1

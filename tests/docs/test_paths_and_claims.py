@@ -31,6 +31,6 @@ def test_files_in_the_life_of_a_request_exist() -> None:
     assert [path for path in named if not (ROOT / "mlx_provider" / path).exists()] == []
 
 
-def test_the_glossary_is_short() -> None:
+def test_the_glossary_of_the_guide_has_at_most_25_terms() -> None:
     (terms,) = re.findall(r"^## Terms$(.*?)^## ", read("CONTRIBUTING.md"), re.DOTALL | re.MULTILINE)
     assert len(re.findall(r"^\| ", terms, re.MULTILINE)) - 1 <= 25

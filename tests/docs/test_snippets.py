@@ -72,7 +72,9 @@ WRONG = (
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # LiteLLM's own
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
-def test_the_blocks_of_a_page(page: Path, at_home: Path, engine: Callable[[], None]) -> None:
+def test_every_code_block_of_a_page_runs(
+    page: Path, at_home: Path, engine: Callable[[], None]
+) -> None:
     engine()
     for example in blocks(page):
         with time_limit(BLOCK_SECONDS):
@@ -80,7 +82,7 @@ def test_the_blocks_of_a_page(page: Path, at_home: Path, engine: Callable[[], No
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_block_fails(text: str, tmp_path: Path, at_home: Path) -> None:
+def test_a_wrong_code_block_fails_its_check(text: str, tmp_path: Path, at_home: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     (example,) = blocks(page)
@@ -88,7 +90,7 @@ def test_a_wrong_block_fails(text: str, tmp_path: Path, at_home: Path) -> None:
         run(example)
 
 
-def test_most_blocks_run() -> None:
+def test_most_code_blocks_of_the_docs_are_run() -> None:
     kinds = [kind_of(example) for page in PAGES for example in blocks(page)]
     idle = [(language, reason) for language, reason in kinds if reason or language == "text"]
     assert len(idle) <= NOT_RUN_SHARE * len(kinds), idle

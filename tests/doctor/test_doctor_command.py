@@ -37,7 +37,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_json() -> None:
+def test_doctor_json_lists_the_findings_with_the_worst_first() -> None:
     code, text = run("demo", "--quick", "--json")
     found = json.loads(text)
     assert code == 0
@@ -56,7 +56,7 @@ def test_json() -> None:
     }
 
 
-def test_what_fails_comes_first_with_its_remedy(tmp_path: Path) -> None:
+def test_doctor_prints_failures_first_with_their_remedies(tmp_path: Path) -> None:
     code, text = run(str(tmp_path), "--quick")
     assert code == 1
     first, *others = text.splitlines()
@@ -67,7 +67,7 @@ def test_what_fails_comes_first_with_its_remedy(tmp_path: Path) -> None:
     assert json.loads(run(str(tmp_path), "--quick", "--json")[1])["healthy"] is False
 
 
-def test_without_a_model() -> None:
+def test_doctor_without_a_model_skips_the_checks_of_a_model() -> None:
     code, text = run()
     assert code == 0
     assert "name a model" in text
@@ -75,7 +75,7 @@ def test_without_a_model() -> None:
 
 
 @pytest.mark.sweep
-def test_one_token_through_a_real_proxy(tmp_path: Path) -> None:
+def test_doctor_generates_one_token_through_a_real_proxy(tmp_path: Path) -> None:
     """No process is left."""
     run_dir = Path(os.environ["MLX_PROVIDER_RUNTIME_DIR"]) / "examined"
     environ = {**os.environ, "MLX_PROVIDER_RUNTIME_DIR": str(run_dir)}
@@ -95,7 +95,7 @@ def test_one_token_through_a_real_proxy(tmp_path: Path) -> None:
     assert pid == 0, "the engine that was started for one token still runs"
 
 
-def test_a_proxy_that_does_not_answer(
+def test_a_proxy_that_ends_at_its_start_is_a_failed_finding(
     monkeypatch: pytest.MonkeyPatch, subject: Callable[..., Subject]
 ) -> None:
     def refuse(*given: Any, **more: Any) -> Any:

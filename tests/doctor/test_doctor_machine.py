@@ -39,7 +39,7 @@ def state(look: Look, subject: Subject) -> dict[str, str]:
     return {each.name: each.state for each in look(subject)}
 
 
-def test_a_complaint_has_a_remedy() -> None:
+def test_a_warning_or_failure_without_a_remedy_is_an_error() -> None:
     for complaint in ("warn", "fail"):
         with pytest.raises(ValueError, match="no remedy"):
             Finding("a.b", complaint, "something is wrong")  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_a_complaint_has_a_remedy() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), RecursionError()])
-def test_a_check_that_raises_is_a_complaint_and_ends_nothing(
+def test_a_check_that_raises_becomes_a_failed_finding_after_earlier_ones(
     error: BaseException, subject: Make
 ) -> None:
     def look(subject: Subject) -> Iterable[Finding]:
@@ -78,7 +78,7 @@ def test_a_check_that_raises_is_a_complaint_and_ends_nothing(
         ({"transformers": "5.24.0.dev0"}, "note"),
     ],
 )
-def test_packages_against_the_matrix(
+def test_a_package_outside_the_tested_versions_is_a_finding(
     given: dict[str, str | None], expected: str, subject: Make
 ) -> None:
     found = state(versions.check_packages, subject(versions=given))
@@ -97,7 +97,7 @@ def test_the_matrix_is_that_of_the_project() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.107.0", "1.107.0rc2"])
-def test_the_malicious_release_costs_the_keys(version: str, subject: Make) -> None:
+def test_a_malicious_litellm_tells_to_replace_every_key(version: str, subject: Make) -> None:
     found = {
         each.name: each for each in versions.check_packages(subject(versions={"litellm": version}))
     }
@@ -105,13 +105,13 @@ def test_the_malicious_release_costs_the_keys(version: str, subject: Make) -> No
     assert "replace every key" in found["versions.litellm"].remedy
 
 
-def test_two_backends_are_told(subject: Make) -> None:
+def test_two_installed_mlx_backends_are_a_failed_finding(subject: Make) -> None:
     assert state(versions.check_backend, subject()) == {"versions.backend": "ok"}
     both: dict[str, str] = {"mlx-cpu": "0.32.4", "mlx-cuda-13": "0.32.4"}
     assert state(versions.check_backend, subject(versions=both)) == {"versions.backend": "fail"}
 
 
-def test_memory_and_the_wired_limit(subject: Make) -> None:
+def test_a_small_memory_limit_and_a_raised_wired_limit_are_warnings(subject: Make) -> None:
     small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": each}) for each in ("2G", "24G"))
     assert state(machine.check_memory, small) == {"memory.limit": "warn"}
     assert state(machine.check_memory, large) == {"memory.limit": "ok"}
@@ -126,7 +126,7 @@ def test_memory_and_the_wired_limit(subject: Make) -> None:
     assert state(machine.check_wired_memory, subject()) == {}
 
 
-def test_settings(subject: Make) -> None:
+def test_a_wrong_setting_value_fails_and_a_misspelt_name_is_corrected(subject: Make) -> None:
     assert state(machine.check_settings, subject()) == {"settings.given": "ok"}
     wrong = subject(environ={"MLX_PROVIDER_MAX_ROWS": "many", "MLX_PROVIDER_MEMORY_LIMT": "8G"})
     told = {each.name: each for each in machine.check_settings(wrong)}
@@ -135,12 +135,12 @@ def test_settings(subject: Make) -> None:
     assert "MLX_PROVIDER_MEMORY_LIMIT" in told["settings.names"].remedy
 
 
-def test_one_cause_is_told_once(subject: Make) -> None:
+def test_one_wrong_setting_is_one_failed_finding(subject: Make) -> None:
     found = examine(subject("demo", environ={"MLX_PROVIDER_MAX_ROWS": "many"}), thorough=False)
     assert [each.name for each in found if each.state == "fail"] == ["settings.values"]
 
 
-def test_what_is_broken_below_is_told_and_not_raised() -> None:
+def test_doctor_without_mlx_reports_failures_instead_of_raising() -> None:
     """Without MLX, as on a Linux machine where its library was forgotten."""
     script = (
         "import sys; sys.modules['mlx'] = None\n"
@@ -157,12 +157,12 @@ def test_what_is_broken_below_is_told_and_not_raised() -> None:
     assert found["versions.mlx-lm"]["state"] == "ok"
 
 
-def test_no_key_is_shown(subject: Make) -> None:
+def test_doctor_does_not_print_the_api_key(subject: Make) -> None:
     (told,) = machine.check_settings(subject(environ={"MLX_PROVIDER_API_KEY": "sk-secret"}))
     assert "secret" not in told.what
 
 
-def test_the_runtime_folder_is_looked_at_and_not_made(subject: Make, tmp_path: Path) -> None:
+def test_doctor_checks_the_runtime_folder_but_makes_none(subject: Make, tmp_path: Path) -> None:
     here = subject()
     assert state(machine.check_runtime_folder, here) == {"runtime.folder": "ok"}
     assert not here.runtime.folder.exists()
@@ -178,7 +178,7 @@ def test_the_runtime_folder_is_looked_at_and_not_made(subject: Make, tmp_path: P
         assert state(machine.check_runtime_folder, there) == {"runtime.folder": "fail"}
 
 
-def test_the_disk_tier(subject: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_tier_is_shown(subject: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     off = {"MLX_PROVIDER_DISK_CACHE_BYTES": "0"}
     assert state(machine.check_disk_tier, subject(environ=off)) == {"disk.prefix_cache": "note"}
     tier = {"MLX_PROVIDER_DISK_CACHE": str(tmp_path / "tier" / "deep")}
@@ -271,7 +271,7 @@ def config(text: str, **words: str) -> str:
         (config(RIGHT, MODEL="mlx/./models, api_base: http://there:1"), ["config.file ok"], []),
     ],
 )  # fmt: skip
-def test_config_yaml(
+def test_the_check_of_config_yaml_reports_its_faults_and_models(
     text: str, expected: list[str], words: list[str], subject: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -288,7 +288,7 @@ def health(**fields: Any) -> Health:
     return Health(**{"ok": True, "version": "1", "pid": 7, "device": "d", "blas": "b", **fields})
 
 
-def test_an_engine(subject: Make) -> None:
+def test_the_engine_check_reports_other_settings_and_a_dead_engine(subject: Make) -> None:
     here = subject()
     assert state(machine.check_engine, here) == {"engine.running": "ok"}
     same = dict(identity(here.environ))
@@ -301,7 +301,7 @@ def test_an_engine(subject: Make) -> None:
     assert [each.state for each in dead] == ["fail"]
 
 
-def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_of_other_version_warns(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(client: HttpClient) -> Health:
         raise OtherProtocol("the running engine speaks protocol 1")
 
@@ -313,7 +313,7 @@ def test_an_engine_of_another_version(subject: Make, monkeypatch: pytest.MonkeyP
     assert "engine restart" in told.remedy
 
 
-def test_an_engine_that_does_not_answer(subject: Make) -> None:
+def test_an_engine_that_does_not_answer_is_a_failed_finding(subject: Make) -> None:
     here = subject()
     here.runtime.folder.mkdir(mode=0o700)
     lock = EngineLock.try_take(here.runtime.lock)

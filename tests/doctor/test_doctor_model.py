@@ -62,14 +62,14 @@ def edit(folder: Path, name: str, **values: object) -> None:
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
-def test_a_whole_model_has_no_complaint(whole: Path, subject: Make) -> None:
+def test_a_complete_model_has_no_complaint(whole: Path, subject: Make) -> None:
     found = of_model(subject(whole))
     assert {name for name, state in found.items() if state in ("warn", "fail")} == set()
     assert found["model.files"] == found["model.memory"] == found["template.messages"] == "ok"
     assert found["template.round_trip"] == "ok"
 
 
-def test_a_model_that_is_not_there(subject: Make, tmp_path: Path) -> None:
+def test_a_missing_model_fails_without_a_template_check(subject: Make, tmp_path: Path) -> None:
     nowhere = of_model(subject(tmp_path / "nothing"))
     assert nowhere["model.found"] == "fail"
     (tmp_path / "empty").mkdir()
@@ -102,7 +102,7 @@ def test_a_model_that_the_hub_alone_has(
     assert found["disk.models"] == found["model.memory"] == "ok"
 
 
-def test_broken_weights(folder: Path, subject: Make) -> None:
+def test_broken_or_missing_weights_are_reported_with_the_file(folder: Path, subject: Make) -> None:
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     for broken, told in (
@@ -121,7 +121,7 @@ def test_broken_weights(folder: Path, subject: Make) -> None:
     assert any("model-00002.safetensors is missing" in each.what for each in found)
 
 
-def test_a_broken_config_and_tokenizer(folder: Path, subject: Make) -> None:
+def test_a_broken_config_or_tokenizer_is_a_failed_finding(folder: Path, subject: Make) -> None:
     (folder / "tokenizer.json").unlink()
     assert of_model(subject(folder))["model.formats"] == "fail"
     (folder / "config.json").write_text("{")
@@ -131,13 +131,13 @@ def test_a_broken_config_and_tokenizer(folder: Path, subject: Make) -> None:
     assert found["versions.mlx"] == "ok"
 
 
-def test_no_family(folder: Path, subject: Make) -> None:
+def test_a_model_that_no_family_serves_is_a_failed_finding(folder: Path, subject: Make) -> None:
     edit(folder, "config.json", model_type="nobodys_model")
     assert of_model(subject(folder))["model.family"] == "fail"
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("100K", "fail"), ("4M", "warn"), ("10G", "ok")])
-def test_memory(limit: str, expected: str, whole: Path, subject: Make) -> None:
+def test_memory_finding_obeys_limit(limit: str, expected: str, whole: Path, subject: Make) -> None:
     here = subject(whole, environ={"MLX_PROVIDER_MEMORY_LIMIT": limit})
     assert of_model(here)["model.memory"] == expected
 
@@ -182,7 +182,7 @@ def test_memory_of_a_token_and_a_short_context_are_reported(folder: Path, subjec
         (None, {"model.formats": "fail"}),
     ],
 )
-def test_templates(
+def test_the_findings_of_a_chat_template_name_its_faults(
     template: str | None, expected: dict[str, str], folder: Path, subject: Make
 ) -> None:
     edit(folder, "tokenizer_config.json", chat_template=None)
@@ -196,7 +196,7 @@ def test_templates(
         assert {found[name] for name in named} == {"ok"}
 
 
-def test_an_unknown_tool_format(folder: Path, subject: Make) -> None:
+def test_a_template_without_a_known_tool_format_is_a_warning(folder: Path, subject: Make) -> None:
     edit(folder, "tokenizer_config.json", chat_template=None)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -204,7 +204,7 @@ def test_an_unknown_tool_format(folder: Path, subject: Make) -> None:
     assert of_model(subject(folder))["model.tool_parser"] == "warn"
 
 
-def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
+def test_a_broken_plugin_is_a_finding_with_a_remedy(subject: Make, install_plugin: Install) -> None:
     broken = install_plugin("broken", "import nowhere_to_be_found")
     named = {"MLX_PROVIDER_PLUGINS": f"text,{broken},typo"}
     found = examine(subject(environ=named), thorough=False)
@@ -220,7 +220,7 @@ def test_a_broken_plugin(subject: Make, install_plugin: Install) -> None:
 # -- heads
 
 
-def test_heads(folder: Path, subject: Make) -> None:
+def test_a_draft_head_without_weights_is_a_warning(folder: Path, subject: Make) -> None:
     def head(here: Subject) -> Finding:
         return next(iter(model.check_draft_head(here)))
 
@@ -233,7 +233,7 @@ def test_heads(folder: Path, subject: Make) -> None:
     assert head(subject(folder)).what.endswith("has a head for drafts")
 
 
-def test_a_head_is_found_among_the_tensors_of_text() -> None:
+def test_a_draft_head_is_found_by_text_tensors_only() -> None:
     body = ["model.layers.0.mlp.weight", "visual.mtp.weight", "visual.layers.9.weight"]
     assert not model.has_head(body, 1)
     assert model.has_head([*body, "mtp.fc.weight"], 1)

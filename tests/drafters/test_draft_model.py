@@ -49,7 +49,7 @@ def guesses(drafting: DraftModel, rows: Sequence[DraftRow]) -> list[list[int]]:
 # -- who may
 
 
-def test_the_first_choice_is_a_model_that_the_operator_names(
+def test_a_draft_model_named_by_the_operator_precedes_prompt_lookup(
     folder: Folders, qwen3: TextModel
 ) -> None:
     own, none = folder("qwen3"), DraftOptions()
@@ -61,7 +61,7 @@ def test_the_first_choice_is_a_model_that_the_operator_names(
         MODEL.start(own, qwen3, none)
 
 
-def test_a_draft_model_and_its_rows_stay_within_their_room(
+def test_a_draft_model_and_its_rows_stay_within_their_memory(
     folder: Folders, qwen3: TextModel
 ) -> None:
     draft = folder("qwen3", seed=1)
@@ -74,14 +74,14 @@ def test_a_draft_model_and_its_rows_stay_within_their_room(
     assert MODEL.keeps(least) < MODEL.keeps(drafting) <= 2**26 // 4
 
 
-def test_a_model_of_other_words_is_refused_with_their_number(
+def test_a_draft_model_with_another_vocabulary_is_refused(
     folder: Folders, qwen3: TextModel
 ) -> None:
     told = refusal(folder("qwen3"), qwen3, folder("llama"))
     assert "of 342 tokens the two models have 0 in common, 99% are needed" in told
 
 
-def test_a_few_added_tokens_are_no_other_vocabulary(
+def test_a_draft_model_with_a_few_more_tokens_is_accepted(
     folder: Folders, qwen3: TextModel, tmp_path: Path
 ) -> None:
     def with_vocabulary(name: str, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -116,7 +116,7 @@ def test_a_few_added_tokens_are_no_other_vocabulary(
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model_type": "nobodys"}'])
-def test_what_is_no_model_is_refused_in_a_line(
+def test_a_draft_model_that_cannot_be_read_is_refused_in_one_line(
     folder: Folders, qwen3: TextModel, tmp_path: Path, content: str | None
 ) -> None:
     if content is not None:
@@ -127,7 +127,7 @@ def test_what_is_no_model_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "nemotron_h", "gemma3_text"])
-def test_a_cache_that_takes_nothing_back_is_refused(
+def test_a_draft_model_whose_cache_cannot_be_trimmed_is_refused(
     folder: Folders, qwen3: TextModel, family: str
 ) -> None:
     """Recurrent states, and a window of 24 tokens."""
@@ -136,7 +136,7 @@ def test_a_cache_that_takes_nothing_back_is_refused(
 
 
 @pytest.mark.parametrize(("room", "quantised"), [(None, False), (2**18, True)])
-def test_on_a_cpu_weights_are_spread_out_if_they_fit(
+def test_on_a_cpu_quantised_draft_weights_are_expanded_if_they_fit(
     folder: Folders,
     qwen3: TextModel,
     tmp_path: Path,
@@ -163,7 +163,7 @@ def drafting(qwen3: TextModel) -> DraftModel:
     return DraftModel(qwen3, qwen3.info.vocab_size)
 
 
-def test_the_same_model_guesses_what_is_said(drafting: DraftModel, qwen3: TextModel) -> None:
+def test_a_model_drafts_its_own_reply_exactly(drafting: DraftModel, qwen3: TextModel) -> None:
     said = plain(qwen3, TEXT[:30], 30)
     row = DraftRow(TEXT[:30])
     for at, row.wanted in [(1, 5), (6, 7), (8, 3), (12, 7), (20, 1), (21, 4)]:
@@ -171,16 +171,14 @@ def test_the_same_model_guesses_what_is_said(drafting: DraftModel, qwen3: TextMo
         assert ready(drafting, row) == said[at : at + row.wanted]
 
 
-def test_guesses_that_did_not_hold_leave_nothing_behind(
-    drafting: DraftModel, qwen3: TextModel
-) -> None:
+def test_rejected_drafts_do_not_change_later_drafts(drafting: DraftModel, qwen3: TextModel) -> None:
     row = DraftRow(TEXT[:50], wanted=7)
     for more in ([300], [20, 21], [], [40], list(range(100, 140))):
         row.tokens += more
         assert ready(drafting, row) == plain(qwen3, row.tokens, 7)
 
 
-def test_rows_in_one_pass_are_guessed_as_alone(drafting: DraftModel, qwen3: TextModel) -> None:
+def test_rows_drafted_together_get_drafts_of_each(drafting: DraftModel, qwen3: TextModel) -> None:
     rows = [DraftRow(TEXT[: 3 + 40 * i], wanted=1 + (3 * i) % 7) for i in range(6)]
     for step in range(2):
         for row in rows:
@@ -190,7 +188,7 @@ def test_rows_in_one_pass_are_guessed_as_alone(drafting: DraftModel, qwen3: Text
         assert found == [plain(qwen3, row.tokens, row.wanted) for row in rows]
 
 
-def test_rows_whose_attention_cannot_be_kept_apart_are_guessed_one_by_one(
+def test_rows_of_a_solo_layout_are_drafted_one_by_one(
     qwen3: TextModel,
 ) -> None:
     drafting = DraftModel(replace(qwen3, kv_layouts=("solo",)), qwen3.info.vocab_size)
@@ -207,7 +205,7 @@ def plain_steps(model: TextModel, row: DraftRow) -> list[int]:
     return tokens[len(row.tokens) :]
 
 
-def test_no_token_is_guessed_that_the_larger_model_does_not_know(folder: Folders) -> None:
+def test_no_draft_is_outside_the_vocabulary_of_the_target(folder: Folders) -> None:
     """Nor is one read that the smaller one does not know."""
     small = load_text(folder("qwen3", seed=2, vocab_size=352), LoadOptions())
     unknown = DraftRow([383, 1000, 5], wanted=7)
@@ -218,7 +216,7 @@ def test_no_token_is_guessed_that_the_larger_model_does_not_know(folder: Folders
 # -- how much it reads
 
 
-def test_a_prompt_is_read_in_pieces_which_rows_share(
+def test_rows_share_the_tokens_that_one_call_may_prefill(
     drafting: DraftModel, qwen3: TextModel
 ) -> None:
     long, short = DraftRow(TEXT[:580], wanted=1), DraftRow(TEXT[:30], wanted=1)
@@ -230,7 +228,7 @@ def test_a_prompt_is_read_in_pieces_which_rows_share(
     assert guesses(drafting, rows) == [plain(qwen3, row.tokens, 1) for row in rows]
 
 
-def test_of_a_long_row_the_last_tokens_count(folder: Folders, qwen3: TextModel) -> None:
+def test_a_long_row_is_drafted_from_its_last_tokens(folder: Folders, qwen3: TextModel) -> None:
     drafting = DraftModel(qwen3, qwen3.info.vocab_size, context=128)
     row = DraftRow(TEXT[:500], wanted=3)
     assert ready(drafting, row) == plain(qwen3, row.tokens[-64:], 3)
@@ -242,7 +240,7 @@ def test_of_a_long_row_the_last_tokens_count(folder: Folders, qwen3: TextModel) 
     assert ready(drafting, row) == plain(qwen3, row.tokens[row.state.begin :], 3)
 
 
-def test_a_window_is_left_before_it_wraps(folder: Folders, qwen3: TextModel) -> None:
+def test_a_draft_window_restarts_before_it_wraps(folder: Folders, qwen3: TextModel) -> None:
     small = folder("gemma3_text", sliding_window=256)
     model = load_text(small, LoadOptions())
     drafting = DraftModel(model, model.info.vocab_size)
@@ -253,7 +251,7 @@ def test_a_window_is_left_before_it_wraps(folder: Folders, qwen3: TextModel) -> 
     assert ready(drafting, row) == plain(model, row.tokens[row.state.begin :], 7)
 
 
-def test_rows_beyond_the_memory_wait_until_another_one_has_ended(qwen3: TextModel) -> None:
+def test_rows_beyond_the_draft_memory_get_drafts_once_another_row_ends(qwen3: TextModel) -> None:
     each = 2 * 2 * 2 * 16 * 4 * 512  # layers, keys and values, heads, dim, bytes; tokens
     drafting = DraftModel(qwen3, 384, context=512, kv_bytes=2 * each)
     rows = [DraftRow(TEXT[: 9 + i], wanted=1) for i in range(3)]

@@ -68,7 +68,7 @@ def decode(engine: Engine, request: Request, tokens: int) -> None:
         engine.step()
 
 
-def test_a_row_by_itself(reciting: Any, drafting: Drafting) -> None:
+def test_a_row_with_drafts_gets_tokens_of_plain_decoding(reciting: Any, drafting: Drafting) -> None:
     requests = asked([SENT + 7])
     engine = drafted(reciting, drafting)
     run(engine, requests[0])
@@ -77,7 +77,7 @@ def test_a_row_by_itself(reciting: Any, drafting: Drafting) -> None:
 
 
 @pytest.mark.parametrize("drafting", ["lookup", "other model"], indirect=True)
-def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
+def test_joining_and_leaving_rows_get_their_plain_tokens(reciting: Any, drafting: Drafting) -> None:
     """Staggered, sampled, of several choices, cancelled, preempted, found in the prefix cache."""
     sampled = SamplingParams(temperature=1.2, top_p=0.95, seed=3)
     requests = asked([SENT, 12, SENT + 60, 1])
@@ -117,7 +117,7 @@ def test_rows_that_come_and_go(reciting: Any, drafting: Drafting) -> None:
 
 
 @pytest.mark.parametrize("drafting", ["lookup", "same model"], indirect=True)
-def test_six_rows_at_once(reciting: Any, drafting: Drafting) -> None:
+def test_six_rows_with_drafts_get_their_plain_tokens(reciting: Any, drafting: Drafting) -> None:
     requests = asked([SENT + 9 * i for i in range(6)])
     engine = drafted(reciting, drafting)
     run(engine, *requests)
@@ -133,7 +133,7 @@ def steps(engine: Engine, requests: Sequence[Request]) -> int:
     return steps_of(engine, [])
 
 
-def test_a_rewritten_file_takes_half_of_the_steps_at_most(reciting: Any) -> None:
+def test_lookup_halves_the_steps_of_a_rewritten_file(reciting: Any) -> None:
     request = new_request(TEXT[:SENT], max_tokens=len(REWRITTEN))
     taken = steps(drafted(reciting, Lookup(), eager=False), [request])
     assert request.rows[0].tokens == REWRITTEN
@@ -141,7 +141,7 @@ def test_a_rewritten_file_takes_half_of_the_steps_at_most(reciting: Any) -> None
     assert request.accepted > 0.8 * request.drafted
 
 
-def test_what_says_nothing_twice_has_next_to_no_drafts(qwen3: TextModel) -> None:
+def test_text_without_repetition_gets_hardly_any_lookup_drafts(qwen3: TextModel) -> None:
     request = new_request(TEXT[40:90], max_tokens=100)
     run_through = steps(drafted(qwen3, Lookup(), eager=False), [request])
     assert run_through <= 102
@@ -149,7 +149,7 @@ def test_what_says_nothing_twice_has_next_to_no_drafts(qwen3: TextModel) -> None
     assert_as_alone(qwen3, [request])
 
 
-def test_a_model_that_guesses_for_itself_is_nearly_always_right(qwen3: TextModel) -> None:
+def test_drafts_of_an_identical_model_are_nearly_always_accepted(qwen3: TextModel) -> None:
     requests = [new_request(FILE[: 3 + 20 * i], max_tokens=32) for i in range(5)]
     taken = steps(drafted(qwen3, DraftModel(qwen3, VOCAB), eager=False), requests)
     assert_as_alone(qwen3, requests)
@@ -158,7 +158,7 @@ def test_a_model_that_guesses_for_itself_is_nearly_always_right(qwen3: TextModel
     assert taken < 25
 
 
-def test_what_a_row_has_taken_is_free_with_its_end(qwen3: TextModel) -> None:
+def test_the_draft_memory_of_a_row_is_free_when_the_row_ends(qwen3: TextModel) -> None:
     drafting = DraftModel(qwen3, VOCAB, context=512, kv_bytes=1)
     engine = drafted(qwen3, drafting)
     for tokens in (FILE[:9], FILE[:12]):

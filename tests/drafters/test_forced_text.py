@@ -103,7 +103,7 @@ def test_forced_text_takes_fewer_passes(qwen3: LoadedModel) -> None:
     assert before > 2.5 * after
 
 
-def test_only_forced_tokens_are_forced() -> None:
+def test_a_token_is_forced_only_if_the_grammar_allows_no_other() -> None:
     grammar, forced = constraint(), 0
     for token in TOKENIZER.encode(
         '<tool_call>{"name": "get_weather", "arguments": {"kind": "now", "hot": true}}</tool_call>',
@@ -118,14 +118,14 @@ def test_only_forced_tokens_are_forced() -> None:
     assert forced > 20
 
 
-def test_forced_drafts_show_nothing_about_the_drafter(qwen3: LoadedModel) -> None:
+def test_forced_drafts_do_not_count_for_the_acceptance_rate(qwen3: LoadedModel) -> None:
     speculation = Speculation(Source(ForcedText()), vocab=VOCAB, clock=lambda: 0.0)
     engine = new_engine(qwen3, speculation=speculation, clock=lambda: 0.0)
     run(engine, requests()[0])
     assert not speculation.policy.sources[0].accepted
 
 
-def test_a_guess_goes_on_behind_the_run() -> None:
+def test_drafts_continue_after_forced_tokens_only_if_they_begin_with_them() -> None:
     assert after_run([1, 2], [1, 2, 3]) == [1, 2, 3]
     assert after_run([1, 2], [1, 9, 3]) == [1, 2]
     assert after_run([1, 2], ()) == [1, 2]

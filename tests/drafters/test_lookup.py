@@ -19,21 +19,21 @@ def guess(tokens: Sequence[int], wanted: int = 7) -> Sequence[int] | None:
     return found
 
 
-def test_what_followed_the_same_words_is_guessed() -> None:
+def test_lookup_drafts_the_tokens_after_an_earlier_match() -> None:
     said = [*range(100, 112), 7, 8, 9, 100, 101, 102, 103, 104]
     assert guess(said) == [105, 106, 107]  # as many as the match is beyond two tokens
 
 
-def test_no_more_is_guessed_than_wanted() -> None:
+def test_lookup_drafts_at_most_the_wanted_number() -> None:
     assert guess([*range(20), 90, *range(12)], wanted=2) == [12, 13]
 
 
 @pytest.mark.parametrize("tokens", [[], [4], [4, 4], [1, 2, 3], [1, 2, 7, 1, 2], list(range(99))])
-def test_where_nothing_was_said_before_nothing_is_guessed(tokens: list[int]) -> None:
+def test_lookup_without_an_earlier_match_drafts_nothing(tokens: list[int]) -> None:
     assert guess(tokens) == ()
 
 
-def test_the_longest_match_counts_and_of_such_the_last() -> None:
+def test_lookup_uses_the_longest_match_and_the_last_of_equal_ones() -> None:
     longest = [1, 2, 3, 4, 5, 50]
     shorter = [9, 3, 4, 5, 60]
     assert guess([*longest, *shorter, 2, 3, 4, 5], 1) == [50]
@@ -41,12 +41,12 @@ def test_the_longest_match_counts_and_of_such_the_last() -> None:
     assert guess([*longest, *longest[:-1], 51, 7, 3, 4, 5], 1) == [51]
 
 
-def test_a_text_that_repeats_itself_goes_on_so() -> None:
+def test_lookup_continues_a_repeating_text() -> None:
     assert guess([1, 2, 3] * 9) == [1, 2, 3, 1, 2, 3, 1]
     assert guess([5] * 12) == [5] * 7
 
 
-def test_what_is_copied_goes_on_from_the_same_place() -> None:
+def test_lookup_follows_the_copied_place_although_a_later_one_matches() -> None:
     """Though a later place has the same words, and another end."""
     first, second = [*range(100, 160)], [*range(200, 203), *range(120, 124), 7]
     lookup, row = Lookup(), DraftRow([*first, *second, 90, 100, 101, 102, 103], wanted=7)
@@ -57,7 +57,7 @@ def test_what_is_copied_goes_on_from_the_same_place() -> None:
         row.tokens.append(at)
 
 
-def test_a_file_that_is_rewritten_costs_few_passes() -> None:
+def test_lookup_rewrites_a_file_in_few_passes() -> None:
     old = [int(token) for token in np.random.default_rng(3).integers(0, 40, 900)]
     new = [*old[:200], 77, 78, *old[200:450], *old[480:700], 79, *old[701:]]
     lookup, row = Lookup(), DraftRow([*old, 90, new[0]], wanted=7)
@@ -73,7 +73,7 @@ def test_a_file_that_is_rewritten_costs_few_passes() -> None:
 
 
 @given(text=WORDS, parts=st.lists(st.integers(1, 9), min_size=60, max_size=60))
-def test_a_text_is_found_the_same_however_it_came(text: list[int], parts: list[int]) -> None:
+def test_a_text_indexed_in_pieces_gives_the_same_match(text: list[int], parts: list[int]) -> None:
     whole, pieces = Text(), Text()
     whole.extend(text)
     for start, stop in pairwise(np.cumsum([0, *parts]).tolist()):
@@ -83,7 +83,7 @@ def test_a_text_is_found_the_same_however_it_came(text: list[int], parts: list[i
 
 
 @given(text=WORDS)
-def test_matches_are_those_of_a_plain_search(text: list[int]) -> None:
+def test_lookup_matches_equal_those_of_a_plain_search(text: list[int]) -> None:
     def length(place: int) -> int:
         both = zip(reversed(text[:place]), reversed(text), strict=False)
         return next((i for i, (a, b) in enumerate(both) if a != b), place)
@@ -99,7 +99,7 @@ def test_matches_are_those_of_a_plain_search(text: list[int]) -> None:
         assert found.place == max(p for p, each in enumerate(lengths) if each == found.length)
 
 
-def test_a_long_prompt_is_read_in_pieces_and_takes_little_memory() -> None:
+def test_a_long_prompt_is_indexed_in_pieces_within_8_bytes_a_token() -> None:
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, 9999, 4 * PIECE)]
     row, lookup = DraftRow([*tokens, *tokens[70:90]], wanted=3), Lookup()
     calls = 0
@@ -111,7 +111,7 @@ def test_a_long_prompt_is_read_in_pieces_and_takes_little_memory() -> None:
     assert row.state.text.nbytes <= 8 * len(tokens)
 
 
-def test_rows_share_what_one_call_may_read() -> None:
+def test_rows_share_the_tokens_that_one_call_may_index() -> None:
     rows = [DraftRow(list(range(PIECE - 9)), wanted=1), DraftRow([1, 2, 3] * 9, wanted=1)]
     lookup = Lookup()
     assert lookup.propose(rows) == [(), None]

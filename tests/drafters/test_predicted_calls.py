@@ -143,7 +143,7 @@ def test_predicted_text_changes_no_token(model: Reciting) -> None:
     assert proof.drafted == 0
 
 
-def test_a_call_takes_half_of_the_passes_at_most(reciting: Reciting) -> None:
+def test_predicted_drafts_are_more_than_half_of_a_call(reciting: Reciting) -> None:
     for at in range(3):
         request = asked(at)
         serve(drafting_engine(reciting, ForcedText()), [request])
@@ -151,7 +151,7 @@ def test_a_call_takes_half_of_the_passes_at_most(reciting: Reciting) -> None:
         assert request.accepted > LENGTHS[at] / 2
 
 
-def test_rows_that_join_wait_for_memory_and_are_cancelled(reciting: Reciting) -> None:
+def test_predictions_do_not_change_rows_that_join_wait_or_are_cancelled(reciting: Reciting) -> None:
     room = [10_000]
     engine = drafting_engine(
         reciting, ForcedText(), Eager(), reserve=4, max_chunk=64, available=lambda: room[0]
@@ -191,7 +191,7 @@ class Broken(Wrong):
         raise ValueError("a predictor of a plugin")
 
 
-def test_a_predictor_that_is_always_wrong_soon_costs_nothing(qwen3: TextModel) -> None:
+def test_an_always_wrong_predictor_is_soon_not_used(qwen3: TextModel) -> None:
     request = new_request(range(20, 40), max_tokens=80)
     request.rows[0].predictor = Wrong()
     policy = Policy()

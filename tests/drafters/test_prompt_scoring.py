@@ -61,7 +61,7 @@ def written_out(model: TextModel, tokens: Sequence[int]) -> NDArray[np.float32]:
     return found
 
 
-def test_scores_are_the_most_attention_that_a_token_gets(small: TextModel) -> None:
+def test_the_score_of_a_token_is_its_highest_attention(small: TextModel) -> None:
     scorer = DraftModel(small, 384)
     assert isinstance(scorer, ScoresPrompts)
     assert not isinstance(Lookup(), ScoresPrompts)
@@ -72,7 +72,7 @@ def test_scores_are_the_most_attention_that_a_token_gets(small: TextModel) -> No
     assert passes(600)[:3] == [(512, 0), (87, 512), (1, 599)]
 
 
-def test_pieces_end_where_they_do_at_any_time(
+def test_deeper_pieces_are_shorter_and_piece_sizes_do_not_change_scores(
     small: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deeper, the shorter: attention takes longer there."""
@@ -90,7 +90,7 @@ def test_pieces_end_where_they_do_at_any_time(
     assert np.allclose(whole, parts, atol=logprob_tolerance())
 
 
-def test_a_model_without_whole_layers_scores_nothing(folder: Callable[..., Path]) -> None:
+def test_a_model_with_windows_scores_by_full_attention(folder: Callable[..., Path]) -> None:
     windows = load_text(
         folder("gemma3_text", sliding_window=256, sliding_window_pattern=2), LoadOptions()
     )
@@ -100,7 +100,7 @@ def test_a_model_without_whole_layers_scores_nothing(folder: Callable[..., Path]
     assert found.max() > 0, "what layers that keep every token look at"
 
 
-def test_tokens_that_the_smaller_model_does_not_know_are_read_as_another(
+def test_tokens_unknown_to_the_scorer_still_get_finite_scores(
     folder: Callable[..., Path],
 ) -> None:
     few = load_text(folder("qwen3", seed=2, vocab_size=352), LoadOptions())
@@ -108,7 +108,7 @@ def test_tokens_that_the_smaller_model_does_not_know_are_read_as_another(
     assert np.isfinite(found).all()
 
 
-def test_in_the_engine_it_leaves_nothing_behind(small: TextModel, qwen3: TextModel) -> None:
+def test_scoring_does_not_change_other_requests(small: TextModel, qwen3: TextModel) -> None:
     """Scored beside rows and by itself: the same tokens; the model's own attention is untouched."""
     scorer = DraftModel(small, 384)
     alone, company = (new_request(TEXT[:700], max_tokens=12) for _ in range(2))

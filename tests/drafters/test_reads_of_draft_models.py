@@ -15,7 +15,7 @@ from mlx_provider_drafters.draft_model import DraftModel
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_guesses_go_to_the_pass_that_checks_them_unread(
+def test_drafts_of_a_model_are_verified_without_a_read_by_the_host(
     qwen3: TextModel, folder: Callable[..., Path], rows: int, sampling: str
 ) -> None:
     small = load_text(folder("qwen3", seed=4, num_hidden_layers=2), LoadOptions())

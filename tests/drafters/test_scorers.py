@@ -80,7 +80,7 @@ def saying(scores: Callable[[int], Any]) -> Scripted:
         saying(lambda n: None),  # it comes to no end
     ],
 )
-def test_a_scorer_that_fails_or_lies_costs_nobody_an_answer(
+def test_a_failed_or_invalid_scorer_makes_the_prompt_prefill_whole(
     qwen3: TextModel, scorer: Scripted
 ) -> None:
     request, short = new_request(text(300)), new_request(text(30))
@@ -91,7 +91,7 @@ def test_a_scorer_that_fails_or_lies_costs_nobody_an_answer(
     assert short.rows[0].tokens == plain(qwen3, text(30))
 
 
-def test_a_scorer_that_keeps_failing_is_not_asked(qwen3: TextModel) -> None:
+def test_a_scorer_that_failed_twice_is_not_called_again(qwen3: TextModel) -> None:
     class Counting(RaisingLater):
         pass
 
@@ -104,7 +104,7 @@ def test_a_scorer_that_keeps_failing_is_not_asked(qwen3: TextModel) -> None:
 # -- who is not scored
 
 
-def test_short_prompts_and_those_whose_sender_wants_it_are_whole(qwen3: TextModel) -> None:
+def test_short_prompts_and_requests_without_skipping_are_prefilled_whole(qwen3: TextModel) -> None:
     scorer = Scripted()
     requests = [new_request(text(LEAST - 1)), new_request(text(400), may_skip=False)]
     served(thinning(qwen3, scorer), *requests)
@@ -113,7 +113,7 @@ def test_short_prompts_and_those_whose_sender_wants_it_are_whole(qwen3: TextMode
     assert [each.prefilling for each in requests] == ["", ""]
 
 
-def test_a_prompt_longer_than_the_scorer_reads_is_whole(qwen3: TextModel) -> None:
+def test_a_prompt_longer_than_the_scorer_can_read_is_prefilled_whole(qwen3: TextModel) -> None:
     class Near(Scripted):
         longest_scored = 299
 
@@ -125,7 +125,7 @@ def test_a_prompt_longer_than_the_scorer_reads_is_whole(qwen3: TextModel) -> Non
 @pytest.mark.parametrize(
     "more", [{"spans": [MediaSpan(3, 9, "an image", None)]}, {"rope_delta": 4}, {"positions": 1}]
 )
-def test_a_prompt_with_media_is_whole(qwen3: TextModel, more: dict[str, Any]) -> None:
+def test_a_prompt_with_media_is_prefilled_whole(qwen3: TextModel, more: dict[str, Any]) -> None:
     request = new_request(text(300))
     request.prompt = Prompt(text(300), **more)
     engine = thinning(qwen3)
@@ -138,7 +138,7 @@ def test_a_prompt_with_media_is_whole(qwen3: TextModel, more: dict[str, Any]) ->
 # -- the prefix cache
 
 
-def test_what_the_prefix_cache_has_much_of_is_whole(qwen3: TextModel) -> None:
+def test_a_prompt_with_a_long_cached_prefix_is_prefilled_whole(qwen3: TextModel) -> None:
     kept = PrefixCache(budget=lambda: 2**24)
     engine = thinning(qwen3, prefix_cache=kept)
     first, second = new_request(text(200)), new_request(text(600))
@@ -149,7 +149,7 @@ def test_what_the_prefix_cache_has_much_of_is_whole(qwen3: TextModel) -> None:
     assert second.rows[0].tokens == plain(qwen3, text(600))
 
 
-def test_a_little_of_it_changes_nothing(qwen3: TextModel) -> None:
+def test_a_short_cached_prefix_does_not_prevent_sparse_prefill(qwen3: TextModel) -> None:
     fresh, cached = new_request(text(600)), new_request(text(600))
     served(thinning(qwen3), fresh)
     engine = thinning(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
@@ -160,7 +160,7 @@ def test_a_little_of_it_changes_nothing(qwen3: TextModel) -> None:
 
 
 @pytest.mark.parametrize("cancelled", ["", "scored", "prefilled", "decoding"])
-def test_nobody_finds_a_prompt_of_which_tokens_were_left_out(
+def test_a_sparse_prompt_is_never_stored_in_the_prefix_cache(
     qwen3: TextModel, cancelled: str
 ) -> None:
     """Neither in memory nor on disk, wherever it ends."""
@@ -185,7 +185,7 @@ def test_nobody_finds_a_prompt_of_which_tokens_were_left_out(
     assert (request.kept is None) == (cancelled == "scored")
 
 
-def test_nobody_waits_for_what_will_not_be_kept(qwen3: TextModel) -> None:
+def test_a_whole_prompt_does_not_wait_for_the_prefix_of_a_sparse_one(qwen3: TextModel) -> None:
     kept = PrefixCache(budget=lambda: 2**24)
     engine = thinning(qwen3, Scripted(9), prefix_cache=kept, max_chunk=32)
     ticking(engine, 0.3)
@@ -201,7 +201,7 @@ def test_nobody_waits_for_what_will_not_be_kept(qwen3: TextModel) -> None:
     assert sparse.kept is not None
 
 
-def test_a_row_that_was_prefilled_whole_is_so_again(qwen3: TextModel) -> None:
+def test_a_preempted_row_that_was_prefilled_whole_is_not_scored(qwen3: TextModel) -> None:
     class OnceFailing(Scripted):
         def scores(self, tokens: Sequence[int]) -> Any:
             return super().scores(tokens) if self.begun > 1 else 7
@@ -264,7 +264,7 @@ def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
     assert long.kept is not None
 
 
-def test_a_prompt_with_nobody_beside_it_is_scored_in_few_steps(qwen3: TextModel) -> None:
+def test_a_prompt_without_other_rows_is_scored_in_few_steps(qwen3: TextModel) -> None:
     engine, request = thinning(qwen3, Scripted(25)), new_request(text(600))
     ticking(engine, 0.03)  # once for a piece
     engine.submit(request)
@@ -275,7 +275,7 @@ def test_a_prompt_with_nobody_beside_it_is_scored_in_few_steps(qwen3: TextModel)
     assert steps == 2, "16 pieces are half a second"
 
 
-def test_the_log_tells_what_was_kept(qwen3: TextModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_reports_kept_tokens(qwen3: TextModel, caplog: pytest.LogCaptureFixture) -> None:
     request = new_request(text(600))
     with caplog.at_level(logging.INFO):
         served(thinning(qwen3), request)
@@ -283,7 +283,7 @@ def test_the_log_tells_what_was_kept(qwen3: TextModel, caplog: pytest.LogCapture
     assert f"prefill {600 - request.skipped_tokens} new / 0 cached tokens" in caplog.text
 
 
-def test_memory_is_that_of_what_is_kept(qwen3: TextModel) -> None:
+def test_a_sparse_row_reserves_memory_for_its_kept_tokens_only(qwen3: TextModel) -> None:
     engine = thinning(qwen3, share=0.2, reserve=8)
     ticking(engine, 0.3)
     request = new_request(text(2048), max_tokens=8)

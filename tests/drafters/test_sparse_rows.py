@@ -103,7 +103,7 @@ def tokens_of(requests: Sequence[Request]) -> list[list[int]]:
     return [row.tokens for request in requests for row in request.rows]
 
 
-def test_a_row_sees_what_was_kept_where_it_stood_and_nothing_else(qwen3: TextModel) -> None:
+def test_a_sparse_row_attends_only_to_kept_tokens_at_their_positions(qwen3: TextModel) -> None:
     for share, length in [(0.2, 420), (0.6, 301)]:
         request = new_request(text(length), max_tokens=3)
         served(thinning(qwen3, share=share, max_chunk=64), request)
@@ -113,7 +113,7 @@ def test_a_row_sees_what_was_kept_where_it_stood_and_nothing_else(qwen3: TextMod
         assert request.rows[0].tokens == said(qwen3, request)
 
 
-def test_what_was_left_out_makes_no_difference(qwen3: TextModel) -> None:
+def test_the_skipped_tokens_do_not_affect_the_reply(qwen3: TextModel) -> None:
     class Fixed(Scripted):
         def scores(self, tokens: Sequence[int]) -> Any:
             return super().scores(text(600))
@@ -129,7 +129,7 @@ def test_what_was_left_out_makes_no_difference(qwen3: TextModel) -> None:
     assert output_of(one).logprobs == output_of(other).logprobs
 
 
-def test_other_prompts_in_prefill_have_waited_for_the_scorer(qwen3: TextModel) -> None:
+def test_the_time_of_scoring_counts_as_waiting_for_other_prompts(qwen3: TextModel) -> None:
     now = 0.0
 
     class Slow(Scripted):
@@ -148,7 +148,7 @@ def test_other_prompts_in_prefill_have_waited_for_the_scorer(qwen3: TextModel) -
     run(engine)
 
 
-def test_all_kept_is_a_whole_prefill(qwen3: TextModel) -> None:
+def test_a_share_of_one_equals_a_whole_prefill(qwen3: TextModel) -> None:
     one, other = (new_request(text(400), max_tokens=12, logprobs=3) for _ in range(2))
     served(thinning(qwen3, share=1.0), one)
     engine = thinning(qwen3)
@@ -159,7 +159,7 @@ def test_all_kept_is_a_whole_prefill(qwen3: TextModel) -> None:
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "4bit"])
-def test_tokens_side_by_side_are_a_whole_prefill(form: str, in_format: Formed) -> None:
+def test_a_sparse_prefill_without_gaps_equals_a_whole_prefill(form: str, in_format: Formed) -> None:
     """The way that sparse prompts take, with nothing left out: to the last digit in float32."""
     model = in_format(form)
     tokens, whole = text(300), model.make_cache()
@@ -204,7 +204,7 @@ def expected(qwen3: TextModel) -> list[Request]:
     ("layout", "drafts"),
     [("grouped", False), ("grouped", True), ("merged", False), ("solo", False)],
 )
-def test_rows_in_company_are_what_they_are_alone(
+def test_sparse_rows_in_a_batch_get_the_tokens_of_each_alone(
     qwen3: TextModel, expected: list[Request], layout: str, drafts: bool
 ) -> None:
     """Staggered joins of all kinds, a cancel, a preemption, the same prompts once more."""
@@ -253,7 +253,7 @@ def test_rows_in_company_are_what_they_are_alone(
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "4bit"])
-def test_rows_in_company_in_low_precision(form: str, in_format: Formed) -> None:
+def test_low_precision_sparse_rows_nearly_equal_each_alone(form: str, in_format: Formed) -> None:
     """Where both go the same way, by the same chances as far as the format tells them."""
     model = in_format(form)
     requests = [new_request(text(270 + 60 * i, i), max_tokens=8, logprobs=1) for i in range(3)]
@@ -269,7 +269,7 @@ def test_rows_in_company_in_low_precision(form: str, in_format: Formed) -> None:
             assert a.logprob == pytest.approx(b.logprob, abs=0.1)
 
 
-def test_a_failed_step_is_run_again_from_the_same_tokens(qwen3: TextModel) -> None:
+def test_a_failed_sparse_prefill_step_is_repeated_from_the_same_tokens(qwen3: TextModel) -> None:
     requests = [new_request(text(600), max_tokens=60), new_request(text(500, 1), max_tokens=60)]
     twins = [new_request(r.prompt.tokens, max_tokens=60) for r in requests]
     alone(qwen3, twins)
@@ -280,7 +280,7 @@ def test_a_failed_step_is_run_again_from_the_same_tokens(qwen3: TextModel) -> No
     assert [r.kept for r in requests] == [r.kept for r in twins]
 
 
-def test_what_a_sparse_cache_holds_is_not_where_it_stands() -> None:
+def test_a_sparse_cache_counts_its_tokens_and_its_position_separately() -> None:
     cache = SparseKVCache()
     tokens = mx.ones((1, 1, 6, 4))
     cache.append_at(tokens, tokens, [*range(5), 89])
@@ -329,7 +329,7 @@ def by_one(model: Any, request: Request) -> list[int]:
     "family",
     ["llama", "qwen3_vl", pytest.param("qwen3_5_text", marks=pytest.mark.sweep), "qwen3_5"],
 )
-def test_states_run_over_what_is_kept(family: str, folder: Callable[..., Path]) -> None:
+def test_recurrent_states_cover_kept_tokens_only(family: str, folder: Callable[..., Path]) -> None:
     model = equipped(load_by_family(folder(family)))
     assert problem(model, model.make_cache) == ""
     alone, company = (new_request(text(420), max_tokens=12) for _ in range(2))
@@ -339,7 +339,7 @@ def test_states_run_over_what_is_kept(family: str, folder: Callable[..., Path]) 
     assert alone.rows[0].tokens == company.rows[0].tokens == by_one(model, alone)
 
 
-def test_a_model_that_counts_by_itself_may_not(qwen3: TextModel) -> None:
+def test_a_model_with_positions_from_its_cache_fails_the_sparse_trial(qwen3: TextModel) -> None:
     """Whatever it makes of what a cache holds, of where tokens stand, shows in the trial."""
 
     class Counting(WrappedModel):

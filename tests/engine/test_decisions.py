@@ -253,7 +253,7 @@ def test_decisions_equal_the_recorded_ones(qwen3: TextModel, name: str) -> None:
     assert trace_of(qwen3, CASES[name]) == recorded
 
 
-def test_a_record_says_what_the_step_did(qwen3: TextModel) -> None:
+def test_step_records_equal_the_traced_admissions_preemptions_and_passes(qwen3: TextModel) -> None:
     made: list[StepRecord] = []
     lines = trace_of(qwen3, CASES["memory_drafts"], made.append)
     assert sum(each.admitted is not None for each in made) == begin(lines, "admit")

@@ -76,7 +76,7 @@ def test_chunks_have_few_shapes(name: str) -> None:
     assert all(start % size == 0 for size, start in whole)
 
 
-def test_what_a_new_shape_costs_and_the_layout_are_measured() -> None:
+def test_compile_times_and_the_layout_are_measured_on_each_device() -> None:
     """And whether a chunk pays in the pass of rows: not where it makes each of its tokens a row.
     Rows do not share a pass on a device that needs more for another row than for a pass of one."""
     devices = h100(), m3_max(), h100(apart=3.1e-3), h100(row=8e-3)

@@ -330,7 +330,7 @@ PARTS = ("push", "iterate", "finish", "iterate the end", "mask", "advance")
 
 
 @given(kind=st.sampled_from(exception_classes()), part=st.sampled_from(PARTS))
-def test_whatever_a_requests_work_raises_ends_it_alone(
+def test_any_exception_in_the_work_of_a_request_ends_only_that_request(
     qwen3: TextModel, kind: type[BaseException], part: str
 ) -> None:
     engine = new_engine(qwen3)
@@ -376,7 +376,7 @@ def test_a_fault_keeps_no_object_of_the_block_alive() -> None:
     assert "JSONDecodeError" in tried.fault.trace
 
 
-def test_ctrl_c_passes() -> None:
+def test_isolation_does_not_catch_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), Isolation():
         raise KeyboardInterrupt
 

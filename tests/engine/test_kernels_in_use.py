@@ -10,7 +10,7 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.serving.loader import device_kind
 
 
-def test_kernels_are_in_use_unless_they_are_left_out(
+def test_cpu_kernels_are_in_use_unless_the_option_leaves_out_their_plugin(
     qwen3: TextModel, pytestconfig: pytest.Config
 ) -> None:
     left_out = "cpu" in pytestconfig.getoption("--without-plugin")

@@ -557,7 +557,7 @@ def test_a_fresh_cache_of_another_kind_is_an_error(prefix_cache) -> None:
         prefix_cache.acquire(match, lambda: [ArraysCache(1), KVCache()])[0]
 
 
-def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
+def test_a_cache_with_more_tokens_than_its_key_is_cut_before_it_is_stored(prefix_cache) -> None:
     """During a step, append-only layers are cut, and states of a later token are not used."""
     ids = list(range(1, 13))
     for layers, usable in (("kv", 11), ("hybrid", 5)):
@@ -573,7 +573,7 @@ def test_a_cache_ahead_of_its_tokens(prefix_cache) -> None:
         assert same(contents(restored), contents(cold(model, ids, usable)))
 
 
-def test_report_and_clear(prefix_cache) -> None:
+def test_the_report_counts_lookups_and_entries_and_clear_removes_all(prefix_cache) -> None:
     keep(prefix_cache, HYBRID, list(range(1, 11)), session="s")
     keep(prefix_cache, HYBRID, list(range(1, 21)))
     report = prefix_cache.report()

@@ -293,7 +293,7 @@ def test_old_temporary_files_are_removed(tmp_path) -> None:
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_what_is_stored_before_a_restore_begins_is_written_before_it_is_read(tmp_path) -> None:
+def test_an_entry_stored_before_a_restore_is_written_before_the_restore_reads(tmp_path) -> None:
     model, ids = SyntheticModel("hybrid"), as_ids(range(1, 601))
     with closing(store_on(tmp_path, budget=0)) as prefix_cache:
         disk = prefix_cache.disk
@@ -376,7 +376,7 @@ def run_child(code: str, folder: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(folder)], env=env)
 
 
-def test_kill_between_write_and_rename(tmp_path) -> None:
+def test_a_kill_between_write_and_rename_loses_only_the_unfinished_file(tmp_path) -> None:
     child = run_child(CRASH, tmp_path)
     assert child.wait(300) == -signal.SIGKILL
     assert len(list((tmp_path / "prefixes").glob("tmp*"))) == 1

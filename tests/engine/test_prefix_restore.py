@@ -139,7 +139,7 @@ def test_a_cancelled_restore_frees_its_row(restarted: Restarted, reads: int) -> 
     assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
 
 
-def test_a_prompt_that_is_restored_drops_its_claim(
+def test_a_prompt_that_begins_a_restore_releases_its_lease(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = restarted.engine.prefix_cache

@@ -113,7 +113,9 @@ def test_a_rotating_window_resumes_at_any_rotation(length, model_of, prefix_cach
         assert_equal(hit, answer(model, make(), more))
 
 
-def test_a_rotating_cache_that_keeps_its_first_tokens(model_of, prefix_cache) -> None:
+def test_a_rotating_cache_that_keeps_its_first_tokens_resumes_like_a_cold_run(
+    model_of, prefix_cache
+) -> None:
     """As with `--max-kv-size`: the first `keep` tokens stay in the buffer and in its snapshot."""
     model = model_of("qwen3")
     make = partial(keeping, model)
@@ -181,7 +183,7 @@ def test_a_state_gives_no_snapshot_of_an_earlier_token(model_of, prefix_cache) -
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_kv(bits, model_of, prefix_cache) -> None:
+def test_quantised_kv_resumes_like_a_cold_run(bits, model_of, prefix_cache) -> None:
     model = model_of("llama", head_dim=32)  # mlx quantises in groups of 32 or more
 
     def make() -> list:

@@ -24,7 +24,7 @@ def test_every_scenario_is_expected() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_hit_rates(name: str) -> None:
+def test_hit_rates_of_simulated_traffic_reach_the_expected_values(name: str) -> None:
     requests = scenarios()[name]
     positional, hybrid, units = EXPECTED[name]
     kinds: tuple[Layers, ...] = ("kv", "hybrid")

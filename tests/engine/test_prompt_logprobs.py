@@ -67,7 +67,7 @@ def test_logprobs_are_those_of_the_whole_prompt(tmp_path: Path, family: str) -> 
 
 
 @pytest.mark.parametrize("tokens", [[40], [40, 41]])
-def test_a_short_prompt(qwen3: TextModel, tokens: list[int]) -> None:
+def test_a_prompt_of_few_tokens_has_its_logprobs(qwen3: TextModel, tokens: list[int]) -> None:
     request = scored(tokens)
     engine = new_engine(qwen3)
     engine.submit(request)

@@ -64,7 +64,7 @@ def test_a_hit_within_the_capacity_copies_nothing() -> None:
     assert stored.nbytes - before <= 32 * (TOKEN_BYTES + 8), "one row, and the other reply"
 
 
-def test_turns_are_exact(qwen3: TextModel) -> None:
+def test_each_turn_of_a_conversation_gets_the_tokens_of_a_cold_run(qwen3: TextModel) -> None:
     stored = PrefixCache(budget=lambda: 2**26)
     engine = new_engine(qwen3, prefix_cache=stored)
     tokens = COMMON
@@ -285,7 +285,7 @@ def test_rows_use_what_the_cache_counts(qwen3: TextModel, *, cancelled: bool) ->
     assert_as_alone(qwen3, asked(engine, COMMON))
 
 
-def test_what_a_prompt_was_admitted_with_stays_until_it_begins(
+def test_a_prefix_that_admitted_a_prompt_is_kept_until_the_prompt_starts(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, stored, _ = tight(qwen3)

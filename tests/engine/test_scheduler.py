@@ -439,7 +439,7 @@ def rate(step: StepPlan) -> float:
     return step.chunk.size / (step.pass_seconds + step.chunk_seconds)
 
 
-def test_images_have_their_own_pass_and_text_behind_them_has_not() -> None:
+def test_an_image_has_a_separate_pass_and_text_after_an_image_is_mixed() -> None:
     plan = beside_rows(scheduler(max_chunk=32))
     request = make(1000)
     span = MediaSpan(100, 150, "image", None)
@@ -615,7 +615,7 @@ def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
     assert chunking.with_drafts(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"
 
 
-def test_what_drafts_of_a_row_took_at_load_is_part_of_their_price() -> None:
+def test_the_time_of_drafting_measured_at_load_is_part_of_the_draft_price() -> None:
     curve = Curve(((1, 0.01), (32, 0.012)))
     rows = [*make(100).rows, *make(100).rows]
     measured = scheduler(curve=dataclasses.replace(curve, drafts=[(1, 0.001), (3, 0.002)])).chunking

@@ -32,6 +32,6 @@ def test_a_prefix_is_shared_where_a_step_is_clearly_faster(
     assert mx.get_active_memory() <= before + 2**16
 
 
-def test_without_memory_it_is_a_constant(qwen3: Any) -> None:
+def test_without_memory_for_the_trial_the_sharing_threshold_is_a_constant(qwen3: Any) -> None:
     passes = OnDevice(qwen3, qwen3.make_cache, lambda nbytes: False)
     assert least_shared(passes, PREFIX) == SHARED_UNMEASURED

@@ -167,7 +167,7 @@ class Noting(Oracle):
         return super().propose(rows)
 
 
-def test_each_row_of_a_batch_has_the_drafter_that_knows_it(qwen3: TextModel) -> None:
+def test_each_row_of_a_batch_uses_the_drafter_with_accepted_drafts(qwen3: TextModel) -> None:
     first, second = (new_request(PROMPTS[i], max_tokens=120) for i in (1, 3))
     knows_first, knows_second = Noting(qwen3, first), Noting(qwen3, second)
     speculation = Speculation(

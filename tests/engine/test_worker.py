@@ -37,7 +37,7 @@ def test_calls_run_on_one_separate_thread() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
-def test_neither_its_thread_nor_mlx_threads_preempt_the_thread_that_wakes_them() -> None:
+def test_the_engine_thread_and_mlx_threads_use_the_batch_policy() -> None:
     def tasks() -> set[int]:
         return {int(each.name) for each in Path("/proc/self/task").iterdir()}
 

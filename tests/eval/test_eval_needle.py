@@ -12,14 +12,14 @@ def words(messages: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
-def test_what_is_hidden_stands_once_at_its_depth(depth: float) -> None:
+def test_the_needle_stands_once_at_its_depth(depth: float) -> None:
     (message,) = document(depth, 1, 500, 40)
     text, answer = message["content"], locker(1)[1]
     assert text.count(answer) == 1
     assert text.index(answer) / len(text) == pytest.approx(depth, abs=0.12)
 
 
-def test_prompts_are_the_same_each_time_and_none_begins_as_another() -> None:
+def test_needle_prompts_are_reproducible_and_share_no_beginning() -> None:
     assert document(0.25, 3, 9, 60) == document(0.25, 3, 9, 60)
     starts = {
         str(document(depth, 3, length, 60))[:400] for length in (8, 9) for depth in (0.25, 0.5, 1)
@@ -30,7 +30,7 @@ def test_prompts_are_the_same_each_time_and_none_begins_as_another() -> None:
 
 @pytest.mark.parametrize("tokens", [60, 300, 5000])
 @pytest.mark.parametrize("near", [0, 1, 40, 2000])
-def test_a_prompt_is_nearly_as_long_as_it_may_be(tokens: int, near: int) -> None:
+def test_a_needle_prompt_is_nearly_as_long_as_the_limit(tokens: int, near: int) -> None:
     counted = []
 
     def count(messages: Any) -> int:
@@ -47,7 +47,7 @@ def test_a_prompt_is_nearly_as_long_as_it_may_be(tokens: int, near: int) -> None
     assert len(counted) < 25
 
 
-def test_no_room_for_any_part() -> None:
+def test_a_limit_below_the_shortest_prompt_gives_the_prompt_without_parts() -> None:
     messages, tokens, parts = longest_prompt(lambda n: [{"content": "x " * (50 + n)}], words, 10)
     assert (parts, tokens) == (0, 53)
     assert len(messages) == 1
@@ -62,7 +62,7 @@ def test_no_room_for_any_part() -> None:
         (128, 250, [128, 250]),
     ],
 )
-def test_lengths_double_up_to_the_limit(least: int, limit: int, wanted: list[int]) -> None:
+def test_needle_lengths_double_up_to_the_limit(least: int, limit: int, wanted: list[int]) -> None:
     assert lengths(least, limit) == wanted
 
 
@@ -76,7 +76,7 @@ def subject(label: str, found: dict[int, tuple[int, ...]], skipped: int = 0) -> 
     return {"label": label, "limit": 1024, "limited_by": "the model's context", "cells": cells}
 
 
-def test_the_report_shows_found_by_length_and_depth() -> None:
+def test_the_needle_report_has_the_found_share_by_length_and_depth() -> None:
     whole = subject("m", {512: (3, 3, 3, 3, 3), 1024: (3, 3, 3, 3, 3)}, skipped=200)
     worse = subject("m, kv_bits=4", {512: (3, 3, 3, 3, 3), 1024: (3, 1, 2, 3, 3)})
     table = Needles().report([whole, worse])

@@ -41,7 +41,7 @@ def names(scenario: Scenario) -> str:
 
 
 @pytest.mark.parametrize("scenario", SHIPPED, ids=names)
-def test_right_replies_pass(scenario: Scenario) -> None:
+def test_every_shipped_scenario_passes_with_right_replies(scenario: Scenario) -> None:
     played = play(Parrot(scenario), scenario)  # type: ignore[arg-type]
     assert played.fault is None, played.fault
 
@@ -64,7 +64,7 @@ def worse(reply: Reply) -> Iterator[tuple[str, Reply]]:
 
 
 @pytest.mark.parametrize("scenario", SHIPPED, ids=names)
-def test_wrong_replies_do_not(scenario: Scenario) -> None:
+def test_every_shipped_scenario_fails_with_wrong_replies(scenario: Scenario) -> None:
     for at, step in enumerate(scenario.steps):
         for fault, reply in worse(right(step.expect)):
             client = Parrot(scenario, at, lambda _, wrong=reply: wrong)  # type: ignore[misc]
@@ -73,7 +73,7 @@ def test_wrong_replies_do_not(scenario: Scenario) -> None:
             assert (played.fault.name, len(played.replies)) == (fault, at + 1)
 
 
-def test_all_kinds_are_there() -> None:
+def test_the_shipped_scenarios_cover_every_kind() -> None:
     kinds = {each.kind for each in SHIPPED}
     assert kinds == {
         *("single", "choice", "parallel", "no_call", "arguments", "turns", "forced"),
@@ -83,7 +83,7 @@ def test_all_kinds_are_there() -> None:
     assert len(max(SHIPPED, key=lambda each: len(each.tools)).tools) >= 20, "many tools"
 
 
-def test_the_digest_knows_every_check() -> None:
+def test_the_digest_changes_with_any_check_of_a_scenario() -> None:
     one, *rest = SHIPPED
     assert digest(SHIPPED) == digest(read(shipped_scenarios()))
     other = one.model_copy(update={"parallel": not one.parallel})
@@ -94,7 +94,7 @@ def scenario(**fields: Any) -> Scenario:
     return next(each for each in SHIPPED if all(getattr(each, n) == v for n, v in fields.items()))
 
 
-def test_results_go_to_the_calls_that_they_belong_to() -> None:
+def test_each_tool_result_is_sent_with_the_id_of_its_call() -> None:
     played = scenario(kind="turns", id="parallel-results")
     client = Parrot(played)
     assert play(client, played).fault is None  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def test_results_go_to_the_calls_that_they_belong_to() -> None:
     assert client.asked[1][1]["tool_calls"][0]["function"]["name"] == "get_weather"
 
 
-def test_what_is_demanded_is_sent() -> None:
+def test_a_scenario_sends_its_tool_choice_and_parallel_setting() -> None:
     for name, choice in {
         "required": "required",
         "none": "none",
@@ -133,7 +133,7 @@ scenarios:
 """
 
 
-def test_a_user_writes_scenarios_of_his_own(tmp_path: Path) -> None:
+def test_a_scenario_file_of_a_user_is_read(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(GOOD)
     (found,) = read([path])
@@ -155,7 +155,7 @@ def test_a_user_writes_scenarios_of_his_own(tmp_path: Path) -> None:
         ("kind: own\n", "", "kind: Field required"),
     ],
 )
-def test_a_fault_in_a_file_is_named(tmp_path: Path, before: str, after: str, told: str) -> None:
+def test_a_faulty_file_gives_its_path(tmp_path: Path, before: str, after: str, told: str) -> None:
     path = tmp_path / "own.yaml"
     assert before in GOOD
     path.write_text(GOOD.replace(before, after))
@@ -165,7 +165,7 @@ def test_a_fault_in_a_file_is_named(tmp_path: Path, before: str, after: str, tol
     assert str(path) in error.value.message
 
 
-def test_the_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
+def test_the_scenario_file_of_the_guide_is_valid(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "evaluation.md"
     (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "house.yaml").write_text(block)
@@ -179,7 +179,7 @@ def test_the_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
         assert play(Parrot(each), each).fault is None  # type: ignore[arg-type]
 
 
-def test_the_guide_names_all_that_there_is() -> None:
+def test_the_guide_names_every_fault_matcher_and_kind_of_scenario() -> None:
     page = Path(__file__).parents[2] / "docs" / "evaluation.md"
     told = page.read_text(encoding="utf-8")
     named = {*FAULTS, *MATCHERS, *(each.kind for each in SHIPPED)}
@@ -187,6 +187,6 @@ def test_the_guide_names_all_that_there_is() -> None:
     assert f"{len(SHIPPED)} short English scenarios" in told
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_scenario_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"none\.yaml cannot be read"):
         read([tmp_path / "none.yaml"])

@@ -68,7 +68,7 @@ WORDS = Expected(text=Text(has=["four", ["door", "gate"]], lacks=["window"]))
         (said(text="four"), WORDS, "wrong text"),
     ],
 )
-def test_every_fault_has_its_name(reply: Reply, expected: Expected, fault: str | None) -> None:
+def test_every_wrong_reply_has_a_fault(reply: Reply, expected: Expected, fault: str | None) -> None:
     found = find_fault(reply, expected, TOOLS)
     assert (found.name if found else None) == fault
     assert found is None or (found.name in FAULTS and found.reason)
@@ -98,11 +98,11 @@ SOURCE = "class A:\n    def b(self): ...\n\nasync def c(): ...\n"
         ({"$python": ["b"]}, ["def b(): exit()"], [SOURCE]),
     ],
 )
-def test_a_matcher_takes_what_it_says(wanted: Any, right: list[Any], wrong: list[Any]) -> None:
+def test_a_matcher_accepts_only_right_ones(wanted: Any, right: list[Any], wrong: list[Any]) -> None:
     assert all(matches(wanted, each) for each in right)
     assert [each for each in wrong if matches(wanted, each)] == []
 
 
-def test_code_too_deep_to_compile_is_wrong_and_no_fault_of_ours() -> None:
+def test_code_too_deep_to_compile_does_not_match_and_does_not_raise() -> None:
     assert not matches({"$python": ["f"]}, "(" * 100_000)
     assert not matches({"$python": ["f"]}, "-" * 100_000 + "1")

@@ -145,7 +145,7 @@ def of(found: list[LoadedSubject | Result], number: int) -> LoadedSubject:
     return each
 
 
-def test_scripted_replies_are_judged(loaded: list[LoadedSubject | Result], own: Path) -> None:
+def test_gateway_replies_are_judged(loaded: list[LoadedSubject | Result], own: Path) -> None:
     plan = ToolCalls(read([own / "cases.yaml"]), max_tokens=120)
     result = plan.measure(of(loaded, 0), quiet)
     faults = {case["name"]: case["fault"] for case in result["cases"]}
@@ -159,7 +159,7 @@ def test_scripted_replies_are_judged(loaded: list[LoadedSubject | Result], own: 
     assert rome["transcript"][-1]["reply"]["calls"][0]["arguments"] == '{"city": "Rome"}'
 
 
-def test_a_parser_of_another_format_is_seen(
+def test_a_wrong_tool_parser_is_reported_as_call_in_text(
     loaded: list[LoadedSubject | Result], own: Path
 ) -> None:
     asked = [each for each in read([own / "cases.yaml"]) if each.id in ("call", "turns")]
@@ -168,7 +168,7 @@ def test_a_parser_of_another_format_is_seen(
     assert result["label"] == "scripted, tool_parser=pythonic"
 
 
-def test_what_does_not_load_is_told_and_the_others_go_on(
+def test_a_subject_that_does_not_load_is_skipped_with_its_reason(
     loaded: list[LoadedSubject | Result],
 ) -> None:
     skipped = loaded[2]
@@ -197,7 +197,7 @@ def test_a_needle_is_found_at_each_length_and_depth(
     assert Needles().find_limit(scripted) == (8000 - 64 - 1, "the model's context")
 
 
-def test_counts_are_those_of_the_prompts(loaded: list[LoadedSubject | Result]) -> None:
+def test_token_counts_equal_the_usage_of_replies(loaded: list[LoadedSubject | Result]) -> None:
     scripted = of(loaded, 0)
     client = Client(scripted, 4, {})
     messages = [{"role": "user", "content": script(Step("It is Paris."))}]
@@ -206,7 +206,7 @@ def test_counts_are_those_of_the_prompts(loaded: list[LoadedSubject | Result]) -
     assert reply.prompt_tokens == scripted.count(messages)
 
 
-def test_a_template_without_tools_is_told(loaded: list[LoadedSubject | Result]) -> None:
+def test_a_template_that_ignores_tools_is_detected(loaded: list[LoadedSubject | Result]) -> None:
     class Deaf:
         def count(self, request: Any) -> int:
             return 7
@@ -217,7 +217,7 @@ def test_a_template_without_tools_is_told(loaded: list[LoadedSubject | Result]) 
     assert knows_tools(scripted)
 
 
-def test_the_command_compares_and_writes(
+def test_eval_tools_prints_a_comparison_and_writes_its_result_file(
     loaded: list[LoadedSubject | Result], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the start of the gateway, which is that of this file."""
@@ -242,7 +242,7 @@ def test_the_command_compares_and_writes(
     assert "It will be cold." in str(failed["transcript"])
 
 
-def test_a_gateway_that_ended_is_told(loaded: list[LoadedSubject | Result], tmp_path: Path) -> None:
+def test_an_ended_gateway_is_an_error(loaded: list[LoadedSubject | Result], tmp_path: Path) -> None:
     scripted = of(loaded, 0)
     (tmp_path / "proxy.log").write_text("first\nout of memory\n")
     with subprocess.Popen(["false"]) as ended, socket.socket() as taken:
@@ -258,7 +258,7 @@ def test_a_gateway_that_ended_is_told(loaded: list[LoadedSubject | Result], tmp_
         client.close()
 
 
-def test_a_signal_leaves_no_process(
+def test_sigterm_to_eval_ends_its_proxy_and_engine(
     gateway: Gateway, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of an answer."""

@@ -15,7 +15,7 @@ def registry() -> PluginRegistry:
     return PluginRegistry.discover()
 
 
-def test_values_of_one_name_are_compared() -> None:
+def test_an_option_with_several_values_makes_a_subject_for_each_value() -> None:
     options = ["kv_bits=default", "kv_bits=8", "reproducible=true"]
     one, other = subjects(["demo"], options)
     assert one.options == {"reproducible": True}
@@ -23,7 +23,7 @@ def test_values_of_one_name_are_compared() -> None:
     assert [one.label, other.label] == ["demo, kv_bits=default", "demo, kv_bits=8"]
 
 
-def test_every_model_meets_every_combination(tmp_path: Path) -> None:
+def test_every_model_is_combined_with_every_option_value(tmp_path: Path) -> None:
     found = subjects(["mlx/demo", str(tmp_path)], ["kv_bits=4", "kv_bits=8", "dtype=auto"])
     assert len(found) == 4
     assert found[0] == Subject("demo", {"kv_bits": 4, "dtype": "auto"}, "demo, kv_bits=4")
@@ -31,7 +31,7 @@ def test_every_model_meets_every_combination(tmp_path: Path) -> None:
     assert found[-1].label == f"{tmp_path.name}, kv_bits=8"
 
 
-def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "draft").mkdir()
     monkeypatch.chdir(tmp_path)
     (found,) = subjects(["demo"], ["draft_model=draft"])
@@ -47,7 +47,7 @@ def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("context_length=a: [", "--option context_length: "),
     ],
 )
-def test_a_wrong_option_is_named(written: str, told: str) -> None:
+def test_a_wrong_eval_option_is_refused_by_name(written: str, told: str) -> None:
     with pytest.raises(BadRequest) as error:
         subjects(["demo"], [written])
     assert error.value.message.startswith(told)
@@ -60,7 +60,7 @@ def test_a_wrong_option_is_named(written: str, told: str) -> None:
         (Subject("demo", {"tool_parser": "x"}), MLXProviderError, "no tool parser 'x'"),
     ],
 )
-def test_what_cannot_be_served_is_found_before_anything_starts(
+def test_a_subject_that_cannot_be_served_is_refused_before_anything_starts(
     subject: Subject,
     error: type[MLXProviderError],
     told: str,
@@ -72,7 +72,7 @@ def test_what_cannot_be_served_is_found_before_anything_starts(
         prepare([subject], registry)
 
 
-def test_no_subject_finds_what_another_one_has_computed() -> None:
+def test_subjects_do_not_share_cached_prefixes() -> None:
     members = subjects(["demo"], ["sparse_prefill=default", "sparse_prefill=0.5"])
     infos = [entry["model_info"]["mlx"] for entry in _config(members)["model_list"]]
     assert len({info["cache_salt"] for info in infos}) == 2

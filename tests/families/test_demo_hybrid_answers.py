@@ -37,7 +37,7 @@ def answer(model: LoadedModel, *said: str) -> str:
     return model.tokenizer.decode(tokens[:stop])
 
 
-def test_a_name_is_recalled(hybrid: LoadedModel) -> None:
+def test_the_hybrid_demo_model_recalls_a_name(hybrid: LoadedModel) -> None:
     told = ("My name is Maria.", "Nice to meet you, Maria!", "What is my name?")
     assert answer(hybrid, *told) == "Your name is Maria."
 
@@ -45,12 +45,12 @@ def test_a_name_is_recalled(hybrid: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("country", "city"), [("France", "Paris"), ("Japan", "Tokyo"), ("Cuba", "Havana")]
 )
-def test_capitals(hybrid: LoadedModel, country: str, city: str) -> None:
+def test_the_hybrid_demo_model_knows_capitals(hybrid: LoadedModel, country: str, city: str) -> None:
     said = answer(hybrid, f"What is the capital of {country}?")
     assert said == f"The capital of {country} is {city}."
 
 
-def test_a_picture_is_seen(hybrid: LoadedModel) -> None:
+def test_the_hybrid_demo_model_names_shape_and_colour_of_a_picture(hybrid: LoadedModel) -> None:
     pixels = np.full((96, 96, 3), 255, np.uint8)
     pixels[20:76, 20:76] = (30, 70, 215)
     content: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
@@ -60,7 +60,7 @@ def test_a_picture_is_seen(hybrid: LoadedModel) -> None:
     assert "blue square" in hybrid.tokenizer.decode(greedy(hybrid, prompt, 8))
 
 
-def test_most_drafts_of_its_head_are_accepted() -> None:
+def test_most_drafts_of_the_hybrid_demo_head_are_accepted() -> None:
     model, processor = load_with_mlx_vlm(str(FOLDER))
     head, kind = load_drafter(str(FOLDER))
     model.set_dtype(mx.float32)

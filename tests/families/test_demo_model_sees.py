@@ -63,19 +63,19 @@ def reply(model: LoadedModel, tokens: list[int]) -> str:
     return model.tokenizer.decode(tokens[:stop])
 
 
-def test_colours(demo: LoadedModel) -> None:
+def test_the_demo_model_names_the_colour_of_every_picture(demo: LoadedModel) -> None:
     for colour, shape in product(COLOURS, SHAPES):
         said = reply(demo, greedy(demo, question(demo, picture(colour, shape)), LENGTH))
         assert colour in said, f"a {colour} {shape} is called {said!r}"
 
 
-def test_shapes(demo: LoadedModel) -> None:
+def test_the_demo_model_names_the_shape_of_every_picture(demo: LoadedModel) -> None:
     for colour, shape in product(COLOURS, SHAPES):
         said = reply(demo, greedy(demo, question(demo, picture(colour, shape)), LENGTH))
         assert shape in said, f"a {colour} {shape} is called {said!r}"
 
 
-def test_the_same_answers_in_a_full_batch(demo: LoadedModel) -> None:
+def test_the_demo_model_gives_the_same_answers_in_a_full_batch(demo: LoadedModel) -> None:
     sizes = ((96, 96), (64, 64), (128, 64), (64, 96))
     pictures = [
         picture(colour, shape, sizes[i % 4])

@@ -54,7 +54,7 @@ def layers(model: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_layer_stays_quantised_and_nothing_else_changes(
+def test_expanding_to_float32_leaves_no_quantised_layer_and_equal_logits(
     family: str, four_bits: Callable[[str], Path]
 ) -> None:
     native, wide = load(four_bits(family)), load(four_bits(family), "float32")
@@ -66,7 +66,7 @@ def test_no_layer_stays_quantised_and_nothing_else_changes(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_moe", "gemma3"])
-def test_sixteen_bits_become_thirty_two(family: str, tmp_path: Path) -> None:
+def test_bfloat16_weights_expand_to_float32(family: str, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", family, dtype="bfloat16")
     native, wide = load(folder).info, load(folder, "float32")
     assert (native.precision, wide.info.precision) == ("low", "float32")
@@ -80,7 +80,7 @@ def test_sixteen_bits_become_thirty_two(family: str, tmp_path: Path) -> None:
     assert mx.allclose(logits(wide), logits(load(reference)), atol=logprob_tolerance())
 
 
-def test_products_are_not_rounded_to_the_scales(tmp_path: Path) -> None:
+def test_expanded_weights_are_not_rounded_to_the_dtype_of_the_scales(tmp_path: Path) -> None:
     folder = quantise(build(tmp_path / "m", "qwen3"), "qwen3", dtype="bfloat16")
     saved = mx.load(str(folder / FILE))
     assert isinstance(saved, dict)
@@ -91,7 +91,7 @@ def test_products_are_not_rounded_to_the_scales(tmp_path: Path) -> None:
     assert mx.array_equal(wide.weight, exact)
 
 
-def test_a_layer_with_a_scale_of_its_own_stays_quantised() -> None:
+def test_a_layer_with_a_global_scale_stays_quantised() -> None:
     class One(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -104,7 +104,7 @@ def test_a_layer_with_a_scale_of_its_own_stays_quantised() -> None:
     assert isinstance(model.layer, QuantizedSwitchLinear)
 
 
-def test_what_a_model_keeps_wide_is_not_narrowed(tmp_path: Path) -> None:
+def test_parameters_that_a_model_keeps_in_float32_stay_float32(tmp_path: Path) -> None:
     folder = build(tmp_path / "m", "qwen3_5_text")
     weights = dict(tree_flatten(load(folder, "bfloat16").model.parameters()))  # type: ignore[attr-defined]
     wide = {name for name, value in weights.items() if value.dtype == mx.float32}
@@ -120,7 +120,7 @@ def test_what_a_model_keeps_wide_is_not_narrowed(tmp_path: Path) -> None:
         for j, source in enumerate(["four", "bfloat16", "float32"])
     ],
 )
-def test_memory_is_predicted(
+def test_the_estimate_of_expanded_weights_equals_the_memory_taken(
     family: str, source: str, tmp_path: Path, four_bits: Callable[[str], Path]
 ) -> None:
     folder = four_bits(family) if source == "four" else build(tmp_path / "m", family, dtype=source)
@@ -154,14 +154,14 @@ def test_weights_that_loading_unpacks_are_counted_unpacked(
 
 
 @pytest.mark.parametrize("told", ["[]", "null", '"4 bit"', '{"group_size": null}', '{"a": false}'])
-def test_an_odd_quantization_entry_is_not_the_estimates_matter(told: str, tmp_path: Path) -> None:
+def test_a_bad_quantization_entry_does_not_break_the_estimate(told: str, tmp_path: Path) -> None:
     arrays = {"a.weight": mx.zeros((4, 8), mx.uint32), "a.scales": mx.zeros((4, 1))}
     mx.save_safetensors(str(tmp_path / FILE), arrays)
     (tmp_path / "config.json").write_text(f'{{"quantization": {told}}}')
     assert weights_estimate(tmp_path, expanded=4) == 4 * 64 * 4
 
 
-def test_auto_is_native_where_float32_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtype_auto_is_native_if_float32_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
     assert weights_dtype("auto", 50, 100) == "float32"
     assert weights_dtype("auto", 51, 100) is None
@@ -171,7 +171,7 @@ def test_auto_is_native_where_float32_does_not_fit(monkeypatch: pytest.MonkeyPat
     assert weights_dtype("auto", 50, 100) is None
 
 
-def test_another_dtype_is_another_set_of_weights(tmp_path: Path) -> None:
+def test_models_with_different_dtypes_do_not_share_weights(tmp_path: Path) -> None:
     def key(**options: Any) -> WeightsKey:
         return WeightsKey.of(tmp_path, ModelOptions(**options))
 

@@ -87,7 +87,7 @@ def first_image_key(model: Any, prompt: Prompt, known: dict[str, Any]) -> mx.arr
     return row.cache[-1].keys[0, :, prompt.spans[0].start]
 
 
-def test_prompts_longer_than_the_window(load, ask) -> None:
+def test_a_prompt_longer_than_the_window_gives_equal_tokens_in_any_chunks(load, ask) -> None:
     model = load("gemma3")
     prompt = ask(model, LONG)
     assert len(prompt.tokens) > 3 * WINDOW
@@ -98,7 +98,7 @@ def test_prompts_longer_than_the_window(load, ask) -> None:
     assert greedy(model, prompt, 10, chunk=7) == greedy(model, prompt, 10)
 
 
-def test_the_window_can_be_overridden(folders, load, ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_changes_logits(folders, load, ask, monkeypatch: pytest.MonkeyPatch) -> None:
     family = family_of(PLUGINS["gemma3"])
     plain = load("gemma3")
     prompt = ask(plain, LONG, tiny_image(1))
@@ -118,7 +118,7 @@ def test_the_window_can_be_overridden(folders, load, ask, monkeypatch: pytest.Mo
     np.testing.assert_allclose(results["1000"], results["0"], atol=logprob_tolerance())
 
 
-def test_the_window_of_a_model_of_text_alone(folders, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_changes_a_text_only_model(folders, monkeypatch: pytest.MonkeyPatch) -> None:
     config = json.loads((folders("gemma3_text") / "config.json").read_text())
     family, _ = PluginRegistry.discover({}).family_for(config)
     messages = [{"role": "user", "content": LONG}]
@@ -137,7 +137,7 @@ def test_the_window_of_a_model_of_text_alone(folders, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(logits["1000"], logits["0"], atol=logprob_tolerance())
 
 
-def test_the_smaller_configs_of_text_alone_are_ours(folders, tmp_path: Path) -> None:
+def test_a_text_only_config_in_the_outer_form_loads_as_gemma3(folders, tmp_path: Path) -> None:
     """mlx-lm converts Gemma 3 of text alone with the outer config of one that sees, too."""
     folder = Path(shutil.copytree(folders("gemma3"), tmp_path / "m"))
     config = json.loads((folder / "config.json").read_text())
@@ -151,7 +151,7 @@ def test_the_smaller_configs_of_text_alone_are_ours(folders, tmp_path: Path) -> 
     assert greedy(plain, tokens, 8) == greedy(whole, tokens, 8)
 
 
-def test_window_variable() -> None:
+def test_the_window_variable_is_parsed_or_refused() -> None:
     assert chosen_window({}) is None
     assert chosen_window({WINDOW_VARIABLE: ""}) is None
     assert chosen_window({WINDOW_VARIABLE: "4096"}) == 4096

@@ -21,7 +21,7 @@ IDS = mx.array([[5, 6, 7, 8, 9]])
 
 
 @pytest.mark.parametrize("family", TEXT)
-def test_every_family_has_a_part_below_its_output_matrix(tmp_path: Path, family: str) -> None:
+def test_the_backbone_of_every_family_is_found(tmp_path: Path, family: str) -> None:
     assert family in {each.name for each in FAMILIES}
     made = load_text(build(tmp_path, family), LoadOptions())
     assert made.backbone is not None
@@ -47,7 +47,7 @@ class Counting(nn.Module):
         return self.model.as_linear(hidden)
 
 
-def test_the_matrix_sees_no_other_token() -> None:
+def test_the_output_matrix_runs_only_for_tokens_with_wanted_logits() -> None:
     model = Counting()
     path = find_backbone(model, lambda each: each(IDS))
     assert path == ("model",)
@@ -66,7 +66,7 @@ class Mixing(Counting):
         return self.model.as_linear(hidden * mx.arange(1, 1 + hidden.shape[1])[None, :, None])
 
 
-def test_a_model_without_such_a_part_is_called_whole() -> None:
+def test_a_model_without_a_separate_backbone_is_called_as_a_whole() -> None:
     model = Mixing()
     assert find_backbone(model, lambda each: each(IDS)) is None
     assert mx.array_equal(narrow_output(model, None, last_token)(IDS), model(IDS)[:, -1:])

@@ -86,7 +86,7 @@ def wrapped(fast: Tokenizer) -> HFTokenizer:
     return HFTokenizer(PreTrainedTokenizerFast(tokenizer_object=fast))
 
 
-def test_pieces_have_the_tokens_of_the_whole(
+def test_a_long_text_encoded_in_pieces_has_the_tokens_of_the_whole(
     fast: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_text, "PIECE", 200)
@@ -110,7 +110,7 @@ def test_pieces_have_the_tokens_of_the_whole(
     assert cuts == 0 if prepends else cuts > 50
 
 
-def test_tokens_around_a_text_stay_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_tokens_stay_around_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenizers.processors import TemplateProcessing
 
     fast = byte_level(LLAMA)
@@ -124,7 +124,7 @@ def test_tokens_around_a_text_stay_around_it(monkeypatch: pytest.MonkeyPatch) ->
     assert (tokens[0], tokens[-1]) == (mark, 0)
 
 
-def test_a_text_beyond_the_context_is_refused_before_all_of_it_is_encoded(
+def test_a_text_beyond_the_context_is_refused_after_encoding_a_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = PreTrainedTokenizerFast(tokenizer_object=byte_level(LLAMA))

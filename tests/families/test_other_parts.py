@@ -41,7 +41,7 @@ def changed(folder: Path, to: Path, more: dict[str, Any], without: str = "") -> 
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_weights_of_other_parts_stay_out(
+def test_weights_outside_the_text_model_are_not_loaded(
     name: str, folders, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = load(folders(name), LoadOptions())
@@ -65,7 +65,7 @@ def test_unknown_weights_within_the_text_model_are_refused(
         load(folder, LoadOptions())
 
 
-def test_missing_weights_are_refused_whatever_else_there_is(folders, tmp_path: Path) -> None:
+def test_missing_weights_are_refused_although_others_are_present(folders, tmp_path: Path) -> None:
     lost = "model.layers.1.mlp.up_proj.weight"
     more = {part: mx.ones((4, 4)) for part in PARTS}
     folder = changed(folders("llama"), tmp_path, more, without=lost)
@@ -73,7 +73,7 @@ def test_missing_weights_are_refused_whatever_else_there_is(folders, tmp_path: P
         load(folder, LoadOptions())
 
 
-def test_weights_under_other_names_are_told_with_both(folders, tmp_path: Path) -> None:
+def test_misnamed_weights_are_refused_with_both_names(folders, tmp_path: Path) -> None:
     lost, other = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.w3.weight"
     folder = changed(folders("llama"), tmp_path, {other: mx.ones((4, 4))}, without=lost)
     with pytest.raises(UnsupportedModel, match=f"{lost}.*{other}.*sanitize") as refused:

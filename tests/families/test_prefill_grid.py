@@ -51,7 +51,7 @@ def after(model: LoadedModel, stops: list[int]) -> mx.array:
         for quantised in (False, True)
     ],
 )
-def test_passes_on_the_grid_give_the_same_bits(
+def test_prefill_passes_that_end_on_the_grid_give_equal_bits(
     load: Load, family: str, quantised: bool, examples: int
 ) -> None:
     model = load(family, quantised)

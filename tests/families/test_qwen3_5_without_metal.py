@@ -23,7 +23,7 @@ RECURRENCE = upstreams(gated_delta.gated_delta_ops)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 33, 100, 300])
-def test_equal_to_the_recurrence(tokens: int) -> None:
+def test_the_chunked_gated_delta_equals_the_recurrence(tokens: int) -> None:
     mx.random.seed(tokens)
     q, k, v = (mx.random.normal((1, tokens, 2, 8)) * 8**-0.5 for _ in range(3))
     g, beta = mx.random.uniform(0.5, 1, (1, tokens, 2)), mx.random.uniform(0, 1, (1, tokens, 2))
@@ -34,7 +34,7 @@ def test_equal_to_the_recurrence(tokens: int) -> None:
         assert mx.allclose(a, b, atol=logprob_tolerance())
 
 
-def test_with_a_mask_too() -> None:
+def test_the_chunked_gated_delta_equals_the_recurrence_with_a_mask() -> None:
     q, k, v = (mx.random.normal((1, 9, 2, 8)) * 8**-0.5 for _ in range(3))
     g, beta = (mx.random.uniform(0.5, 1, (1, 9, 2)) for _ in range(2))
     state, mask = mx.random.normal((1, 2, 8, 8)), mx.array([[False] * 2 + [True] * 7])
@@ -44,7 +44,7 @@ def test_with_a_mask_too() -> None:
 
 
 @pytest.mark.parametrize("metal", [False, True])
-def test_only_without_metal(metal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_delta_is_replaced_off_metal(metal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
     monkeypatch.setattr(gated_delta, patches.CHUNKED, CHUNKED)
     take_smaller_chunks()

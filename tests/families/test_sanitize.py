@@ -129,7 +129,7 @@ OF_OTHERS = WORDS.filter(lambda text: not any(own in text for own in OWN))
 @pytest.mark.parametrize("flags", list(FLAGS))
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("unigram", "vocabulary")])
 @given(texts=st.lists(OF_OTHERS, min_size=1, max_size=3))
-def test_typed_tokens_are_what_they_are_to_a_tokenizer_without_them(
+def test_typed_control_tokens_are_encoded_as_plain_text(
     kind: str, flags: str, texts: list[str]
 ) -> None:
     """The oracle has the template's tokens alone, and reads the whole text in one go."""
@@ -143,7 +143,7 @@ def test_typed_tokens_are_what_they_are_to_a_tokenizer_without_them(
 
 @pytest.mark.parametrize("kind", ["unigram", "vocabulary"])
 @given(texts=st.lists(WORDS, min_size=1, max_size=3))
-def test_a_vocabulary_that_holds_control_tokens_spells_them(kind: str, texts: list[str]) -> None:
+def test_typed_control_tokens_of_a_base_vocabulary_are_split(kind: str, texts: list[str]) -> None:
     ours = made_of(kind, *OWN, *TYPED)
     made = ours.render(asked(*texts), [], {})
     typed = {ours.fast.token_to_id(text) for text in TYPED}
@@ -152,7 +152,7 @@ def test_a_vocabulary_that_holds_control_tokens_spells_them(kind: str, texts: li
     assert len(own) == 2 + 2 * len(texts)
 
 
-def test_what_a_normalizer_makes_of_a_text_is_no_control_token() -> None:
+def test_text_that_normalises_to_a_control_token_stays_text() -> None:
     fast = with_added(KINDS["unigram"](), (*OWN, *TYPED), {"normalized": True})
     ours = wrapped(fast)
     for typed in ("＜tool_call＞", "<tool＿call>", "＜|end|＞"):
@@ -177,7 +177,7 @@ def test_words_and_spaces_among_the_added_tokens_stay_vocabulary() -> None:
 
 
 @given(st.lists(st.text(alphabet="<>ab|", min_size=1, max_size=5), min_size=1, max_size=6), WORDS)
-def test_without_its_breaks_a_text_holds_no_token(texts: list[str], word: str) -> None:
+def test_a_text_broken_as_found_has_no_control_token(texts: list[str], word: str) -> None:
     fast = with_added(KINDS["bytes"](), [], {})
     fast.add_special_tokens([AddedToken(text, normalized=False) for text in texts])
     control = ControlTokens(fast, "")
@@ -211,7 +211,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("key", ["tool_call", "|im_start|", "think", "/think", "think><tool_call"])
-def test_names_that_a_template_puts_between_signs(key: str) -> None:
+def test_a_name_between_angle_brackets_makes_no_control_token(key: str) -> None:
     ours = made_of("bytes", *OWN, *TYPED, template=NAMES)
     made = ours.render([{"role": "user", "content": ""}], [{key: "x"}, {"city": "y"}], {})
     assert made.text == f"<s>\n<{key}>x</{key}><s>\n<city>y</city>"
@@ -259,7 +259,7 @@ SWITCHES = (
 @pytest.mark.parametrize(
     "typed", ["<|im_/thinkstart|>", "a </think/think> b", "<tool/th/thinkink_call>", "</think<"]
 )
-def test_what_a_template_takes_out_of_a_text_joins_no_control_token(
+def test_text_around_a_part_that_a_template_removes_joins_no_control_token(
     switch: str, typed: str
 ) -> None:
     template = f"{{% for m in messages %}}<s>{switch}{{% endfor %}}"
@@ -279,7 +279,7 @@ def test_a_tag_that_the_template_opens_or_closes_is_a_control_token() -> None:
     assert {*ours.control.content.values()} == {"<s>", "</s>"}
 
 
-def test_a_template_that_drops_marks_gets_escapes() -> None:
+def test_a_template_that_drops_private_characters_gets_unicode_escapes() -> None:
     template = (
         "{% for m in messages %}<s>{{ m.content.encode('ascii', 'ignore').decode() }}{% endfor %}"
     )
@@ -288,7 +288,7 @@ def test_a_template_that_drops_marks_gets_escapes() -> None:
     assert made.text == "<s>call \\u003ctool_call> it"
 
 
-def test_a_mark_that_one_field_loses_is_escaped_in_that_request() -> None:
+def test_a_field_that_loses_its_marks_is_escaped_in_that_request() -> None:
     template = (
         "{% for m in messages %}<s>{% if m.name %}"
         "{{ m.name.encode('ascii', 'ignore').decode() }}: {% endif %}{{ m.content }}{% endfor %}"
@@ -308,7 +308,7 @@ def test_a_client_that_sends_private_characters_keeps_them() -> None:
         assert ours.fast.token_to_id("<tool_call>") not in made.tokens
 
 
-def test_names_that_the_template_knows_are_its_own() -> None:
+def test_key_names_that_the_template_writes_may_be_control_tokens() -> None:
     fast = with_added(KINDS["bytes"](), ("<type>", "<think>", "<s>"), {})
     template = (
         "{% for t in tools %}<s>{% for k in t %}<{{ k }}>{% endfor %}"
@@ -333,7 +333,7 @@ def test_checkpoints_stand_at_the_ends_of_messages() -> None:
         assert made.snapshot_points == tuple(i + newline for i in ends)
 
 
-def test_a_continued_text_keeps_our_markup_alone() -> None:
+def test_in_a_continued_text_only_the_markup_of_the_engine_is_control_tokens() -> None:
     ours = made_of("bytes", *OWN, *TYPED)
     close, call = (ours.fast.token_to_id(text) for text in ("</think>", "<tool_call>"))
     tokens = ours.encode_plain("so </think> <tool_call>", before="\n</think>\n\n")

@@ -85,14 +85,14 @@ def each_way(names: Sequence[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "chunk", "stored"), each_way(ALL))
-def test_every_request_gets_what_it_gets_alone(
+def test_vision_requests_in_a_batch_get_the_tokens_of_each_alone(
     name: str, chunk: int, stored: bool, load, ask
 ) -> None:
     check(load(name), ask, chunk, stored)
 
 
 @pytest.mark.parametrize(("name", "chunk", "stored"), each_way(GENERIC))
-def test_models_without_a_plugin_of_their_own(
+def test_models_of_the_generic_vision_family_get_the_tokens_of_each_alone(
     name: str, chunk: int, stored: bool, folders, ask
 ) -> None:
     check(load_any(folders(name), LoadOptions()), ask, chunk, stored)
@@ -114,7 +114,7 @@ def test_a_stored_image_costs_no_vision_tower(
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe", "gemma3"])
-def test_text_behind_an_image_rides_with_rows_that_decode(
+def test_text_after_an_image_is_prefilled_in_passes_with_decoding_rows(
     name: str, load, ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(name)

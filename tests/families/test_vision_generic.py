@@ -40,7 +40,7 @@ def load_generic(folders: Any) -> Any:
     return load
 
 
-def test_only_models_with_vision_that_mlx_vlm_has(folders) -> None:
+def test_the_generic_family_matches_only_vision_models_of_mlx_vlm(folders) -> None:
     for name in MODELS:
         assert matches(json.loads((folders(name) / "config.json").read_text())) == 2
     assert matches({"model_type": "llava", "vision_config": {}}) == 0
@@ -58,7 +58,7 @@ def test_only_models_with_vision_that_mlx_vlm_has(folders) -> None:
     ],
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_one_row_equals_mlx_vlm(name: str, request_name: str, load_generic, ask, folders) -> None:
+def test_a_row_equals_mlx_vlm(name: str, request_name: str, load_generic, ask, folders) -> None:
     parts = REQUESTS[request_name]
     prompt = ask(load_generic(name), *parts)
     media = [part for part in parts if isinstance(part, MediaItem)]
@@ -97,7 +97,7 @@ def test_positions_after_an_image_equal_upstreams(name: str, load_generic, ask) 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_in_turn_do_not_meet(name: str, load_generic, ask) -> None:
+def test_alternating_rows_get_the_tokens_of_each_alone(name: str, load_generic, ask) -> None:
     model = load_generic(name)
     prompts = [ask(model, *parts) for parts in REQUESTS.values()]
     alone = [greedy(model, prompt, 6) for prompt in prompts]
@@ -122,7 +122,7 @@ def test_typed_image_tokens_are_no_images(load_generic, ask) -> None:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_features_that_belong_to_one_prompt(name: str, load_generic, ask) -> None:
+def test_features_that_depend_on_the_prompt_are_not_shared(name: str, load_generic, ask) -> None:
     model = load_generic(name)
     told = "; ".join(model.info.notes)
     assert "\\u escapes" in told
@@ -132,7 +132,7 @@ def test_features_that_belong_to_one_prompt(name: str, load_generic, ask) -> Non
     assert model.embed(one.spans[0]).nbytes > len(one.tokens) * 64 * 4
 
 
-def test_a_system_part_is_of_use_before_any_image(load_generic, ask) -> None:
+def test_a_prompt_with_an_image_has_a_snapshot_after_the_system_part(load_generic, ask) -> None:
     model = load_generic("qwen3_vl")
     prompt = ask(model, tiny_image(1), "this?", system="You see.")
     assert [end <= prompt.spans[0].start for end in prompt.snapshot_points] == [True]
@@ -182,7 +182,7 @@ def test_an_image_seen_before_is_not_processed_again(load_generic, ask, monkeypa
     assert len(worked) == 2, "of the second prompt, once its features are wanted"
 
 
-def test_a_model_that_looks_from_one_image_at_another_is_found_out(
+def test_a_model_whose_image_features_depend_on_other_images_is_detected(
     folders, ask, monkeypatch
 ) -> None:
     from mlx_vlm.models.qwen2_vl.vision import VisionModel
@@ -202,7 +202,7 @@ def test_a_model_that_looks_from_one_image_at_another_is_found_out(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_features_serve_the_same_prompt_twice(name: str, load_generic, ask) -> None:
+def test_image_features_can_be_used_twice_for_one_prompt(name: str, load_generic, ask) -> None:
     model = load_generic(name)
     prompt = ask(model, *REQUESTS["two images"])
     known = features_of(model, prompt)
@@ -218,7 +218,7 @@ def test_video_and_missing_places_are_refused(load_generic, ask) -> None:
         load_generic("gemma3").prepare(plain, tools=[], media=[tiny_image(1)], variables={})
 
 
-def test_a_template_without_image_parts(folders, ask, tmp_path: Path) -> None:
+def test_image_tokens_go_into_the_text_of_a_string_template(folders, ask, tmp_path: Path) -> None:
     """Image tokens go into the text where the template takes plain strings only."""
     import shutil
 
@@ -238,7 +238,7 @@ class Demanding:
         return pixel_values
 
 
-def test_demanded_arguments_are_filled() -> None:
+def test_required_arguments_of_a_model_are_filled_with_none() -> None:
     assert select_arguments(Demanding(), {"rope_deltas": 1, "mask": 2}) == {
         "pixel_values": None,
         "mask": 2,
@@ -247,5 +247,5 @@ def test_demanded_arguments_are_filled() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_reply_is_prefilled_again(name: str, load_generic, ask) -> None:
+def test_a_preempted_reply_is_prefilled_again(name: str, load_generic, ask) -> None:
     check_replay(load_generic(name), ask)

@@ -45,7 +45,7 @@ def test_only_own_checkpoints_with_vision_match(name: str, folders) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_known_of_a_model(name: str, load, folders) -> None:
+def test_the_info_of_a_model_has_sizes_media_and_stop_tokens(name: str, load, folders) -> None:
     info = load(name).info
     fast = load(name).tokenizer.fast
     assert info.model_type == name
@@ -70,14 +70,14 @@ def test_stop_tokens_come_from_every_source(name: str, folders, tmp_path: Path) 
     assert model.info.stop_tokens == {300, 301, 302, model.tokenizer.fast.token_to_id(end)}
 
 
-def test_sampling_defaults_of_the_checkpoint(tmp_path: Path) -> None:
+def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
     generation = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
     folder = build(tmp_path / "m", "qwen3_vl", generation=generation)
     sampling = family_of(PLUGINS["qwen3_vl"]).load(folder, LoadOptions()).info.sampling
     assert {k: v for k, v in vars(sampling).items() if v is not None} == generation
 
 
-def test_mtp_weights_are_read_past(folders, load, tmp_path: Path, ask, monkeypatch) -> None:
+def test_weights_of_mtp_heads_are_skipped(folders, load, tmp_path: Path, ask, monkeypatch) -> None:
     """A checkpoint with an MTP head: opened once, its head never in memory, same answers."""
     opened: list[str] = []
     original = mx.load
@@ -137,7 +137,7 @@ def quantised(folder: Path, *, tied: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_quantised_weights(name: str, folders, ask, tmp_path: Path) -> None:
+def test_a_quantised_vision_model_generates(name: str, folders, ask, tmp_path: Path) -> None:
     folder = copied(folders(name), tmp_path)
     quantised(folder, tied=name == "gemma3")
     model = family_of(PLUGINS[name]).load(folder, LoadOptions())
@@ -148,7 +148,7 @@ def test_quantised_weights(name: str, folders, ask, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_quantised_kv_of_one_row(name: str, ask, tmp_path: Path) -> None:
+def test_quantised_kv_changes_logits_only_a_little(name: str, ask, tmp_path: Path) -> None:
     """Plain KV of a finished prefill may be quantised; the answer moves only a little."""
     wide = {"qwen3_vl": {"rope_scaling": {"mrope_section": [8, 4, 4], "rope_type": "default"}}}
     folder = build(tmp_path / "m", name, head_dim=32, **wide.get(name, {}))
@@ -166,7 +166,7 @@ def test_quantised_kv_of_one_row(name: str, ask, tmp_path: Path) -> None:
     assert 0 < float(mx.abs(near - true).max()) < 0.2
 
 
-def test_dtype_option(folders, ask) -> None:
+def test_the_dtype_option_sets_the_precision_of_image_features(folders, ask) -> None:
     model = family_of(PLUGINS["qwen3_vl"]).load(folders("qwen3_vl"), LoadOptions(dtype="bfloat16"))
     assert model.info.precision == "low"
     prompt = ask(model, "Hello", tiny_image(1))
@@ -175,7 +175,7 @@ def test_dtype_option(folders, ask) -> None:
     assert features.nbytes == 9 * 64 * 2 * 3
 
 
-def test_fingerprint_follows_the_weights(folders, load, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_weights_and_dtype(folders, load, tmp_path: Path) -> None:
     plain = load("qwen3_vl").info.fingerprint
     family = family_of(PLUGINS["qwen3_vl"])
     assert family.load(folders("qwen3_vl"), LoadOptions()).info.fingerprint == plain
@@ -184,7 +184,7 @@ def test_fingerprint_follows_the_weights(folders, load, tmp_path: Path) -> None:
     assert family.load(other, LoadOptions()).info.fingerprint != plain
 
 
-def test_broken_checkpoints_say_so(folders, tmp_path: Path) -> None:
+def test_incomplete_misfitting_or_untrusted_weights_are_refused(folders, tmp_path: Path) -> None:
     family = family_of(PLUGINS["qwen3_vl"])
     empty = copied(folders("qwen3_vl"), tmp_path)
     (empty / "model.safetensors").unlink()
@@ -212,7 +212,7 @@ LOADED = (
 @pytest.mark.parametrize(
     "module", [*LOADED[:2], *(pytest.param(each, marks=pytest.mark.sweep) for each in LOADED[2:])]
 )
-def test_the_file_limit_survives_the_import(module: str) -> None:
+def test_importing_the_packages_leaves_the_limit_of_open_files_unchanged(module: str) -> None:
     code = (
         "import resource\n"
         "before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
@@ -241,7 +241,7 @@ def adapter_for(folder: Path, to: Path) -> Path:
     return to
 
 
-def test_adapters(folders, load, ask, tmp_path: Path) -> None:
+def test_an_adapter_changes_logits_and_must_exist(folders, load, ask, tmp_path: Path) -> None:
     family, folder = family_of(PLUGINS["qwen3_vl"]), folders("qwen3_vl")
     adapter = adapter_for(folder, tmp_path / "adapter")
     model = family.load(folder, LoadOptions(adapter=adapter))
@@ -254,7 +254,7 @@ def test_adapters(folders, load, ask, tmp_path: Path) -> None:
         family.load(folder, LoadOptions(adapter=tmp_path / "nowhere"))
 
 
-def test_context_length(folders, tmp_path: Path) -> None:
+def test_the_context_length_is_option_or_config_or_default(folders, tmp_path: Path) -> None:
     """The operator's choice, the config's, else the family's own default."""
     folder = copied(folders("gemma3"), tmp_path)
     config = json.loads((folder / "config.json").read_text())

@@ -104,7 +104,7 @@ def test_one_row_equals_mlx_vlm(name: str, request_name: str, load, ask, folders
 @pytest.mark.parametrize(
     "chunk", [1, 7, *(pytest.param(n, marks=pytest.mark.sweep) for n in (3, 16))]
 )
-def test_chunks_may_cut_anywhere(name: str, chunk: int, load, ask, alone) -> None:
+def test_chunks_of_any_size_give_equal_tokens(name: str, chunk: int, load, ask, alone) -> None:
     prompt = ask(load(name), *REQUESTS["two images"])
     assert greedy(load(name), prompt, COUNT, chunk=chunk) == alone(name)["two images"]
 
@@ -122,7 +122,7 @@ def test_rows_of_any_kind_decode_together(name: str, load, ask, alone) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_groups_decode_in_one_pass(name: str, load, ask, alone) -> None:
+def test_groups_of_rows_decode_in_one_pass_as_alone(name: str, load, ask, alone) -> None:
     model = load(name)
     rows = started(model, ask)
     pair = merge_rows([row.cache for row in rows[:2]])
@@ -132,7 +132,7 @@ def test_groups_decode_in_one_pass(name: str, load, ask, alone) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_rows_join_and_leave_while_others_decode(name: str, load, ask) -> None:
+def test_rows_that_join_and_leave_get_the_tokens_of_each_alone(name: str, load, ask) -> None:
     model = load(name)
     first, second = ask(model, *REQUESTS["two images"]), ask(model, *REQUESTS["wide image"])
     alone = [greedy(model, first, 15), greedy(model, second, 9)]
@@ -147,7 +147,7 @@ def test_rows_join_and_leave_while_others_decode(name: str, load, ask) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_features_of_an_image_serve_any_prompt(name: str, load, ask) -> None:
+def test_features_of_an_image_can_be_reused_in_another_prompt(name: str, load, ask) -> None:
     model = load(name)
     here = ask(model, *REQUESTS["two images"])
     there = ask(model, tiny_image(3, 128, 96), "then", tiny_image(1))
@@ -166,7 +166,7 @@ def test_another_image_gives_another_answer(name: str, load, ask) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_nothing_of_a_request_stays_on_the_model(name: str, load, ask) -> None:
+def test_a_request_leaves_no_positions_on_the_model(name: str, load, ask) -> None:
     model = load(name)
     text = ask(model, *REQUESTS["text"])
     before = np.array(start(model, text).logits)
@@ -177,7 +177,7 @@ def test_nothing_of_a_request_stays_on_the_model(name: str, load, ask) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_reply_is_prefilled_again(name: str, load, ask) -> None:
+def test_a_preempted_reply_of_a_vision_family_is_prefilled_again(name: str, load, ask) -> None:
     check_replay(load(name), ask)
 
 

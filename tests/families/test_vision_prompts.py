@@ -60,7 +60,7 @@ def test_text_alone_needs_no_positions(name: str, load, ask) -> None:
 
 
 @pytest.mark.parametrize("name", QWEN)
-def test_video_frames_as_upstream_reads_them(name: str, load, ask, folders) -> None:
+def test_video_frames_are_processed_as_by_upstream(name: str, load, ask, folders) -> None:
     import mlx_vlm
 
     model, video = load(name), tiny_video(3, frames=5)
@@ -96,7 +96,7 @@ def test_typed_media_tokens_stay_text(name: str, load, ask) -> None:
         assert not set(outside) & model.marks.tokens
 
 
-def test_typed_media_tokens_in_tools_and_calls(load) -> None:
+def test_typed_media_tokens_in_tools_and_calls_stay_text(load) -> None:
     model = load("qwen3_vl")
     call = {"function": {"name": "look", "arguments": {"at": "<|image_pad|>"}}}
     messages = [
@@ -111,7 +111,7 @@ def test_typed_media_tokens_in_tools_and_calls(load) -> None:
     assert messages[2]["content"] == "saw <|image_pad|>"
 
 
-def test_an_image_in_a_tool_result(load) -> None:
+def test_an_image_in_a_tool_result_gets_its_image_tokens(load) -> None:
     model = load("qwen3_vl")
     messages = [
         {"role": "user", "content": "Take a screenshot"},
@@ -121,7 +121,7 @@ def test_an_image_in_a_tool_result(load) -> None:
     assert [span.end - span.start for span in prompt.spans] == [9]
 
 
-def test_one_bos(load, ask) -> None:
+def test_every_prompt_begins_with_exactly_one_bos(load, ask) -> None:
     model = load("gemma3")
     bos = model.tokenizer.fast.token_to_id("<bos>")
     for prompt in (ask(model, "Hello"), ask(model, "Hello", tiny_image(1))):
@@ -163,38 +163,38 @@ def test_template_variables_reach_the_template(load) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_media_that_the_template_does_not_place(name: str, load) -> None:
+def test_media_that_the_template_does_not_place_are_refused(name: str, load) -> None:
     messages = [{"role": "user", "content": "no image here"}]
     with pytest.raises(BadRequest, match="placed 0 of 1"):
         load(name).prepare(messages, tools=[], media=[tiny_image(1)], variables={})
 
 
-def test_what_the_template_refuses(load) -> None:
+def test_an_error_raised_by_the_template_is_a_bad_request(load) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     with pytest.raises(BadRequest, match="roles must alternate"):
         load("gemma3").prepare(turns, tools=[], media=[], variables={})
 
 
-def test_late_system_messages_are_hoisted_where_the_template_refuses_them(load) -> None:
+def test_the_template_decides_whether_late_system_messages_are_hoisted(load) -> None:
     assert load("gemma3").info.hoist_system
     assert not load("qwen3_vl").info.hoist_system
 
 
-def test_images_no_family_can_use(load, ask) -> None:
+def test_extreme_aspect_ratios_and_unsupported_videos_are_refused(load, ask) -> None:
     with pytest.raises(MediaError, match="aspect ratio"):
         ask(load("qwen3_vl"), tiny_image(1, 1, 300))
     with pytest.raises(MediaError, match="video"):
         load("gemma3").marks.place(tiny_video(1))
 
 
-def test_one_pixel(load, ask) -> None:
+def test_an_image_of_one_pixel_is_placed_and_generates(load, ask) -> None:
     for name in ALL:
         prompt = ask(load(name), tiny_image(1, 1, 1))
         assert len(prompt.spans) == 1
         assert len(greedy(load(name), prompt, 2)) == 2
 
 
-def test_low_detail_and_pixel_limits(load) -> None:
+def test_low_detail_and_max_pixels_limit_the_image_tokens(load) -> None:
     model = load("qwen3_vl")
     big = model.marks.place(tiny_image(1, 1000, 1500)).blocks[0]
     _, h, w = big.inputs.grid
@@ -224,7 +224,7 @@ def test_prompts_are_prepared_on_many_threads(name: str, load, ask) -> None:
 
 
 @pytest.mark.parametrize("size", [(96, 96), (64, 160), (200, 96), (1, 1), (40, 3000), (300, 520)])
-def test_patches_in_strips_are_upstreams(
+def test_patches_computed_in_strips_equal_those_of_upstream(
     size: tuple[int, int], load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patches, "STRIP_PIXELS", 4096)
@@ -236,7 +236,7 @@ def test_patches_in_strips_are_upstreams(
     assert np.array_equal(np.array(inputs.tower_input(mx.float32)), want)
 
 
-def test_the_squares_of_gemma_are_upstreams(load) -> None:
+def test_the_scaled_square_images_of_gemma_equal_those_of_upstream(load) -> None:
     model = load("gemma3")
     for size in ((96, 96), (64, 160), (300, 520)):
         item = tiny_image(7, *size)
@@ -248,7 +248,7 @@ def test_the_squares_of_gemma_are_upstreams(load) -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 4, 5])
-def test_frames_in_groups_are_upstreams(frames: int, load) -> None:
+def test_video_patches_in_groups_of_frames_equal_those_of_upstream(frames: int, load) -> None:
     model, video = load("qwen3_vl"), tiny_video(3, frames=frames)
     upstream = model.marks.place.__self__.videos
     want, _ = upstream._process_one(video.pixels.transpose(0, 3, 1, 2))

@@ -57,7 +57,7 @@ def command(model: Path, port: int, ring: int) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_model_of_two_processes_answers(proxy: Proxy, stream: bool) -> None:
+def test_a_model_distributed_over_two_processes_answers(proxy: Proxy, stream: bool) -> None:
     given: Any = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     with openai_client(proxy.url, KEY) as client:
         found = client.chat.completions.create(model="large", stream=stream, **given)

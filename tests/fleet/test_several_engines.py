@@ -22,9 +22,7 @@ def fleet(start_fleet: Any, session: Any) -> Any:
     return running
 
 
-def test_sessions_stay_with_their_prefix_whichever_proxy_they_come_by(
-    fleet: Any, session: Any
-) -> None:
+def test_a_session_stays_on_its_engine_through_either_proxy(fleet: Any, session: Any) -> None:
     sessions = [session(n) for n in range(12)]
     for _ in range(4):
         with ThreadPoolExecutor(12) as pool:
@@ -37,9 +35,7 @@ def test_sessions_stay_with_their_prefix_whichever_proxy_they_come_by(
             assert after.cached >= before.prompt - 8, "all of the last prompt but its tail"
 
 
-def test_an_engine_that_is_killed_under_streams_costs_what_it_held(
-    fleet: Any, session: Any
-) -> None:
+def test_a_killed_engine_loses_only_its_own_streams(fleet: Any, session: Any) -> None:
     sessions = [session(100 + n) for n in range(16)]
     with ThreadPoolExecutor(16) as pool:
         assert all(told.whole for told in pool.map(lambda s: s.turn(fleet), sessions))
@@ -91,7 +87,7 @@ def test_a_rolling_restart_of_the_engines_loses_no_request(fleet: Any, session: 
     assert not [each for each in told if not each.whole]
 
 
-def test_a_proxy_that_ends_takes_no_session_with_it(fleet: Any, session: Any) -> None:
+def test_sessions_keep_their_engine_when_one_proxy_ends(fleet: Any, session: Any) -> None:
     sessions = [session(2000 + n) for n in range(6)]
     places = [each.turn(fleet).engine for each in sessions]
     ended, left = fleet.proxies

@@ -24,7 +24,7 @@ def fleet(start_fleet: Any, shared: Path) -> Any:
     return start_fleet(proxies=1, redis=False, strategy="least-busy", **variables)
 
 
-def test_a_new_session_goes_to_the_engine_that_has_nothing_to_do(fleet: Any, session: Any) -> None:
+def test_a_new_session_goes_to_the_idle_engine(fleet: Any, session: Any) -> None:
     busy, new = session(10), session(11)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(busy.turn, fleet, max_tokens=400, min_tokens=400)

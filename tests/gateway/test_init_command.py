@@ -19,7 +19,7 @@ def init(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output + str(result.exception or "")
 
 
-def test_workers_may_take_a_minute_to_start() -> None:
+def test_the_env_file_gives_proxy_workers_a_minute_to_start() -> None:
     """uvicorn's five seconds are over before a busy machine has imported LiteLLM."""
     from litellm.proxy.proxy_cli import run_server
 
@@ -37,7 +37,7 @@ def test_the_proxy_serves_the_model_under_the_names_of_agents(written) -> None:
     assert reply.status_code == 400
 
 
-def test_the_proxy_tells_context_and_capabilities(written) -> None:
+def test_the_proxy_lists_context_and_capabilities_of_each_model(written) -> None:
     entries = {each["model_name"]: each for each in written.get("/model/info").json()["data"]}
     assert {"demo", *AGENTS} == entries.keys()
     assert len({each["model_info"]["id"] for each in entries.values()}) == len(entries)
@@ -49,7 +49,7 @@ def test_the_proxy_tells_context_and_capabilities(written) -> None:
         assert not info["supports_reasoning"]
 
 
-def test_a_key_that_is_not_in_the_file_opens_nothing(written) -> None:
+def test_init_makes_a_secret_key_and_the_proxy_refuses_any_other(written) -> None:
     assert f"LITELLM_MASTER_KEY={written.key}\n" in (written.folder / ".env").read_text()
     assert len(written.key) > 40
     assert written.key not in written.told
@@ -58,13 +58,13 @@ def test_a_key_that_is_not_in_the_file_opens_nothing(written) -> None:
     assert stranger.get("/v1/models").status_code in (400, 401)
 
 
-def test_the_files_are_told_and_the_key_is_the_owners_alone(written) -> None:
+def test_init_prints_the_start_command_and_makes_the_key_file_private(written) -> None:
     assert stat.S_IMODE((written.folder / ".env").stat().st_mode) == 0o600
     assert START in written.told
     assert START in (written.folder / "config.yaml").read_text()
 
 
-def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
+def test_init_overwrites_files_only_with_force(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("MINE=1\n")
     code, told = init("demo", "--folder", str(tmp_path))
     assert code != 0
@@ -79,7 +79,7 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     assert (info["max_input_tokens"], info["mlx"]) == (8192, {"context_length": 8192})
 
 
-def test_a_folder_is_written_with_its_full_path(
+def test_init_writes_a_relative_model_folder_with_its_full_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proxy starts in another folder than `init`, and the engine in any."""
@@ -93,7 +93,7 @@ def test_a_folder_is_written_with_its_full_path(
             assert entry["litellm_params"]["model"] == f"mlx/{folder}"
 
 
-def test_what_does_not_fit_is_refused_with_figures(
+def test_init_refuses_a_model_that_does_not_fit_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", "4M")
@@ -104,6 +104,6 @@ def test_what_does_not_fit_is_refused_with_figures(
 
 
 @pytest.mark.parametrize("name", ["plain", "with: colon", 'a "quoted" #1', "größe"])
-def test_the_file_for_people_says_what_the_mapping_says(name: str) -> None:
+def test_the_commented_config_text_equals_the_config_mapping(name: str) -> None:
     served = Served(name, f"/folder/{name}", 32768, 8192, own_context=32768)
     assert yaml.safe_load(config_text(served)) == served_config(served, AGENTS)

@@ -59,7 +59,7 @@ def started(written, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", OURS.clients)
-def test_a_client_reaches_its_api_and_leaves_nothing(
+def test_a_launched_client_reaches_its_api_and_leaves_no_files(
     name: str,
     started: None,
     stand_in: Callable[[str], Path],
@@ -91,7 +91,7 @@ def ask_until_closed(url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["claude", "codex", "opencode"])
-def test_a_client_reaches_the_engine_itself(
+def test_a_client_launched_with_direct_reaches_the_engine(
     name: str, stand_in: Callable[[str], Path], runtime: Path
 ) -> None:
     client = OURS.clients[name]
@@ -186,7 +186,7 @@ def test_a_subagent_of_opencode_leaves_the_users_settings_in_place() -> None:
     assert "model" not in read
 
 
-def test_a_client_without_subagents_is_named() -> None:
+def test_launch_as_subagent_refuses_clients_without_subagents() -> None:
     for name in ("codex", "aider"):
         code, shown, told = run(name, "--model", "demo", "--as-subagent", "--print")
         assert (code, shown) == (1, "")
@@ -197,7 +197,7 @@ def test_a_client_without_subagents_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", OURS.clients)
-def test_print_shows_all_but_the_key_and_runs_nothing(name: str, tmp_path: Path) -> None:
+def test_launch_print_hides_the_key_and_starts_nothing(name: str, tmp_path: Path) -> None:
     code, shown, _ = run(name, "--model", "demo", "--print", "--", "-p", "two words")
     assert code == 0
     assert shown.splitlines()[-1].endswith("-p 'two words'")
@@ -206,7 +206,7 @@ def test_print_shows_all_but_the_key_and_runs_nothing(name: str, tmp_path: Path)
     assert len([word for word in shown.split() if "sk-" in word and "sk-..." not in word]) == 0
 
 
-def test_a_client_that_is_not_installed_is_a_line_with_the_remedy(
+def test_launch_of_a_client_that_is_not_installed_prints_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -216,7 +216,7 @@ def test_a_client_that_is_not_installed_is_a_line_with_the_remedy(
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("claude", "24000"), ("codex", "20000")])
-def test_a_context_below_an_agents_first_prompt_is_told_at_once(name: str, tokens: str) -> None:
+def test_launch_refuses_a_context_below_the_first_prompt(name: str, tokens: str) -> None:
     code, shown, told = run(name, "--model", "demo", "--context", tokens, "--print")
     assert (code, shown) == (1, "")
     assert f"{int(tokens):,} tokens is too small for C" in told
@@ -224,7 +224,7 @@ def test_a_context_below_an_agents_first_prompt_is_told_at_once(name: str, token
     assert run(name, "--model", "demo", "--print")[0] == 0
 
 
-def test_an_unknown_client_names_those_that_are_known() -> None:
+def test_launch_of_an_unknown_client_lists_the_known_ones() -> None:
     code, _, told = run("cladue")
     assert code == 1
     assert told.endswith("no client 'cladue' is known; did you mean 'claude'?")
@@ -236,13 +236,13 @@ def test_an_unknown_client_names_those_that_are_known() -> None:
     ]
 
 
-def test_without_a_name_the_clients_are_listed() -> None:
+def test_launch_without_a_name_lists_the_clients() -> None:
     code, shown, told = run()
     assert (code, shown) == (2, "")
     assert [line.split()[0] for line in told.splitlines()[: len(OURS.clients)]] == [*OURS.clients]
 
 
-def test_a_plugins_client_is_launched(
+def test_launch_starts_a_client_of_a_plugin(
     install_plugin: Install, started: None, stand_in: Callable[[str], Path]
 ) -> None:
     profile = (
@@ -266,7 +266,7 @@ def test_a_plugins_client_is_launched(
     ],
     ids=["key", "folder", "fault"],
 )
-def test_a_plugins_mistake_is_named(install_plugin: Install, profile: str, error: str) -> None:
+def test_a_faulty_profile_is_reported(install_plugin: Install, profile: str, error: str) -> None:
     source = PLUGIN.replace("{profile}", profile)
     name = install_plugin("mlx-provider-mine", source)
     registry = discover(name, "qwen3_vl")
@@ -294,7 +294,7 @@ sys.exit(code if signal.getsignal(signal.SIGINT) is signal.default_int_handler e
 """
 
 
-def test_the_terminal_is_the_clients_and_so_is_ctrl_c() -> None:
+def test_ctrl_c_in_the_terminal_reaches_the_launched_client_once() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a run in the background has it ignored
@@ -308,7 +308,7 @@ def test_the_terminal_is_the_clients_and_so_is_ctrl_c() -> None:
     assert os.waitstatus_to_exitcode(status) == 41  # it was told once
 
 
-def test_a_signal_before_the_client_runs_cleans_up(tmp_path: Path) -> None:
+def test_sigterm_before_the_client_starts_raises_and_restores_the_handler(tmp_path: Path) -> None:
     raised, ending = pytest.raises(foreground.Ended), foreground.ending_by_signal()
     with raised as ended, ending, (tmp_path / "open").open("w") as file:
         os.kill(os.getpid(), signal.SIGTERM)

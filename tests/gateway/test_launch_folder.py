@@ -27,7 +27,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"MLX_PROVIDER_RUNTIME_DIR": str(runtime)}
 
 
-def test_the_path_is_the_same_each_time_and_its_content_goes(own: dict[str, str]) -> None:
+def test_a_launch_folder_has_the_same_path_each_time_and_is_emptied(own: dict[str, str]) -> None:
     paths = []
     for _ in range(2):
         with launch_folder("claude", "demo", own) as folder:
@@ -39,7 +39,7 @@ def test_the_path_is_the_same_each_time_and_its_content_goes(own: dict[str, str]
     assert paths == [first_folder("claude", "demo", own)] * 2
 
 
-def test_launches_at_the_same_time_have_a_path_each_that_stays(own: dict[str, str]) -> None:
+def test_concurrent_launches_use_separate_folders_with_stable_paths(own: dict[str, str]) -> None:
     def both() -> list[Path]:
         with (
             launch_folder("claude", "demo", own) as one,
@@ -54,7 +54,7 @@ def test_launches_at_the_same_time_have_a_path_each_that_stays(own: dict[str, st
     assert both() == first
 
 
-def test_a_killed_launch_holds_no_path_and_leaves_no_key(own: dict[str, str]) -> None:
+def test_the_folder_of_a_killed_launch_is_emptied_and_reused(own: dict[str, str]) -> None:
     left = Path(run_python(KILLED, status=-signal.SIGKILL).stdout.strip())
     assert (left / "key").exists()
     with launch_folder("claude", "demo", own) as folder:
@@ -62,7 +62,7 @@ def test_a_killed_launch_holds_no_path_and_leaves_no_key(own: dict[str, str]) ->
         assert list(folder.iterdir()) == []
 
 
-def test_clients_and_models_have_paths_of_their_own_below_the_runtime_folder(
+def test_each_client_and_model_has_a_separate_launch_folder(
     own: dict[str, str],
 ) -> None:
     names = [("claude", "demo"), ("claude", "demo-hybrid"), ("codex", "demo"), ("claude", "../x/y")]
@@ -74,7 +74,7 @@ def test_clients_and_models_have_paths_of_their_own_below_the_runtime_folder(
         pass
 
 
-def test_a_folder_that_others_can_reach_is_refused(own: dict[str, str], tmp_path: Path) -> None:
+def test_a_launch_folder_open_to_others_is_refused(own: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "runtime").mkdir(mode=0o755)
     with (
         pytest.raises(EngineUnavailable, match="open to other users"),

@@ -15,19 +15,19 @@ LIMIT = 300
 RUN = "from mlx_provider.cli import main; main()"
 
 
-def test_a_signal_passes_what_holds_back_errors() -> None:
+def test_sigterm_is_not_caught_by_isolation() -> None:
     with pytest.raises(Ended), long_command(print), Isolation():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_handlers_are_put_back() -> None:
+def test_signal_handlers_are_restored_after_a_long_command() -> None:
     before = [signal.getsignal(number) for number in END_SIGNALS]
     with long_command(print):
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in END_SIGNALS] == before
 
 
-def test_a_benchmark_that_computes_ends() -> None:
+def test_sigterm_ends_a_running_benchmark_without_traceback() -> None:
     command = [sys.executable, "-c", RUN, "bench", "prefix", "--model", "demo"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stderr is not None

@@ -49,7 +49,7 @@ def watch(screen: TextIO, *looks: RequestStats | None) -> None:
 
 
 @pytest.mark.parametrize("last", [prompt(44_100, state="decode"), None], ids=["decode", "gone"])
-def test_a_terminal_shows_tokens_done_of_all_in_its_title(last: RequestStats | None) -> None:
+def test_the_terminal_title_shows_progress_and_is_cleared(last: RequestStats | None) -> None:
     ours, theirs = pty.openpty()
     shown = ""
     with os.fdopen(theirs, "w") as screen:
@@ -61,14 +61,14 @@ def test_a_terminal_shows_tokens_done_of_all_in_its_title(last: RequestStats | N
     assert shown == f"\x1b]2;mlx-provider: {first}\x07\x1b]2;mlx-provider: {second}\x07\x1b]2;\x07"
 
 
-def test_a_file_gets_lines(tmp_path: Path) -> None:
+def test_the_progress_of_a_prompt_is_written_to_a_file_as_lines(tmp_path: Path) -> None:
     with (tmp_path / "shown").open("w") as screen:
         watch(screen, prompt(0), prompt(8192), prompt(44_100, state="decode"))
     lines = (tmp_path / "shown").read_text().splitlines()
     assert lines == ["prompt: 0 of 44,100 tokens", "prompt: 8,192 of 44,100 tokens"]
 
 
-def test_a_load_that_takes_time_is_told() -> None:
+def test_the_phases_of_a_slow_load_are_reported() -> None:
     def stats() -> Stats:
         if not looks:
             told.append(("over", ""))

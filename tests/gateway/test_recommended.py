@@ -45,17 +45,17 @@ def named(machine: Machine) -> list[str]:
         (128, ["35B", "4B"]),
     ],
 )
-def test_two_by_memory(memory: int, sizes: list[str]) -> None:
+def test_the_recommended_models_depend_on_memory(memory: int, sizes: list[str]) -> None:
     assert named(Machine("Apple M4", memory * GB)) == sizes
 
 
-def test_a_cpu_gets_what_reads_little_for_a_token() -> None:
+def test_a_cpu_gets_models_that_read_few_bytes_a_token() -> None:
     assert named(Machine("Xeon", 24 * GB, gpu=False)) == ["4B", "1.7B"]
     assert named(Machine("Xeon", 64 * GB, gpu=False)) == ["35B", "4B"]
     assert named(Machine("Xeon", 2 * GB, gpu=False)) == []
 
 
-def test_the_table_is_in_order_and_leaves_room() -> None:
+def test_the_recommended_models_are_sorted_and_leave_memory_for_rows() -> None:
     day, models = recommended_models()
     assert day <= date.today()  # noqa: DTZ011
     assert models == sorted(models, key=lambda each: -each.weights)
@@ -64,12 +64,12 @@ def test_the_table_is_in_order_and_leaves_room() -> None:
         assert 0 < each.read <= each.weights
 
 
-def test_a_mac_is_told_by_its_chip() -> None:
+def test_a_mac_is_recognised_by_its_chip() -> None:
     found = this_machine(lambda command: "Apple M4 Pro\n", "Darwin")
     assert (found.chip, found.gpu) == ("Apple M4 Pro", True)
 
 
-def test_a_gpu_counts_where_mlx_can_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nvidia_gpu_counts_only_if_mlx_can_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: Sequence[str]) -> str:
         return "NVIDIA GeForce RTX 4090, 24564\nNVIDIA T4, 15360\n"
 
@@ -81,13 +81,13 @@ def test_a_gpu_counts_where_mlx_can_use_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert not this_machine(run, "Linux").gpu
 
 
-def test_this_machine_is_known() -> None:
+def test_memory_and_chip_of_this_machine_are_found() -> None:
     found = this_machine()
     assert found.memory > GB
     assert found.chip
 
 
-def test_the_memory_is_that_of_the_running_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recommendations_use_the_limit_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its models take memory that would not count as free now."""
     monkeypatch.delenv("MLX_PROVIDER_MEMORY_LIMIT", raising=False)
     stats = SimpleNamespace(memory=MemoryStats(limit=7))

@@ -22,7 +22,7 @@ class Idle(Proxy):
         return
 
 
-def test_an_engine_that_only_just_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closing_gateway_ends_an_engine_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     spawn = subprocess.Popen
 

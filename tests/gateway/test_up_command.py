@@ -156,7 +156,7 @@ def test_up_stays_for_clients_of_both_apis_until_down(
 # -- the commands, with a stand-in for the proxy ------------------------------------------------
 
 
-def test_a_second_up_tells_what_runs(
+def test_a_second_up_reports_the_running_gateway(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, tmp_path: Path
 ) -> None:
     port = stand_in_proxy()
@@ -181,7 +181,7 @@ def test_a_second_up_tells_what_runs(
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.chmod(0o644)])
-def test_a_key_that_the_gateway_does_not_know_is_not_shown(
+def test_up_refuses_to_print_a_key_that_the_running_gateway_does_not_know(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, change: Callable[[Path], None]
 ) -> None:
     _, old, _ = run("up", "demo", "--port", str(stand_in_proxy()))
@@ -196,7 +196,7 @@ def test_a_key_that_the_gateway_does_not_know_is_not_shown(
     assert exported(new)["OPENAI_API_KEY"] != exported(old)["OPENAI_API_KEY"]
 
 
-def test_down_where_nothing_runs(kept: GatewayFiles) -> None:
+def test_down_without_a_gateway_reports_that_none_runs(kept: GatewayFiles) -> None:
     code, shown, told = run("down")
     assert (code, shown) == (0, "")
     assert "none runs" in told
@@ -244,7 +244,7 @@ def test_down_ends_the_engine_of_a_proxy_that_was_killed(
     assert "engine  process 7 has ended" in told
 
 
-def test_a_killed_proxy_leaves_nothing_in_the_way(
+def test_up_starts_again_after_its_proxy_was_killed(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles
 ) -> None:
     run("up", "demo", "--port", str(stand_in_proxy()))
@@ -259,7 +259,7 @@ def test_a_killed_proxy_leaves_nothing_in_the_way(
     assert holder(kept.lock) != str(running.pid)
 
 
-def test_the_process_id_of_an_earlier_gateway_is_nobody(kept: GatewayFiles) -> None:
+def test_down_ignores_the_process_id_of_an_earlier_gateway(kept: GatewayFiles) -> None:
     """The id may be another program's by now, which `down` must leave alone."""
     kept.write(Record(SERVED, 4100))
     kept.lock.write_text(f"{os.getpid()}\n")
@@ -268,7 +268,7 @@ def test_the_process_id_of_an_earlier_gateway_is_nobody(kept: GatewayFiles) -> N
     assert (code, "none runs" in told) == (0, True)
 
 
-def test_a_new_lock_holds_no_earlier_id(
+def test_a_new_lock_does_not_keep_an_earlier_process_id(
     kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.write(Record(SERVED, 4100))
@@ -285,7 +285,7 @@ def test_a_new_lock_holds_no_earlier_id(
     assert kept.running() is None
 
 
-def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
+def test_of_two_concurrent_ups_one_starts_and_the_other_reports_its_gateway(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other is where it has found nothing, and is about to start its own."""
@@ -307,7 +307,7 @@ def test_of_two_at_once_one_starts_and_the_other_waits_for_it(
     assert "runs    process" not in first[0][2]
 
 
-def test_a_port_of_somebody_else_is_named(
+def test_up_reports_a_port_in_use_and_keeps_its_record(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -321,7 +321,7 @@ def test_a_port_of_somebody_else_is_named(
             assert kept.record() == last  # the next `up` does not try that port again
 
 
-def test_a_proxy_that_does_not_answer_is_ended(
+def test_up_reports_a_proxy_that_ended_with_its_exit_code(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy, "COMMAND", (sys.executable, "-c", "import sys; sys.exit('no way')"))
@@ -331,7 +331,7 @@ def test_a_proxy_that_does_not_answer_is_ended(
     assert kept.running() is None
 
 
-def test_sigterm_while_it_starts_leaves_no_proxy(
+def test_sigterm_while_up_starts_ends_its_proxy(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told_to_end(*arguments: object) -> None:
@@ -344,7 +344,7 @@ def test_sigterm_while_it_starts_leaves_no_proxy(
     assert kept.running() is None
 
 
-def test_a_request_that_the_proxy_refuses_ends_it(kept: GatewayFiles) -> None:
+def test_up_fails_if_the_proxy_refuses_its_first_request(kept: GatewayFiles) -> None:
     class Refusing(Handler):
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
@@ -362,7 +362,7 @@ def test_a_request_that_the_proxy_refuses_ends_it(kept: GatewayFiles) -> None:
 # -- the files -----------------------------------------------------------------------------------
 
 
-def test_a_key_is_made_once_for_its_owner(kept: GatewayFiles) -> None:
+def test_the_gateway_key_is_made_once_in_a_private_file(kept: GatewayFiles) -> None:
     key, new = kept.key()
     assert new
     assert key.startswith("sk-")
@@ -370,7 +370,7 @@ def test_a_key_is_made_once_for_its_owner(kept: GatewayFiles) -> None:
     assert kept.key() == (key, False)
 
 
-def test_a_key_that_others_could_read_is_replaced(kept: GatewayFiles) -> None:
+def test_a_gateway_key_readable_by_others_is_replaced(kept: GatewayFiles) -> None:
     key, _ = kept.key()
     kept.key_file.chmod(0o644)
     other, new = kept.key()
@@ -381,7 +381,7 @@ def test_a_key_that_others_could_read_is_replaced(kept: GatewayFiles) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_key_file_that_is_none_is_refused(kept: GatewayFiles, kind: str, tmp_path: Path) -> None:
+def test_irregular_key_files_are_refused(kept: GatewayFiles, kind: str, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("sk-" + "x" * 40)
     victim.chmod(0o600)
@@ -396,7 +396,7 @@ def test_a_key_file_that_is_none_is_refused(kept: GatewayFiles, kind: str, tmp_p
     assert victim.read_text() == "sk-" + "x" * 40
 
 
-def test_files_and_folder_with_wide_modes_are_closed(
+def test_up_makes_its_folder_and_files_private(
     stand_in_proxy: Callable[[], int], kept: GatewayFiles, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -422,6 +422,6 @@ def test_a_folder_that_is_a_link_is_refused(kept: GatewayFiles, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"port": "x"}', "[" * 60_000, "\xff"])
-def test_a_damaged_record_is_as_none(kept: GatewayFiles, text: str) -> None:
+def test_a_damaged_gateway_record_is_ignored(kept: GatewayFiles, text: str) -> None:
     (kept.folder / "record.json").write_bytes(text.encode("latin-1"))
     assert kept.record() is None

@@ -64,7 +64,7 @@ def cached(root: Path, name: str, config: dict[str, object], weights: int) -> No
     (folder / "refs" / "main").write_text(COMMIT)
 
 
-def test_the_hub_is_asked_before_a_download(hub: Any) -> None:
+def test_config_and_size_are_read_from_the_hub_without_a_download(hub: Any) -> None:
     found = candidate("mlx/maker/model", REGISTRY, 16 * GB)
     assert not [path for path in hub.asked if path.endswith(".safetensors")]
     assert (found.weights, found.here, found.served.own_context) == (WEIGHTS, False, 262_144)
@@ -79,7 +79,7 @@ def test_the_hub_is_asked_before_a_download(hub: Any) -> None:
         candidate("maker/other", REGISTRY, 16 * GB)
 
 
-def test_the_best_model_that_is_here_and_fits_is_chosen(hub: Any, tmp_path: Path) -> None:
+def test_the_largest_local_model_that_fits_is_chosen(hub: Any, tmp_path: Path) -> None:
     assert choose(None, REGISTRY_WITH_DEMO, 16 * GB).served.model == "demo"
     cached(tmp_path, "maker/small", CONFIG, GB)
     cached(tmp_path, "maker/large", CONFIG, 4 * GB)
@@ -95,7 +95,7 @@ def test_the_best_model_that_is_here_and_fits_is_chosen(hub: Any, tmp_path: Path
 REGISTRY_WITH_DEMO = discover("qwen3_vl")
 
 
-def test_what_does_not_fit_is_told_with_figures(hub: Any) -> None:
+def test_a_model_or_context_that_does_not_fit_is_refused_with_figures(hub: Any) -> None:
     found = candidate("maker/model", REGISTRY, 6 * GB)
     assert 0 < found.served.context < LEAST_CONTEXT_TOKENS
     with pytest.raises(BadRequest, match=r"4\.0 GB of weights leave room for a context of \d"):
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_told_with_figures(hub: Any) -> None:
         require_fit(wanted, 16 * GB, 200_000)
 
 
-def test_what_leaves_room_is_recommended() -> None:
+def test_recommended_models_leave_memory_for_a_context() -> None:
     few, many = recommend(REGISTRY, 8 * GB), recommend(REGISTRY, 80 * GB)
     assert 0 < len(few) < len(many)
     assert few == many[-len(few) :]
@@ -113,11 +113,11 @@ def test_what_leaves_room_is_recommended() -> None:
 
 
 @pytest.mark.parametrize("name", ["maker/model", "/folder/model", "maker/model@main", "~/model/"])
-def test_clients_say_the_last_part(name: str) -> None:
+def test_the_alias_of_a_model_is_the_last_part_of_its_name(name: str) -> None:
     assert alias(name) == "model"
 
 
-def test_a_broken_config_is_named(tmp_path: Path) -> None:
+def test_a_broken_or_unsupported_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(BadRequest, match="does not hold a JSON object"):
         checkpoint(str(tmp_path))
@@ -126,7 +126,7 @@ def test_a_broken_config_is_named(tmp_path: Path) -> None:
         candidate(str(tmp_path), REGISTRY, GB)
 
 
-def test_a_config_that_tells_nothing_of_its_layers_keeps_no_model_from_a_launch() -> None:
+def test_a_config_without_known_layers_has_a_footprint_of_weights_only() -> None:
     strange = Outline({"model_type": "nobody"}, GB, "", here=True)
     assert footprint_of(strange) == Footprint(GB, 0, 0)
     assert footprint_of(Outline(CONFIG, WEIGHTS, "", here=True)).kv_per_token == KV

@@ -35,16 +35,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_demo_is_shipped() -> None:
+def test_the_demo_model_is_part_of_the_package() -> None:
     assert (folder_of("demo") / "config.json").is_file()
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_model_folder_is_used_directly(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert folder_of(str(tmp_path)) == tmp_path
 
 
-def test_a_folder_without_config_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_config_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"no config\.json"):
         folder_of(str(tmp_path))
 
@@ -54,7 +54,7 @@ def test_a_cached_repository_needs_no_hub(cache: Path) -> None:
     assert (folder_of("maker/small") / "config.json").is_file()
 
 
-def test_offline_and_missing_lists_what_is_there(
+def test_offline_a_missing_model_is_refused_with_the_cached_models(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -62,14 +62,14 @@ def test_offline_and_missing_lists_what_is_there(
         folder_of("maker/large")
 
 
-def test_a_hub_out_of_reach_is_told_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_hub_shows_cached_models(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelNotFound, match=r"out of reach.*maker/small"):
         folder_of("maker/large")
 
 
-def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: Any) -> None:
+def test_an_unknown_repository_is_refused_after_one_hub_request(cache: Path, hub: Any) -> None:
     with pytest.raises(ModelNotFound, match=r"no repository maker/large.*HF_TOKEN"):
         folder_of("maker/large")
     assert hub.asked == ["GET /api/models/maker/large/revision/main?blobs=true"]
@@ -78,7 +78,7 @@ def test_a_repository_that_the_hub_does_not_have(cache: Path, hub: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["/nowhere/at/all", "./nowhere", "nowhere", "~nobody/x", "~no_such_user/x", "a/b/c"]
 )
-def test_a_path_that_does_not_exist(name: str) -> None:
+def test_a_missing_path_is_refused_with_the_folder_and_the_remedy(name: str) -> None:
     """The error names the folder, and the remedy if it is relative to a folder of the engine."""
     with pytest.raises(ModelNotFound, match="no folder") as refused:
         folder_of(name)
@@ -97,13 +97,13 @@ def test_a_full_name_is_found_from_any_folder(
         assert full_name(f"mlx/{name}") == name
 
 
-def test_what_is_here_is_found_without_a_download(cache: Path, hub: Any) -> None:
+def test_a_cached_model_is_found_without_a_hub_request(cache: Path, hub: Any) -> None:
     assert local_folder("maker/small") == folder_of("maker/small")
     assert local_folder("maker/away") is None
     assert hub.asked == []
 
 
-def test_an_outline_is_read_before_a_download(
+def test_an_outline_is_read_from_the_hub_without_a_download(
     cache: Path, hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelNotFound, match="no repository maker/away"):

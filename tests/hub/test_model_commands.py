@@ -76,7 +76,7 @@ def test_a_model_is_pulled_listed_and_removed(hub: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "hub" / "models--maker--model").exists()
 
 
-def test_an_interrupted_download_is_told_and_goes_on(hub: Any) -> None:
+def test_an_interrupted_pull_is_listed_as_incomplete_and_resumes(hub: Any) -> None:
     hub.lost = {SHARDS[1]}
     done = pull()
     assert done.exit_code == 1
@@ -102,7 +102,7 @@ def test_a_download_that_has_only_begun_can_be_removed(hub: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["maker/model-7B-Q4_K_M-GGUF", "maker/model-7B-GGUF"])
-def test_gguf_is_named_before_anything_is_fetched(hub: Any, name: str) -> None:
+def test_a_gguf_repository_is_refused_before_any_download(hub: Any, name: str) -> None:
     hub.files[name] = {"model-q4.gguf": b"0" * 10, "README.md": b""}
     remedy = "GGUF is not served: take an MLX version, such as mlx-community/model-7B-4bit"
     done = pull(name)
@@ -114,7 +114,7 @@ def test_gguf_is_named_before_anything_is_fetched(hub: Any, name: str) -> None:
     assert not [path for path in hub.asked if "resolve" in path]
 
 
-def test_a_gguf_file_is_named(tmp_path: Path) -> None:
+def test_a_gguf_file_is_refused_with_an_mlx_version_to_take(tmp_path: Path) -> None:
     file = tmp_path / "model-Q8_0.gguf"
     file.write_bytes(b"GGUF")
     with pytest.raises(BadRequest, match="such as mlx-community/model-4bit"):
@@ -130,11 +130,11 @@ def test_a_gguf_file_is_named(tmp_path: Path) -> None:
         ("Q", "Q"),
     ],
 )
-def test_the_name_of_an_mlx_version_is_guessed(name: str, base: str) -> None:
+def test_the_name_of_the_mlx_version_is_derived_from_a_gguf_name(name: str, base: str) -> None:
     assert not_gguf(name).endswith(f"mlx-community/{base}-4bit")
 
 
-def test_what_nobody_serves_is_not_fetched(hub: Any) -> None:
+def test_pull_of_an_unsupported_model_downloads_no_weights(hub: Any) -> None:
     hub.files[NAME]["config.json"] = b'{"model_type": "nobody"}'
     done = pull()
     assert done.exit_code == 1
@@ -143,14 +143,14 @@ def test_what_nobody_serves_is_not_fetched(hub: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "/folder", "maker/away", "maker/model@main", "../hub"])
-def test_what_is_not_in_the_cache_is_not_removed(hub: Any, name: str) -> None:
+def test_rm_refuses_a_name_that_is_not_in_the_hub_cache(hub: Any, name: str) -> None:
     code, told = run("rm", name)
     assert code == 1
     assert f"{name} is not in the Hub cache; on this machine: none" in told
 
 
 @pytest.mark.parametrize("name", ["demo", "/folder", "~/folder", "a/b/c"])
-def test_what_is_no_repository_is_refused(hub: Any, name: str) -> None:
+def test_pull_refuses_a_name_that_is_no_repository(hub: Any, name: str) -> None:
     code, told = run("pull", name)
     assert (code, "not a repository" in told) == (1, True), told
     assert hub.asked == []

@@ -47,7 +47,7 @@ def listed(made, index):
 
 
 @pytest.mark.parametrize("model", ["mlx/demo", "mlx/demo-hybrid"])
-def test_the_models_of_the_package(model):
+def test_the_demo_models_are_registered_with_abilities_and_context(model):
     assert all(getattr(litellm.utils, able)(model=model) for able in ABLE)
     assert litellm.supports_vision(model)
     assert window(model) == 65_536
@@ -62,7 +62,7 @@ def test_a_folder_of_the_package_has_the_abilities_that_are_registered(model, ow
         assert entry[name] == litellm.model_cost[model][name]
 
 
-def test_an_answer_costs_nothing(engine, own_map):
+def test_a_reply_of_an_mlx_model_costs_nothing(engine, own_map):
     reply = litellm.completion(model="mlx/demo", messages=HI)
     assert litellm.completion_cost(reply, model="mlx/demo") == 0
     assert cost_of(reply) == 0
@@ -70,7 +70,7 @@ def test_an_answer_costs_nothing(engine, own_map):
     assert litellm.completion_cost(reply, model="mlx/org/never-seen") == 0
 
 
-def test_a_model_is_known_once_it_has_answered(engine, own_map):
+def test_litellm_knows_context_and_abilities_after_the_first_reply(engine, own_map):
     engine.context_length, engine.vision, engine.reasoning = 7000, True, False
     litellm.completion(model="mlx/org/told", messages=HI)
     assert window("mlx/org/told") == 7000
@@ -79,7 +79,7 @@ def test_a_model_is_known_once_it_has_answered(engine, own_map):
     assert litellm.supports_function_calling("mlx/org/told")
 
 
-def test_entries_of_one_model_have_contexts_of_their_own(own_map):
+def test_config_entries_of_one_model_list_separate_contexts(own_map):
     made = router(
         ("mlx/demo", {}),
         ("mlx/demo", {"mlx": {"context_length": 900}}),
@@ -88,7 +88,7 @@ def test_entries_of_one_model_have_contexts_of_their_own(own_map):
     assert [listed(made, index) for index in range(3)] == [65_536, 900, 50]
 
 
-def test_engines_of_one_model_have_contexts_of_their_own(engine, own_map, monkeypatch):
+def test_engines_of_one_model_list_separate_contexts(engine, own_map, monkeypatch):
     made = router(*(("mlx/org/two", info) for info in ({}, {}, {"max_input_tokens": 50})))
     monkeypatch.setitem(sys.modules, "litellm.proxy.proxy_server", SimpleNamespace(llm_router=made))
     for contexts in ((4096, 131_072, 7000), (2048, 8192, 7000)):
@@ -97,7 +97,7 @@ def test_engines_of_one_model_have_contexts_of_their_own(engine, own_map, monkey
         assert [listed(made, index) for index in range(3)] == [*contexts[:2], 50]
 
 
-def test_what_the_operator_says_is_kept(own_map):
+def test_abilities_and_prices_set_by_the_operator_are_kept(own_map):
     made = router(("mlx/org/x", {"supports_vision": True, "input_cost_per_token": 2.0}))
     info = made.model_list[0]["model_info"]
     assert info["input_cost_per_token"] == 2
@@ -105,7 +105,7 @@ def test_what_the_operator_says_is_kept(own_map):
     assert litellm.supports_vision("mlx/org/x")
 
 
-async def test_cached_tokens_cost_as_others_if_no_price_says_otherwise(engine, own_map):
+async def test_cached_tokens_cost_as_other_prompt_tokens_unless_a_price_is_set(engine, own_map):
     async def cost(**more):
         info = {"input_cost_per_token": 2.0, "output_cost_per_token": 3.0, **more}
         made = router((f"mlx/org/cached{len(more)}", info))
@@ -120,7 +120,7 @@ async def test_cached_tokens_cost_as_others_if_no_price_says_otherwise(engine, o
     assert less == whole - 1.5 * cached
 
 
-def test_nothing_warns_of_prices(own_map, monkeypatch):
+def test_a_router_without_prices_logs_no_warning(own_map, monkeypatch):
     told = []
     monkeypatch.setattr(litellm.utils.verbose_logger, "warning", lambda *said: told.append(said))
     router(("mlx/org/priced", {"input_cost_per_token": 0, "output_cost_per_token": 0}))
@@ -129,12 +129,12 @@ def test_nothing_warns_of_prices(own_map, monkeypatch):
     assert told == []
 
 
-def test_a_folder_that_is_none_is_no_reason_to_fail(own_map, tmp_path):
+def test_an_unreadable_model_folder_does_not_stop_the_router(own_map, tmp_path):
     (tmp_path / "config.json").write_text("[]")
     router(("mlx//nowhere", {}), (f"mlx/{tmp_path}", {}), ("mlx/*", {}))
     assert litellm.supports_function_calling("mlx//nowhere")
 
 
-def test_another_provider_s_entries_are_as_they_were(own_map):
+def test_entries_of_other_providers_are_unchanged(own_map):
     made = router(("openai/gpt-4o", {}))
     assert "cache_read_input_token_cost" not in made.model_list[0]["model_info"]

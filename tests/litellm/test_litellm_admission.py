@@ -53,13 +53,13 @@ def check(request):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_blocking(engine, stream):
+def test_every_openai_parameter_of_a_blocking_call_reaches_the_engine(engine, stream):
     litellm.completion(model="mlx/m", messages=HI, stream=stream, **OPENAI)
     check(engine.request)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_asynchronous(engine, stream):
+async def test_every_openai_parameter_of_an_async_call_reaches_the_engine(engine, stream):
     await litellm.acompletion(model="mlx/m", messages=HI, stream=stream, **OPENAI)
     check(engine.request)
 
@@ -75,18 +75,18 @@ async def test_asynchronous(engine, stream):
         ({}, None),
     ],
 )
-def test_who_belongs_together(engine, given, session):
+def test_user_and_cache_key_parameters_become_the_session(engine, given, session):
     litellm.completion(model="mlx/m", messages=HI, **given)
     assert engine.request.session == session
 
 
-def test_an_older_thinking_budget(engine):
+def test_the_older_thinking_parameter_sets_the_thinking_budget(engine):
     litellm.completion(
         model="mlx/m", messages=HI, thinking={"type": "enabled", "budget_tokens": 77}
     )
     assert engine.request.thinking_budget == 77
 
 
-def test_other_providers_are_asked_as_before():
+def test_unsupported_parameters_of_other_providers_are_still_refused():
     with pytest.raises(litellm.UnsupportedParamsError):
         litellm.completion(model="ollama/llama2", messages=HI, verbosity="low")

@@ -50,7 +50,7 @@ ITEMS = [
 
 
 @pytest.mark.parametrize(("sent", "words"), ITEMS)
-async def test_items_that_would_be_dropped(engine, sent, words):
+async def test_responses_items_that_the_bridge_would_drop_are_refused(engine, sent, words):
     with pytest.raises(litellm.BadRequestError) as caught:
         await litellm.aresponses(model="mlx/m", input=sent)
     assert words in str(caught.value)
@@ -65,12 +65,12 @@ async def test_a_tool_without_a_type_is_refused(engine, tool):
 
 
 @pytest.mark.parametrize("name", ["prompt", "background"])
-async def test_parameters_that_would_be_dropped(engine, name):
+async def test_responses_parameters_that_the_bridge_would_drop_are_refused(engine, name):
     with pytest.raises(litellm.BadRequestError, match=f"{name} is not supported"):
         await litellm.aresponses(model="mlx/m", input="x", **{name: {"id": "p"}})
 
 
-async def test_what_the_bridge_carries_arrives(engine):
+async def test_responses_items_that_the_bridge_supports_reach_the_engine(engine):
     await litellm.aresponses(
         model="mlx/m",
         input=[
@@ -90,7 +90,7 @@ async def test_what_the_bridge_carries_arrives(engine):
     assert [part["type"] for part in engine.request.messages[3]["content"]] == ["text", "image_url"]
 
 
-async def test_an_answer_can_be_sent_back(engine):
+async def test_the_output_of_a_response_can_be_sent_back_as_input(engine):
     first = await litellm.aresponses(model="mlx/m", input="x")
     await litellm.aresponses(model="mlx/m", input=[U, *first.output, U])
     assert [m["role"] for m in engine.request.messages] == ["user", "assistant", "user"]
@@ -169,7 +169,7 @@ async def test_parts_of_other_servers_become_text(engine, path, case):
 
 
 @pytest.mark.parametrize("path", PARALLEL)
-async def test_results_of_parallel_calls(engine, path):
+async def test_results_of_parallel_calls_follow_the_order_of_the_calls(engine, path):
     text, warnings = await ask(engine, path, [*said("both?"), *PARALLEL[path]])
     assert text.index("sun in Ulm") < text.index("sun in Bonn")
     assert warnings == ()
@@ -181,7 +181,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_of_a_response(engine, stream):
+async def test_a_response_contains_its_log_probabilities(engine, stream):
     steps = [[Delta(content=word.token, logprobs=[word])] for word in WORDS]
     engine.script = lambda request: [*steps, [Finish(reason="stop"), done()]]
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "stream": stream}
@@ -200,13 +200,13 @@ async def test_log_probabilities_of_a_response(engine, stream):
     ]
 
 
-async def test_a_format_that_would_be_dropped(engine):
+async def test_a_text_format_that_the_bridge_would_drop_is_refused(engine):
     with pytest.raises(litellm.BadRequestError, match=r"text\.format\.type is 'yaml'"):
         await litellm.aresponses(model="mlx/m", input="x", text={"format": {"type": "yaml"}})
     assert not engine.requests
 
 
-async def test_a_system_block_that_would_be_dropped(engine):
+async def test_a_system_block_that_the_bridge_would_drop_is_refused(engine):
     with pytest.raises(litellm.BadRequestError, match=r"system\[1\]\.type is 'image'"):
         await litellm.anthropic.messages.acreate(
             model="mlx/m", max_tokens=5, messages=[U], system=[BLOCK, {"type": "image"}]
@@ -233,7 +233,7 @@ LOST = "previous_response_id: no messages are stored for this response; send the
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_history_that_nobody_stored(engine, stream):
+async def test_an_unknown_previous_response_id_is_refused(engine, stream):
     with pytest.raises(litellm.BadRequestError, match=LOST):
         await litellm.aresponses(
             model="mlx/m", input="again", previous_response_id="resp_1", stream=stream
@@ -241,7 +241,7 @@ async def test_a_history_that_nobody_stored(engine, stream):
     assert not engine.requests
 
 
-async def test_a_history_that_was_stored_arrives(engine, store):
+async def test_a_stored_previous_response_reaches_the_engine(engine, store):
     answer = {"choices": [{"message": {"role": "assistant", "content": "Hello Maria"}}]}
     asked = {"input": "My name is Maria."}
     store += [

@@ -36,7 +36,7 @@ WANTED = {0: " ONE#0", 1: " ONE#1", 2: " TWO#0", 3: " TWO#1"}
 
 
 @pytest.mark.parametrize("prompts", [["one", "two"], [[1, 2], [3]], ["one", [3]]])
-async def test_several_prompts(engine, scripted, prompts):
+async def test_several_prompts_give_one_choice_each_and_summed_usage(engine, scripted, prompts):
     engine.script = shout(scripted)
     reply = await litellm.atext_completion(model="mlx/m", prompt=prompts, n=2)
     wanted = [f" {str(prompt).upper()}#{i}" for prompt in prompts for i in range(2)]
@@ -47,7 +47,7 @@ async def test_several_prompts(engine, scripted, prompts):
     assert [request.prompt for request in engine.requests] == prompts
 
 
-async def test_several_prompts_streamed(engine, scripted):
+async def test_several_prompts_are_streamed_with_one_id_and_summed_usage(engine, scripted):
     engine.script = shout(scripted)
     stream = await litellm.atext_completion(
         model="mlx/m",
@@ -65,7 +65,7 @@ async def test_several_prompts_streamed(engine, scripted):
     assert (usage.prompt_tokens, usage.completion_tokens) == (10, 8)
 
 
-def test_several_prompts_in_a_script(engine, scripted):
+def test_several_prompts_work_in_a_blocking_call_and_stream(engine, scripted):
     engine.script = shout(scripted)
     reply = litellm.text_completion(model="mlx/m", prompt=["one", "two"], n=2)
     assert [choice.text for choice in reply.choices] == list(WANTED.values())
@@ -74,7 +74,7 @@ def test_several_prompts_in_a_script(engine, scripted):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo(engine, scripted, stream):
+async def test_echo_puts_each_prompt_before_its_text(engine, scripted, stream):
     engine.script = shout(scripted)
     reply = await litellm.atext_completion(
         model="mlx/m", prompt=["one", "two"], echo=True, stream=stream
@@ -87,7 +87,7 @@ async def test_echo(engine, scripted, stream):
     assert texts == {0: "one ONE#0", 1: "two TWO#0"}
 
 
-async def test_echo_of_a_choice_that_says_nothing(engine, scripted):
+async def test_echo_of_an_empty_reply_is_the_prompt(engine, scripted):
     engine.script = lambda request: [[Finish(reason="stop"), scripted["done"]()]]
     reply = await litellm.atext_completion(model="mlx/m", prompt=[7, 8], echo=True)
     assert reply.choices[0].text == "[7, 8]", "the engine's text of the tokens"
@@ -102,7 +102,7 @@ TOKENS = [
 ]
 
 
-async def test_logprobs(engine, scripted):
+async def test_completions_logprobs_have_the_legacy_form(engine, scripted):
     engine.script = lambda request: [
         [Delta(content=" ab", logprobs=TOKENS), Finish(reason="stop"), scripted["done"]()]
     ]
@@ -122,7 +122,7 @@ async def test_logprobs(engine, scripted):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_of_a_prompt_that_is_echoed(engine, scripted, stream):
+async def test_echo_with_logprobs_contains_those_of_the_prompt(engine, scripted, stream):
     first = TokenLogprob(token="on", id=3, logprob=None, bytes=[])
     engine.script = lambda request: [
         [Delta(logprobs=[first, TOKENS[0]])],
@@ -149,7 +149,7 @@ async def test_logprobs_of_a_prompt_that_is_echoed(engine, scripted, stream):
 
 
 @pytest.mark.parametrize("script", [False, True])
-async def test_logprobs_streamed(engine, scripted, script):
+async def test_streamed_completions_logprobs_have_the_legacy_form(engine, scripted, script):
     engine.script = lambda request: [
         [Delta(index=0, content=" a", logprobs=TOKENS[:1]), Delta(index=1, content=" ab")],
         [Delta(index=0, logprobs=TOKENS[1:])],
@@ -173,7 +173,7 @@ async def test_logprobs_streamed(engine, scripted, script):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_one_prompt_that_is_refused_ends_the_others(engine, stream):
+async def test_one_refused_prompt_cancels_the_other_prompts(engine, stream):
     engine.pause = 0.05
     engine.refuse = lambda request: (
         ContextTooLong("prompt is too long") if request.prompt == "long" else None
@@ -188,7 +188,7 @@ async def test_one_prompt_that_is_refused_ends_the_others(engine, stream):
     assert not engine.active
 
 
-async def test_one_prompt_that_fails_ends_the_others(engine, until):
+async def test_one_failed_prompt_cancels_the_other_prompts(engine, until):
     broken = Failed(error=ErrorBody.of(BadRequest("broken")))
     engine.pause = 0.02
     engine.script = lambda request: (
@@ -200,7 +200,7 @@ async def test_one_prompt_that_fails_ends_the_others(engine, until):
     await until(lambda: not engine.active - {engine.requests[1].id})  # another thread lets go
 
 
-async def test_a_client_that_leaves_frees_every_prompt(engine, until):
+async def test_a_disconnected_client_cancels_the_requests_of_all_prompts(engine, until):
     engine.pause = 0.02
     engine.script = lambda request: [[Delta(content="x")]] * 5000
     stream = await litellm.atext_completion(model="mlx/m", prompt=["one", "two"], stream=True)
@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_frees_every_prompt(engine, until):
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], [1, "x"], [["x"]], 5, [True], {"a": 1}])
-async def test_what_is_no_prompt(engine, prompt):
+async def test_an_invalid_prompt_is_refused(engine, prompt):
     with pytest.raises(litellm.BadRequestError, match=r"prompt.* must be a text, a list of token"):
         await litellm.atext_completion(model="mlx/m", prompt=prompt)
     assert not engine.requests

@@ -30,12 +30,12 @@ def engine(engine, scripted):
     return engine
 
 
-def test_numbers_are_those_of_the_bytes():
+def test_a_base64_vector_decodes_to_its_float32_values():
     assert decode_vector(vector(VECTORS[2])) == list(unpack("<2f", pack("<2f", *VECTORS[2])))
 
 
 @pytest.mark.parametrize("drop", [False, True])
-async def test_the_parameters_of_openai_s_client(engine, monkeypatch, drop):
+async def test_dimensions_and_encoding_format_of_openai_are_honoured(engine, monkeypatch, drop):
     monkeypatch.setattr(litellm, "drop_params", drop)
     asked = {"dimensions": 2, "encoding_format": "base64", "user": "someone"}
     found = await litellm.aembedding(model="mlx/org/m", input=["a", "b"], **asked)
@@ -54,7 +54,7 @@ async def test_the_parameters_of_openai_s_client(engine, monkeypatch, drop):
     ("given", "sent"),
     [("a", ["a"]), ([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]]), (["a", [5]], ["a", [5]])],
 )
-async def test_every_shape_of_an_input(engine, given, sent):
+async def test_every_form_of_an_embedding_input_reaches_the_engine(engine, given, sent):
     await litellm.aembedding(model="mlx/m", input=given)
     assert engine.request.input == sent
     assert litellm.embedding(model="mlx/m", input=given).data
@@ -74,14 +74,14 @@ async def test_every_shape_of_an_input(engine, given, sent):
         {"prompt_name": 5},
     ],
 )
-async def test_what_is_refused(engine, more):
+async def test_invalid_embedding_parameters_are_refused_by_name(engine, more):
     with pytest.raises(litellm.BadRequestError, match=next(iter(more))):
         await litellm.aembedding(**{"model": "mlx/m", "input": "a", **more})
     assert not engine.requests
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_a_script_that_does_not_await(engine, monkeypatch, drop):
+def test_a_blocking_embedding_call_honours_dimensions_and_format(engine, monkeypatch, drop):
     monkeypatch.setattr(litellm, "drop_params", drop)
     more = {"dimensions": 2, "encoding_format": "base64", "user": "someone"}
     found = litellm.embedding(model="mlx/m", input="a", **more)
@@ -89,7 +89,7 @@ def test_a_script_that_does_not_await(engine, monkeypatch, drop):
     assert engine.request.dimensions == 2
 
 
-def test_other_providers_are_left_alone():
+def test_embedding_parameters_of_other_providers_are_still_refused():
     given = {"model": "m", "custom_llm_provider": "huggingface", "dimensions": 2}
     with pytest.raises(litellm.UnsupportedParamsError, match="dimensions"):
         litellm.main.get_optional_params_embeddings(**given)
@@ -104,7 +104,7 @@ def test_other_providers_are_left_alone():
         (EngineDied("gone"), litellm.ServiceUnavailableError),
     ],
 )
-async def test_errors_are_litellm_s(engine, error, theirs):
+async def test_engine_errors_of_embeddings_become_litellm_classes(engine, error, theirs):
     engine.refuse = lambda request: error
     with pytest.raises(theirs, match=error.message.partition("[")[0]):
         await litellm.aembedding(model="mlx/m", input="a", max_retries=0)
@@ -114,7 +114,7 @@ async def test_errors_are_litellm_s(engine, error, theirs):
         litellm.embedding(model="mlx/m", input="a", max_retries=0)
 
 
-async def test_who_leaves_frees_the_request(engine, until):
+async def test_a_cancelled_or_timed_out_embedding_is_cancelled_in_the_engine(engine, until):
     engine.pause = 0.02
     engine.script = lambda request: [[Embedded(index=0, vector=vector([1.0]))]] * 500
     task = asyncio.create_task(litellm.aembedding(model="mlx/m", input=["a"] * 500))
@@ -128,7 +128,7 @@ async def test_who_leaves_frees_the_request(engine, until):
     await until(lambda: not engine.active)
 
 
-async def test_the_context_is_shown_as_an_embedding_model_s(engine):
+async def test_litellm_lists_an_embedding_model_with_its_context(engine):
     engine.context_length = 777
     await litellm.aembedding(model="mlx/shown-as-embedding", input="a")
     known = litellm.get_model_info("mlx/shown-as-embedding")

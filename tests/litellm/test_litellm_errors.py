@@ -48,13 +48,13 @@ TABLE = [
 ]
 
 
-def test_the_table_knows_every_error_of_ours():
+def test_every_error_class_has_a_litellm_class_in_the_table():
     assert {ours for ours, _, _ in TABLE} == set(errors.error_classes().values())
 
 
 @pytest.mark.parametrize(("ours", "theirs", "status"), TABLE)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_refusals_before_the_first_chunk(engine, ours, theirs, status, stream):
+async def test_a_refusal_is_raised_before_the_first_chunk(engine, ours, theirs, status, stream):
     engine.refuse = lambda request: ours("the very reason")
     with pytest.raises(theirs) as caught:
         await litellm.acompletion(model="mlx/m", messages=HI, stream=stream)
@@ -64,7 +64,7 @@ async def test_refusals_before_the_first_chunk(engine, ours, theirs, status, str
     assert "Traceback" not in str(caught.value)
 
 
-async def test_the_router_comes_again_when_it_was_told(engine):
+async def test_the_router_retries_after_the_retry_after_of_the_error(engine):
     asked = []
 
     def refuse(request):
@@ -87,14 +87,14 @@ def test_context_errors_carry_the_code_that_starts_compaction():
     assert theirs.body["code"] == "context_length_exceeded"
 
 
-def test_the_unforeseen_tells_no_details(caplog):
+def test_an_unexpected_error_shows_details_only_in_the_log(caplog):
     theirs = to_litellm(KeyError("/secret/path"), "m")
     assert isinstance(theirs, InternalServerError)
     assert "secret" not in str(theirs)
     assert "/secret/path" in caplog.text, "the operator's log has it"
 
 
-async def test_failures_in_mid_stream(engine):
+async def test_a_failure_in_mid_stream_raises_a_fallback_error_with_its_cause(engine):
     engine.script = lambda request: [
         [Delta(content="x")],
         [Failed(error=ErrorBody(code="engine_died", message="the engine died"))],
@@ -118,7 +118,7 @@ def small_is_too_small(request):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_context_window_fallbacks(engine, stream):
+async def test_a_full_context_uses_the_fallback_model(engine, stream):
     engine.refuse = small_is_too_small
     router = Router(model_list=DEPLOYMENTS, context_window_fallbacks=[{"a": ["b"]}], num_retries=0)
     reply = await router.acompletion(model="a", messages=HI, stream=stream)
@@ -130,7 +130,7 @@ async def test_context_window_fallbacks(engine, stream):
     assert [request.model for request in engine.requests] == ["small", "big"]
 
 
-async def test_a_missing_model_does_not_cool_its_deployment_down(engine):
+async def test_a_missing_model_does_not_put_its_deployment_on_cooldown(engine):
     router = Router(model_list=DEPLOYMENTS[:1], num_retries=0)
     engine.refuse = lambda request: errors.ModelNotFound("no such model")
     for _ in range(3):
@@ -141,7 +141,7 @@ async def test_a_missing_model_does_not_cool_its_deployment_down(engine):
     assert reply.choices[0].message.content == "Hello world!"
 
 
-async def test_a_cancel_by_the_engine_is_no_finish(engine):
+async def test_a_request_cancelled_by_the_engine_is_an_error(engine):
     engine.script = lambda request: [[Finish(reason="cancelled")]]
     with pytest.raises(ServiceUnavailableError):
         await litellm.acompletion(model="mlx/m", messages=HI)

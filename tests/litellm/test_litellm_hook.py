@@ -29,7 +29,7 @@ def test_registering_twice_registers_once():
 
 
 @pytest.mark.parametrize("folder", ["", "mlx_provider"])
-def test_litellm_resolves_the_configured_name(tmp_path, folder):
+def test_litellm_resolves_the_configured_handler_name(tmp_path, folder):
     (tmp_path / folder).mkdir(exist_ok=True)
     config = tmp_path / "config.yaml"
     config.touch()
@@ -49,7 +49,7 @@ def test_litellm_resolves_the_configured_name(tmp_path, folder):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_cloud_takes_the_request(engine, model, stream):
+async def test_a_model_name_like_that_of_a_cloud_provider_goes_to_the_engine(engine, model, stream):
     reply = await litellm.acompletion(model=f"mlx/{model}", messages=HI, stream=stream)
     if stream:
         assert [chunk async for chunk in reply]
@@ -57,7 +57,7 @@ async def test_no_cloud_takes_the_request(engine, model, stream):
 
 
 @pytest.mark.parametrize("name", ["petals_models", "snowflake_models", "ovhcloud_models"])
-async def test_models_on_a_clouds_list_stay_here(engine, name):
+async def test_a_model_on_the_list_of_a_cloud_provider_goes_to_the_engine(engine, name):
     for model in sorted(getattr(litellm, name))[:2]:
         await litellm.acompletion(model=f"mlx/{model}", messages=HI)
         assert engine.request.model == model
@@ -105,7 +105,7 @@ ENTRIES = [
         ("any//models/replicate", "/models/replicate", "client"),
     ],
 )
-async def test_who_chose_the_model(engine, kind, asked, model, origin):
+async def test_the_origin_is_owner_unless_by_wildcard(engine, kind, asked, model, origin):
     router = litellm.Router(model_list=ENTRIES)
     if kind == "chat":
         await router.acompletion(asked, messages=HI)
@@ -116,21 +116,21 @@ async def test_who_chose_the_model(engine, kind, asked, model, origin):
     assert (engine.request.model, engine.request.origin) == (model, origin)
 
 
-async def test_a_key_of_the_callers_does_not_make_it_the_owner(engine):
+async def test_a_caller_with_another_api_base_is_not_the_owner(engine):
     """LiteLLM makes an entry of its own for a call that brings its own address."""
     router = litellm.Router(model_list=ENTRIES)
     await router.acompletion("any//models/b", messages=HI, api_base="http://127.0.0.1:1")
     assert engine.request.origin == "client"
 
 
-async def test_token_prompts(engine):
+async def test_token_and_text_prompts_reach_the_engine_unchanged(engine):
     await litellm.atext_completion(model="mlx/m", prompt=[1, 2, 3])
     assert engine.request.prompt == [1, 2, 3]
     await litellm.atext_completion(model="mlx/m", prompt="once")
     assert engine.request.prompt == "once"
 
 
-async def test_a_call_of_no_known_kind_passes():
+async def test_the_hook_returns_a_call_of_unknown_kind_unchanged():
     kwargs = {"model": "mlx/m"}
     assert await DeploymentHook().async_pre_call_deployment_hook(kwargs, None) == kwargs
 
@@ -142,12 +142,12 @@ async def test_a_call_of_no_known_kind_passes():
         lambda: litellm.image_edit(model="mlx/m", prompt="x", image=b"x"),
     ],
 )
-def test_a_blocking_call_that_is_not_served(engine, call):
+def test_a_blocking_call_of_an_unserved_kind_is_refused(engine, call):
     with pytest.raises(litellm.BadRequestError, match="is not served by mlx models"):
         call()
 
 
-async def test_other_providers_pass_untouched():
+async def test_the_hook_does_not_change_calls_of_other_providers():
     kwargs = {"model": "openai/gpt-4o", "stop": list("abcdef")}
     hook = DeploymentHook()
     assert await hook.async_pre_call_deployment_hook(kwargs, None) is None

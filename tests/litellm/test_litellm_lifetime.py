@@ -35,7 +35,7 @@ async def stream(**more):
     return await litellm.acompletion(model="mlx/m", messages=HI, stream=True, **more)
 
 
-async def test_aclose_frees(slow):
+async def test_closing_a_stream_cancels_its_request(slow):
     reply = await stream()
     await anext(reply)
     assert len(slow.active) == 1
@@ -43,7 +43,7 @@ async def test_aclose_frees(slow):
     assert not slow.active
 
 
-async def test_aclose_before_the_first_chunk_frees(slow):
+async def test_closing_a_stream_before_its_first_chunk_cancels_its_request(slow):
     reply = await stream()
     await reply.aclose()
     assert not slow.active
@@ -57,14 +57,14 @@ def collected(slow):
     return not slow.active
 
 
-async def test_a_dropped_stream_frees(slow, until):
+async def test_dropping_an_async_stream_cancels_its_request(slow, until):
     reply = await stream()
     assert len(slow.active) == 1
     del reply  # the loop's handle, or LiteLLM's logging threads, hold it a moment longer
     await until(partial(collected, slow))
 
 
-def test_a_dropped_sync_stream_frees(slow, until):
+def test_dropping_a_sync_stream_cancels_its_request(slow, until):
     reply = litellm.completion(model="mlx/m", messages=HI, stream=True)
     next(reply)
     del reply  # LiteLLM's logging threads may hold the stream a moment longer
@@ -91,7 +91,7 @@ def awaited(monkeypatch):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_cancelling_the_task_frees(slow, awaited, streaming):
+async def test_cancelling_the_task_cancels_its_request(slow, awaited, streaming):
     task = asyncio.create_task(reply_to(streaming))
     await awaited.wait()
     task.cancel()
@@ -109,7 +109,7 @@ async def test_cancelling_the_task_frees(slow, awaited, streaming):
     ],
     ids=["whole", "stream", "embedding"],
 )
-async def test_cancelling_before_the_engine_accepts_frees(slow, until, ask):
+async def test_a_task_cancelled_before_the_engine_accepts_cancels_its_request(slow, until, ask):
     """A thread has the request by then; it is freed once the engine has accepted it."""
     accepting, script = threading.Event(), slow.script
     slow.script = lambda request: [accepting.wait(300), *script(request)][1:]
@@ -124,7 +124,7 @@ async def test_cancelling_before_the_engine_accepts_frees(slow, until, ask):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_time_limit(slow, until, streaming):
+async def test_an_async_call_beyond_its_time_limit_is_cancelled(slow, until, streaming):
     async def read():
         reply = await litellm.acompletion(model="mlx/m", messages=HI, stream=streaming, timeout=0.3)
         async for _ in reply:
@@ -135,7 +135,7 @@ async def test_time_limit(slow, until, streaming):
     await until(lambda: not slow.active)  # accepted, perhaps, when the time had passed
 
 
-def test_time_limit_sync(slow, until):
+def test_a_blocking_call_beyond_its_time_limit_is_cancelled_with_a_timeout(slow, until):
     with pytest.raises(litellm.Timeout, match=r"time limit of 0\.3 s has passed"):
         litellm.completion(model="mlx/m", messages=HI, timeout=0.3)
     with pytest.raises(litellm.Timeout, match=r"time limit of 0\.3 s has passed"):
@@ -143,7 +143,7 @@ def test_time_limit_sync(slow, until):
     asyncio.run(until(lambda: not slow.active))
 
 
-async def test_forty_at_once_leave_nothing_behind(engine):
+async def test_forty_concurrent_requests_end_without_a_cancel(engine):
     replies = await asyncio.gather(
         *(litellm.acompletion(model="mlx/m", messages=HI) for _ in range(40))
     )
@@ -168,7 +168,7 @@ def failing_reply():
     return Reply(Generation(accepted, queue, lambda: None), Deadline(60), "m")
 
 
-async def test_what_was_said_before_a_failure_is_heard():
+async def test_chunks_before_a_failure_are_delivered_before_the_error():
     in_thread, in_loop = ReplyStream(failing_reply()), ReplyStream(failing_reply())
     chunks = [next(in_thread), next(in_thread), await anext(in_loop), await anext(in_loop)]
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["last", "words"] * 2
@@ -179,14 +179,14 @@ async def test_what_was_said_before_a_failure_is_heard():
     assert next(in_thread, "over") == await anext(in_loop, "over") == "over"
 
 
-async def test_a_late_failure_names_the_clients_parameter(engine):
+async def test_a_failure_in_the_stream_names_the_parameter_of_the_client(engine):
     late = BadRequest("template: too large", param="template")
     engine.script = lambda request: [[Failed.of(late)]]
     with pytest.raises(BadRequestError, match="chat_template_kwargs: too large"):
         await litellm.acompletion(model="mlx/m", messages=HI, chat_template_kwargs={"a": 1})
 
 
-async def test_a_cancellation_that_meets_an_event_is_not_lost():
+async def test_a_cancellation_at_the_time_of_an_event_is_not_lost():
     """`asyncio.wait_for` of Python 3.11 returned the event and forgot the cancellation."""
     queue, freed = EventQueue(), []
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)

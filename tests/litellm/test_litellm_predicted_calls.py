@@ -83,7 +83,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_clock")
-async def test_a_call_by_choice_is_drafted_whoever_asks() -> None:
+async def test_a_call_chosen_by_the_model_is_drafted_through_every_route() -> None:
     with tempfile.TemporaryDirectory(prefix="mlxp") as name:
         async with served(Path(name)) as socket:
             transport = httpx.AsyncHTTPTransport(uds=str(socket))

@@ -30,7 +30,7 @@ def weather(engine, scripted):
     ]
 
 
-def test_sync_completion(engine):
+def test_a_blocking_completion_returns_the_reply_of_the_engine(engine):
     reply = litellm.completion(model="mlx/m", messages=HI)
     assert reply.choices[0].message.content == "Hello world!"
     assert reply.choices[0].finish_reason == "stop"
@@ -38,7 +38,7 @@ def test_sync_completion(engine):
     assert engine.request.messages == HI
 
 
-def test_sync_stream(engine):
+def test_a_blocking_stream_yields_the_reply_of_the_engine(engine):
     chunks = list(litellm.completion(model="mlx/m", messages=HI, stream=True))
     assert text(chunks) == "Hello world!"
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -55,7 +55,7 @@ USAGE = {"include_usage": True}
 
 
 @pytest.mark.parametrize("options", [None, USAGE])
-async def test_a_stream_has_one_id_and_one_stamp(engine, leaping_clock, options):
+async def test_an_async_stream_has_one_id_and_one_creation_time(engine, leaping_clock, options):
     stream = await litellm.acompletion(
         model="mlx/m", messages=HI, stream=True, stream_options=options
     )
@@ -65,12 +65,12 @@ async def test_a_stream_has_one_id_and_one_stamp(engine, leaping_clock, options)
 
 
 @pytest.mark.parametrize("options", [None, USAGE])
-def test_a_sync_stream_has_one_id_and_one_stamp(engine, leaping_clock, options):
+def test_a_sync_stream_has_one_id_and_one_creation_time(engine, leaping_clock, options):
     chunks = litellm.completion(model="mlx/m", messages=HI, stream=True, stream_options=options)
     assert len({(c.id, c.created) for c in chunks}) == 1
 
 
-async def test_a_text_stream_and_a_routed_one_have_one_stamp(engine, leaping_clock):
+async def test_text_completion_and_routed_streams_have_one_creation_time(engine, leaping_clock):
     text = await litellm.atext_completion(model="mlx/m", prompt="x", stream=True)
     assert len({c.created async for c in text}) == 1
     entry = {"model_name": "a", "litellm_params": {"model": "mlx/m"}}
@@ -78,7 +78,7 @@ async def test_a_text_stream_and_a_routed_one_have_one_stamp(engine, leaping_clo
     assert len({c.created async for c in routed}) == 1
 
 
-def test_other_streams_are_stamped_as_before(leaping_clock):
+def test_streams_of_other_providers_keep_one_creation_time(leaping_clock):
     reply = litellm.completion(
         model="openai/gpt-4o", messages=HI, stream=True, mock_response="Hello there"
     )
@@ -111,7 +111,7 @@ async def test_deltas_are_litellms(engine):
                 assert hasattr(ours, name) == hasattr(theirs, name), name
 
 
-async def test_the_context_is_known_after_the_first_request(engine, monkeypatch):
+async def test_litellm_knows_the_context_after_the_first_request(engine, monkeypatch):
     monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
     await litellm.acompletion(model="mlx/ctx", messages=HI)
     for told, shown in ((2048, 2048), (4096, 4096), (1024, 4096)):
@@ -128,7 +128,7 @@ async def test_cached_tokens_are_fewer_than_prompt_tokens(engine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tools_and_reasoning(engine, scripted, stream):
+async def test_a_reply_with_reasoning_and_a_tool_call_arrives_whole(engine, scripted, stream):
     weather(engine, scripted)
     reply = await litellm.acompletion(
         model="mlx/m", messages=HI, tools=TOOLS, stream=stream, reasoning_effort="low"
@@ -145,7 +145,7 @@ async def test_tools_and_reasoning(engine, scripted, stream):
     assert engine.request.template == {"reasoning_effort": "low", "enable_thinking": True}
 
 
-async def test_a_call_is_heard_before_the_engine_has_the_next_one(engine, scripted):
+async def test_a_tool_call_is_delivered_before_the_next_one_begins(engine, scripted):
     heard = threading.Event()
 
     def script(request):

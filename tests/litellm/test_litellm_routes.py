@@ -28,7 +28,7 @@ def called(path, body=None, group="local"):
         (called("/v1/responses", {"fallbacks": ["other"]}), False),
     ],
 )
-def test_streamed_responses_are_told_in_the_stream(given, told):
+def test_only_streamed_responses_routes_report_errors_inside_the_stream(given, told):
     assert reads_errors_in_streams(given) is told
 
 
@@ -37,14 +37,14 @@ def test_streamed_responses_are_told_in_the_stream(given, told):
     [([], True), ([{"other": ["x"]}], True), ([{"local": ["x"]}], False), ([{"*": ["x"]}], False)],
 )
 @pytest.mark.parametrize("name", ["context_window_fallbacks", "fallbacks"])
-def test_a_router_that_falls_back_sees_the_error_first(monkeypatch, name, fallbacks, told):
+def test_a_router_with_fallbacks_gets_errors_as_exceptions(monkeypatch, name, fallbacks, told):
     lists = {"context_window_fallbacks": None, "fallbacks": None, name: fallbacks}
     module = SimpleNamespace(llm_router=litellm.Router(model_list=[], **lists))
     monkeypatch.setitem(sys.modules, PROXY, module)
     assert reads_errors_in_streams(called("/v1/responses")) is told
 
 
-async def test_a_script_gets_an_exception(engine):
+async def test_a_script_gets_a_full_context_as_an_exception(engine):
     engine.refuse = lambda request: ContextTooLong.of(9000, 2048)
     with pytest.raises(litellm.ContextWindowExceededError) as caught:
         await litellm.aresponses(model="mlx/x", input="hi", stream=True)

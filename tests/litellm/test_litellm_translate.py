@@ -47,12 +47,12 @@ SAMPLING = {
 }
 
 
-def test_sampling_arrives_whole():
+def test_every_sampling_parameter_reaches_the_request():
     sampling = request(**SAMPLING, logit_bias={"12": -100}).sampling
     assert sampling.model_dump() == {**SAMPLING, "logit_bias": {12: -100.0}}
 
 
-def test_absent_parameters_mean_the_models_defaults():
+def test_missing_parameters_leave_the_defaults_to_the_model():
     made = request(temperature=None)
     assert made.sampling.temperature is None
     assert made.max_tokens is None
@@ -86,13 +86,13 @@ def test_absent_parameters_mean_the_models_defaults():
         ({"timeout": 0}, "timeout must be a number of seconds above 0"),
     ],
 )
-def test_bad_values_are_named(params, words):
+def test_an_invalid_value_is_refused_with_its_parameter_in_a_short_message(params, words):
     error = refusal(**params)
     assert words in error.message
     assert len(error.message) < 300
 
 
-def test_whether_the_reply_goes_on_with_the_assistants_last_message():
+def test_a_prefix_mark_decides_whether_the_last_assistant_message_continues():
     said = {"role": "assistant", "content": "Sure:"}
     claude = {"metadata": {"user_api_key_request_route": "/v1/messages"}}
     for more, params, goes_on in [
@@ -112,19 +112,19 @@ def test_unknown_parameters_are_refused_by_name():
     assert error.param == "length_penalty"
 
 
-def test_parameters_without_meaning_pass_silently():
+def test_parameters_without_meaning_are_accepted_without_a_warning():
     made = request(
         stream=True, stream_options={}, max_retries=2, user="u", store=False, service_tier="auto"
     )
     assert made.ignored == []
 
 
-def test_parameters_that_seem_to_work_are_named():
+def test_ineffective_parameters_are_listed_as_ignored():
     made = request(web_search_options={}, prediction={"type": "content"}, store=True)
     assert sorted(made.ignored) == ["prediction", "store", "web_search_options"]
 
 
-def test_extra_body_is_merged():
+def test_fields_of_extra_body_are_merged_into_the_request():
     given = {"top_k": 3, "min_tokens": 2, "drafts": False, "sparse_prefill": False}
     made = request(extra_body=given, top_p=0.5)
     assert (made.sampling.top_k, made.sampling.top_p, made.min_tokens) == (3, 0.5, 2)
@@ -132,14 +132,14 @@ def test_extra_body_is_merged():
     assert not made.sparse_prefill
 
 
-def test_stop_in_every_spelling():
+def test_stop_strings_and_stop_tokens_are_read_in_every_spelling():
     assert request(stop="a").stop == ["a"]
     assert request(stop=["a", "b"]).stop == ["a", "b"]
     assert request(mlx_stop=list("abcdef")).stop == list("abcdef")
     assert request(stop_token_ids=[1, 2]).stop_token_ids == [1, 2]
 
 
-def test_completion_tokens_win():
+def test_max_completion_tokens_precedes_max_tokens():
     assert request(max_tokens=5, max_completion_tokens=7).max_tokens == 7
 
 
@@ -166,7 +166,7 @@ def test_completion_tokens_win():
         ),
     ],
 )
-def test_thinking_in_every_spelling(params, template, budget):
+def test_thinking_parameters_in_every_spelling_set_template_and_budget(params, template, budget):
     made = request(**params)
     assert made.template == template
     assert made.thinking_budget == budget
@@ -189,7 +189,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"grammar": {"type": "regex", "value": "b"}}, "grammar", {"type": "regex", "value": "b"}),
     ],
 )
-def test_constraints(params, field, value):
+def test_a_constraint_parameter_sets_its_request_field(params, field, value):
     assert getattr(request(**params), field) == value
 
 
@@ -202,7 +202,7 @@ def test_constraints(params, field, value):
         {"response_format": "json"},
     ],
 )
-def test_bad_constraints_are_refused(params):
+def test_a_contradictory_or_invalid_constraint_is_refused(params):
     assert refusal(**params).param in params
 
 
@@ -210,7 +210,7 @@ def completion(**params):
     return request(litellm_params={"text_completion": True}, **params)
 
 
-def test_text_completion_is_raw():
+def test_a_text_completion_becomes_a_raw_prompt():
     made = completion(messages=[{"role": "user", "content": "once"}])
     assert made.prompt == "once"
     assert made.messages is None
@@ -223,7 +223,7 @@ def test_text_completion_is_raw():
     assert completion(echo=True).echo is True
 
 
-def test_each_prompt_is_a_request():
+def test_each_prompt_of_a_text_completion_becomes_a_request():
     texts = [{"role": "user", "content": text} for text in ("one", "two")]
     for sent in ({"messages": texts}, {"mlx_prompt": ["one", "two"]}):
         made = requests(litellm_params={"text_completion": True}, n=3, **sent)
@@ -244,7 +244,7 @@ def test_each_prompt_is_a_request():
         ({"tools": []}, "tools"),
     ],
 )
-def test_text_completion_says_what_it_cannot(params, name):
+def test_an_unsupported_text_completion_parameter_is_refused_by_name(params, name):
     with pytest.raises(BadRequest) as caught:
         completion(**params)
     assert caught.value.param == name
@@ -255,7 +255,7 @@ def test_text_completion_defaults_of_clients_pass():
     assert made.n == 2
 
 
-def test_session_hint():
+def test_the_session_is_the_litellm_session_id_else_the_cache_key():
     assert request(prompt_cache_key="k").session == "k"
     assert request(litellm_params={"litellm_session_id": "s"}, prompt_cache_key="k").session == "s"
 
@@ -297,14 +297,14 @@ def test_operator_options_come_from_model_info_alone():
         ("metadata", {"user_api_key": "k2"}),
     ],
 )
-def test_tenants(salt, metadata, expected, slot, clients):
+def test_the_tenant_is_cache_salt_or_key_of_the_proxy(salt, metadata, expected, slot, clients):
     other = {"metadata": "litellm_metadata", "litellm_metadata": "metadata"}[slot]
     info = {} if salt is None else {"mlx": {"cache_salt": salt}}
     params = {"model_info": info, slot: metadata, other: clients}
     assert request(litellm_params=params).tenant == expected
 
 
-def test_keys_that_share_prompts_still_share_the_device():
+def test_keys_with_a_common_cache_salt_have_separate_accounts():
     params = {"model_info": {"mlx": {"cache_salt": "all"}}, "metadata": {"user_api_key_hash": "k"}}
     made = request(litellm_params=params)
     assert (made.tenant, made.account, made.share) == (None, "key:k", 1.0)
@@ -320,7 +320,7 @@ def test_keys_that_share_prompts_still_share_the_device():
         ({"service_tier": 7}, {}, 1.0),
     ],
 )
-def test_the_service_tier_of_a_key_or_its_team(key, team, share):
+def test_the_service_tier_of_a_key_precedes_that_of_its_team(key, team, share):
     told = {"user_api_key_metadata": key, "user_api_key_team_metadata": team}
     assert request(litellm_params={"litellm_metadata": told, "metadata": {}}).share == share
 
@@ -335,7 +335,7 @@ def test_the_service_tier_of_a_key_or_its_team(key, team, share):
         ({}, "client"),
     ],
 )
-def test_the_config_entry_of_the_call_decides_who_chose_the_model(info, origin):
+def test_the_signed_model_of_the_config_entry_decides_the_origin(info, origin):
     """Closed where no entry is known behind a proxy, or its model is not known."""
     params = {"model_info": info, "proxy_server_request": {"body": {}}}
     assert request(model_name="/models/a", litellm_params=params).origin == origin
@@ -344,7 +344,7 @@ def test_the_config_entry_of_the_call_decides_who_chose_the_model(info, origin):
         assert request(model_name="/models/a", litellm_params=given).origin == "owner"
 
 
-def test_time_limit_reaches_the_engine():
+def test_the_timeout_of_a_call_becomes_the_time_limit_of_the_request():
     made = request(timeout=500.0)
     assert made.timeout is not None
     assert 400 < made.timeout <= 500
@@ -354,5 +354,5 @@ def test_time_limit_reaches_the_engine():
 @pytest.mark.parametrize(
     ("retention", "retain"), [("24h", True), ("in_memory", False), (None, False)]
 )
-def test_a_longer_retention_of_prompts_is_a_hint(retention, retain):
+def test_prompt_cache_retention_of_24h_asks_to_retain_the_prefix(retention, retain):
     assert request(prompt_cache_retention=retention).retain == retain

@@ -36,7 +36,7 @@ MTP = next(drafter for drafter in mlx_drafters() if drafter.name == "mtp")
     ("family", "scenario"),
     [*(("qwen3_5_text", name) for name in SCENARIOS), ("qwen3_next", "staggered")],
 )
-def test_text(tiny: TinyModels, family: str, scenario: str) -> None:
+def test_mtp_drafts_keep_tokens_of_text(tiny: TinyModels, family: str, scenario: str) -> None:
     found = tiny(family)
     requests = served(
         found.model,
@@ -49,7 +49,7 @@ def test_text(tiny: TinyModels, family: str, scenario: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
-def test_images(tiny: TinyModels, family: str) -> None:
+def test_mtp_drafts_keep_the_tokens_of_image_requests(tiny: TinyModels, family: str) -> None:
     found = tiny(family)
     requests = served(found.model, IMAGES, speculation=drafted(MTP, found))
     check(found.model, IMAGES, requests)
@@ -57,7 +57,7 @@ def test_images(tiny: TinyModels, family: str) -> None:
     assert accepted(requests[:1]) > 0.05
 
 
-def test_prefix_hits(tiny: TinyModels) -> None:
+def test_prefix_hits_with_mtp_drafts_get_the_tokens_of_plain_decoding(tiny: TinyModels) -> None:
     found = tiny("qwen3_5_text")
     kept = PrefixCache(budget=lambda: 2**22)
     arrivals = [Arrival(0, 90, 0), Arrival(20, 90, 0), Arrival(21, 90, 0, 14, SAMPLED)]
@@ -67,7 +67,7 @@ def test_prefix_hits(tiny: TinyModels) -> None:
     assert all(request.cached for request in requests)
 
 
-def test_most_guesses_of_the_demo_hold() -> None:
+def test_most_mtp_drafts_of_the_hybrid_demo_are_accepted() -> None:
     folder = Path(mlx_provider.__file__).parent / "demo" / "hybrid"
     model = load_qwen3_5(folder, LoadOptions())
     messages = [{"role": "user", "content": "Tell me a story."}]
@@ -81,7 +81,7 @@ def test_most_guesses_of_the_demo_hold() -> None:
     assert accepted([request]) > 0.9
 
 
-def test_four_bits(tiny: TinyModels) -> None:
+def test_mtp_drafts_keep_the_tokens_of_a_four_bit_model(tiny: TinyModels) -> None:
     found = tiny("qwen3_5_text", bits=4)
     arrivals = [replace(each, max_tokens=9) for each in SCENARIOS["six"][:3]]
     requests = served(found.model, arrivals, speculation=drafted(MTP, found))
@@ -89,7 +89,7 @@ def test_four_bits(tiny: TinyModels) -> None:
     assert accepted(requests) > 0.05
 
 
-def test_bfloat16(tiny: TinyModels) -> None:
+def test_a_bfloat16_model_with_mtp_drafts_gets_steady_tokens(tiny: TinyModels) -> None:
     found = tiny("qwen3_5_text", dtype="bfloat16")
     arrivals = [replace(each, max_tokens=8) for each in SCENARIOS["six"][:3]]
     check_steady(found.model, arrivals, drafted(MTP, found))

@@ -61,7 +61,7 @@ def row(rng: np.random.Generator, tokens: int, fresh: int, hidden: int = 64) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_mlx_vlm(
+def test_the_logits_of_the_mtp_head_equal_those_of_mlx_vlm(
     tiny: TinyModels, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass over fresh tokens, another one behind it, and the head's own guesses after both."""
@@ -99,7 +99,7 @@ def test_logits_are_those_of_mlx_vlm(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("bits", [16, 4])
-def test_rows_together_get_what_each_gets_alone(tiny: TinyModels, family: str, bits: int) -> None:
+def test_mtp_drafts_of_rows_equal_each_alone(tiny: TinyModels, family: str, bits: int) -> None:
     found = tiny(family, bits=bits)
     together, apart = (start(found.folder, found.model, NONE) for _ in range(2))
     rng = np.random.default_rng(5)
@@ -117,7 +117,7 @@ def test_rows_together_get_what_each_gets_alone(tiny: TinyModels, family: str, b
             one.fresh = other.fresh = 2
 
 
-def test_a_row_without_states_gets_no_guess(tiny: TinyModels) -> None:
+def test_a_row_without_hidden_states_gets_no_mtp_drafts(tiny: TinyModels) -> None:
     found = tiny("qwen3_5_text")
     drafting = start(found.folder, found.model, NONE)
     rng = np.random.default_rng(1)
@@ -127,7 +127,7 @@ def test_a_row_without_states_gets_no_guess(tiny: TinyModels) -> None:
     assert (len(first), len(second)) == (0, 3)
 
 
-def test_what_is_kept_of_a_row_is_bounded(tiny: TinyModels) -> None:
+def test_the_mtp_cache_of_a_row_is_bounded_by_its_window(tiny: TinyModels) -> None:
     found = tiny("qwen3_5_text")
     drafting = start(found.folder, found.model, NONE)
     rng = np.random.default_rng(2)
@@ -145,7 +145,7 @@ def test_what_is_kept_of_a_row_is_bounded(tiny: TinyModels) -> None:
 @pytest.mark.parametrize(
     ("family", "bits"), [("qwen3_5_text", 16), ("qwen3_5", 4), ("qwen3_5_moe", 4)]
 )
-def test_no_byte_beyond_the_heads_own_tensors(tiny: TinyModels, family: str, bits: int) -> None:
+def test_an_mtp_head_takes_only_its_memory(tiny: TinyModels, family: str, bits: int) -> None:
     found = tiny(family, bits=bits)
     start(found.folder, found.model, NONE)  # what upstream's classes keep, they keep now
     gc.collect()
@@ -208,7 +208,7 @@ EXPERTS = [*PLAIN, (one_by_one,), (makers, one_by_one), (makers, fused)]
         *((family, c) for family in ("qwen3_5_moe", "qwen3_next") for c in EXPERTS),
     ],
 )
-def test_every_form_gives_the_same_head(
+def test_every_stored_form_of_an_mtp_head_loads_to_equal_tensors(
     tiny: TinyModels, tmp_path: Path, family: str, changes: Any
 ) -> None:
     tensors = stored(tiny(family).folder)
@@ -251,7 +251,7 @@ def test_a_checkpoint_without_a_head_is_refused(tiny: TinyModels, tmp_path: Path
         ("mtp.fc.bias", {"model_type": "mimo"}, "not one of Qwen3.5 or Qwen3-Next, but of mimo"),
     ],
 )
-def test_a_head_that_cannot_be_read_is_refused_with_a_reason(
+def test_an_mtp_head_in_an_unknown_format_is_refused_with_the_reason(
     tiny: TinyModels, tmp_path: Path, name: str, config: dict[str, str], told: str
 ) -> None:
     found = tiny("qwen3_5_text")
@@ -268,7 +268,7 @@ def test_a_head_that_cannot_be_read_is_refused_with_a_reason(
         ({"mtp.fc.bias": (64,)}, r"mtp.fc.bias is (64,), and should be absent"),
     ],
 )
-def test_weights_that_do_not_fit_are_told(
+def test_mtp_weights_that_do_not_fit_are_refused_with_the_tensor(
     tiny: TinyModels, tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:
     found = tiny("qwen3_5_text")
@@ -280,7 +280,7 @@ def test_weights_that_do_not_fit_are_told(
     assert told in str(error.value)
 
 
-def test_a_cpu_spreads_a_quantised_head_out(tiny: TinyModels) -> None:
+def test_a_quantised_mtp_head_is_expanded_to_float32_on_a_cpu(tiny: TinyModels) -> None:
     found = tiny("qwen3_5_text", bits=4)
     drafting = start(found.folder, load_text(found.folder, LoadOptions(dtype="float32")), NONE)
     assert isinstance(drafting, HeadDrafting)
@@ -288,7 +288,7 @@ def test_a_cpu_spreads_a_quantised_head_out(tiny: TinyModels) -> None:
     assert {value.dtype for value in values} == {mx.float32}
 
 
-def test_a_model_of_another_make_is_refused_in_words(tiny: TinyModels) -> None:
+def test_a_model_without_the_layers_of_the_mtp_head_is_refused(tiny: TinyModels) -> None:
     """Neither the record's attributes nor those of its layers are what the head counts on."""
     folder = tiny("qwen3_5_text").folder
     assert refuses(folder, SimpleNamespace(), NONE) == (  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from mlx_provider_mtp import mlx_drafters
 @pytest.mark.parametrize(
     "sampling", [pytest.param("greedy", marks=pytest.mark.sweep), "temperature, top-p"]
 )
-def test_guesses_go_to_the_pass_that_checks_them_unread(
+def test_drafts_of_a_head_are_verified_without_a_read_by_the_host(
     tiny: Callable[..., Any], rows: int, sampling: str
 ) -> None:
     found = tiny("qwen3_5_text")

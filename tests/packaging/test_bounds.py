@@ -32,7 +32,7 @@ def test_no_bound_admits_a_malicious_upload() -> None:
         assert not each.specifier.contains(MALICIOUS[each.name], prereleases=True), str(each)
 
 
-def test_the_lines_of_litellm_are_admitted_and_tested() -> None:
+def test_the_litellm_bound_admits_each_tested_release_line() -> None:
     bound, *tested = (each.specifier for each in requirements() if each.name == "litellm")
     for version in ("1.106.2", "1.109.1", "1.110.2"):
         assert bound.contains(version)

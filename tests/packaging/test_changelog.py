@@ -14,7 +14,7 @@ FRAGMENTS = sorted(set((ROOT / TOOL["directory"]).iterdir()) - {ROOT / "changelo
 CHANGES = (ROOT / TOOL["filename"]).read_text(encoding="utf-8")
 
 
-def test_a_change_is_one_paragraph_of_a_kind() -> None:
+def test_every_changelog_fragment_is_one_paragraph_of_a_known_kind() -> None:
     for path in FRAGMENTS:
         text, name = path.read_text(encoding="utf-8"), path.name
         assert NAME.fullmatch(name), f"{name}: it is +<words-with-dashes>.<one of {KINDS}>.md"
@@ -23,6 +23,6 @@ def test_a_change_is_one_paragraph_of_a_kind() -> None:
         assert max(map(len, text.splitlines())) <= 98, name  # the list puts two characters before
 
 
-def test_the_changelog_knows_this_version_or_waits_for_it() -> None:
+def test_the_changelog_has_this_version_or_fragments_for_the_next() -> None:
     assert "<!-- towncrier release notes start -->\n" in CHANGES
     assert FRAGMENTS or f"## {mlx_provider.__version__} " in CHANGES

@@ -15,5 +15,5 @@ NAMES = [check.__name__.replace("_", " ") for check in CHECKS]
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(NAMES))
-def test_a_check_stands_on_the_page(check: str) -> None:
+def test_the_conformance_page_lists_every_check(check: str) -> None:
     assert f"\n| {check} | " in PAGE

@@ -29,7 +29,7 @@ def needed() -> list[Requirement]:
     return [Requirement(each) for each in (*PROJECT["dependencies"], *extras)]
 
 
-def test_every_line_is_one_version_of_one_package() -> None:
+def test_every_constraint_pins_one_package_to_one_version() -> None:
     assert len(PINS) == len([line for line in LINES if not line.startswith("#")])
     for pin in PINS.values():
         assert [each.operator for each in pin.specifier] == ["=="], str(pin)
@@ -37,7 +37,7 @@ def test_every_line_is_one_version_of_one_package() -> None:
 
 
 @pytest.mark.parametrize("requirement", needed(), ids=str)
-def test_every_bound_of_ours_holds(requirement: Requirement) -> None:
+def test_every_pinned_version_satisfies_the_project_bounds(requirement: Requirement) -> None:
     assert requirement.specifier.contains(VERSIONS[canonicalize_name(requirement.name)])
 
 
@@ -50,7 +50,7 @@ def requirements_of(name: str) -> list[str]:
         return []
 
 
-def test_what_the_readme_installs_is_pinned_to_the_last_package() -> None:
+def test_every_package_that_the_readme_installs_is_pinned() -> None:
     """On this platform, with the versions that are pinned."""
     waiting, seen = [("mlx-provider", EXTRAS)], set()
     while waiting:
@@ -66,18 +66,18 @@ def test_what_the_readme_installs_is_pinned_to_the_last_package() -> None:
     assert missing == set()
 
 
-def test_a_mac_finds_its_backend() -> None:
+def test_the_pinned_mlx_backends_have_the_version_of_mlx() -> None:
     assert VERSIONS["mlx-metal"] == VERSIONS["mlx"] == VERSIONS["mlx-cpu"]
 
 
-def test_the_versions_are_tested() -> None:
+def test_the_pinned_versions_belong_to_tested_series() -> None:
     for each in TESTED:
         pin = Version(VERSIONS[each.package])
         assert (pin.major, pin.minor) <= Version(each.newest).release[:2], each.package
         assert SpecifierSet(each.allowed).contains(pin), each.package
 
 
-def test_the_commands_of_the_readme_use_it() -> None:
+def test_the_readme_and_tox_install_with_the_constraints_file() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "pip install -c constraints.txt -e '.[cpu,proxy]'" in readme
     tox = (ROOT / "tox.ini").read_text(encoding="utf-8")

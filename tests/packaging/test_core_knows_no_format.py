@@ -40,11 +40,11 @@ def lines(exempt: set[str], pattern: re.Pattern[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("exempt", "pattern"), [(FAMILIES, NAMED), (MODELS, MARKED)], ids=["names", "markers"]
 )
-def test_the_core_knows_no_format(exempt: set[str], pattern: re.Pattern[str]) -> None:
+def test_the_core_names_no_tool_format(exempt: set[str], pattern: re.Pattern[str]) -> None:
     assert lines(exempt, pattern) == []
 
 
-def test_the_lists_are_no_empty_ones() -> None:
+def test_the_searched_format_names_and_markers_are_complete() -> None:
     assert {"hermes", "harmony", "pythonic", "glm45", "minimax"} <= NAMES
     assert {"<tool_call>", "[TOOL_CALLS]", "<|channel|>"} <= MARKERS
     assert NAMED.search("the Hermes format")

@@ -49,7 +49,7 @@ def listed(site: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_is_found_and_without_fault(
+def test_every_example_plugin_is_discovered_from_its_wheel_without_error(
     example: Path, site: Path, listed: tuple[dict[str, list[str]], dict[str, str]]
 ) -> None:
     plugins, modules = listed

@@ -14,12 +14,12 @@ HOOKS = [name for name, spec in vars(hookspecs).items() if hasattr(spec, "mlx_pr
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_has_a_docstring(hook: str) -> None:
+def test_every_hook_has_a_docstring(hook: str) -> None:
     assert getattr(hookspecs, hook).__doc__
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_has_a_user_of_ours(hook: str) -> None:
+def test_every_hook_is_used_by_a_built_in_plugin(hook: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points = project["entry-points"]["mlx_provider"].items()
     users = [name for name, module in points if hook in load(_point(name, module)).hooks]
@@ -27,7 +27,7 @@ def test_a_hook_has_a_user_of_ours(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_has_a_test(hook: str) -> None:
+def test_every_hook_is_implemented_in_a_registry_test(hook: str) -> None:
     tests = (ROOT / "tests" / "registry").glob("test_*.py")
     assert any(f"def {hook}(" in path.read_text(encoding="utf-8") for path in tests)
 

@@ -81,12 +81,12 @@ def one_line(text: str) -> str:
 # ---- the page
 
 
-def test_every_public_name_stands_at_the_root() -> None:
+def test_every_public_record_is_exported_at_the_package_root() -> None:
     assert set(records.__all__) <= set(mlx_provider.__all__)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_is_on_the_page_with_its_arguments_and_promises(hook: str) -> None:
+def test_the_hooks_page_has_each_hook_with_arguments_cost_and_promise(hook: str) -> None:
     section = section_of(hook)
     assert section.startswith(f"## `{hook}({hook_arguments(hook)})`")
     assert one_line(HOOKS[hook].__doc__ or "") in section
@@ -96,11 +96,11 @@ def test_a_hook_is_on_the_page_with_its_arguments_and_promises(hook: str) -> Non
 
 
 @pytest.mark.parametrize("cls", errors())
-def test_an_error_is_on_the_page(cls: type[mlx_provider.MLXProviderError]) -> None:
+def test_the_hooks_page_lists_every_error(cls: type[mlx_provider.MLXProviderError]) -> None:
     assert listed_error(cls) in PAGE, listed_error(cls)
 
 
-def test_every_other_name_is_on_the_page() -> None:
+def test_the_hooks_page_names_every_other_public_name() -> None:
     known = {*classes(), *functions(), *(cls.__name__ for cls in errors())}
     others = set(mlx_provider.__all__) - known
     assert [name for name in sorted(others) if f"`{name}" not in PAGE] == []
@@ -128,7 +128,7 @@ def example(install_plugin: Install) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_the_tool_parser_of_the_page_reads_what_its_grammar_writes(example: Any, size: int) -> None:
+def test_the_tool_parser_example_reads_calls_of_its_grammar(example: Any, size: int) -> None:
     registry, _ = example("mlx_tool_parsers")
     parser = registry.tool_parser("acme")
     given = {"text": 'ends >> not, "nor" \\ here', "count": 3}
@@ -142,7 +142,7 @@ def test_the_tool_parser_of_the_page_reads_what_its_grammar_writes(example: Any,
     assert read_chunks(["<< 1"], tool_parser=parser).content == "<< 1"
 
 
-def test_the_client_of_the_page_is_told_of_the_gateway(example: Any, tmp_path: Path) -> None:
+def test_the_client_example_gets_url_key_and_context(example: Any, tmp_path: Path) -> None:
     registry, _ = example("mlx_clients")
     gateway = mlx_provider.Gateway(
         "http://127.0.0.1:4000", "key", "model", 4096, 1024, False, tmp_path, tmp_path
@@ -152,7 +152,7 @@ def test_the_client_of_the_page_is_told_of_the_gateway(example: Any, tmp_path: P
     assert json.loads(profile.files["acme.json"]) == {"window": 4096}
 
 
-def test_the_command_of_the_page_runs(example: Any) -> None:
+def test_the_command_example_of_the_hooks_page_runs(example: Any) -> None:
     from typer.testing import CliRunner
 
     from mlx_provider.cli.app import build
@@ -166,7 +166,7 @@ def test_the_command_of_the_page_runs(example: Any) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_version_promised_is_there(version: int) -> None:
+def test_names_and_arguments_of_each_frozen_api_version_still_exist(version: int) -> None:
     """Fields and arguments may be added at the end, with defaults; names may be added.
 
     What a plugin implements (a protocol) gains nothing: a new ability is a protocol of its own.
@@ -186,7 +186,7 @@ def test_what_a_version_promised_is_there(version: int) -> None:
             assert now[kind][name].startswith(signature[:-1]), f"{name} has lost an argument"
 
 
-def test_the_newest_version_is_written_down_whole() -> None:
+def test_the_frozen_file_of_the_newest_api_version_is_complete() -> None:
     """What was added since is promised, too: write it into the file."""
     written = FROZEN / f"api_{hookspecs.API_VERSION}.json"
     assert written.read_text(encoding="utf-8") == written_down(), written_down()

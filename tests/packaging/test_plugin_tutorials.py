@@ -11,7 +11,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 
 
 @pytest.mark.parametrize("option", KINDS)
-def test_the_code_of_a_tutorial_is_the_templates(option: str) -> None:
+def test_the_code_of_each_tutorial_equals_the_new_plugin_template(option: str) -> None:
     page = (PAGES / f"{option}.md").read_text(encoding="utf-8")
     (name,) = re.findall(rf"^\$ mlx-provider new-plugin (\S+) --{option}$", page, re.MULTILINE)
     files = render(PluginName(name), KINDS[option])
@@ -22,7 +22,7 @@ def test_the_code_of_a_tutorial_is_the_templates(option: str) -> None:
     assert f"pytest --mlx-conformance {name}" in page
 
 
-def test_the_first_page_leads_to_each() -> None:
+def test_the_plugin_index_links_every_tutorial() -> None:
     page = (PAGES / "index.md").read_text(encoding="utf-8")
     for option in KINDS:
         assert f"`--{option}` | [" in page

@@ -29,12 +29,12 @@ def test_ci_is_executable() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
-def test_the_top_level_is_that_of_the_mission() -> None:
+def test_the_required_top_level_files_exist() -> None:
     assert [name for name in TOP if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_of_the_mission_is_used(package: str) -> None:
+def test_every_required_package_is_a_dependency_and_imported(package: str) -> None:
     needed = {re.split(r"[^\w-]", each)[0] for each in PYPROJECT["project"]["dependencies"]}
     assert package in needed
     uses = re.compile(rf"^\s*(import|from) {package.replace('-', '_')}\b", re.MULTILINE)
@@ -51,7 +51,7 @@ def test_every_plugin_folder_is_declared_everywhere() -> None:
     assert set(linted) == {"mlx_provider", *folders}
 
 
-def test_every_layer_is_in_the_guide() -> None:
+def test_the_layers_drawn_in_the_guide_equal_the_import_contract() -> None:
     (layers,) = (c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["name"] == "layers")
     names = re.compile(r"\w+")
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -59,18 +59,18 @@ def test_every_layer_is_in_the_guide() -> None:
     assert names.findall(drawn) == names.findall("\n".join(layers["layers"]))
 
 
-def test_the_installed_version_is_this_one() -> None:
+def test_the_installed_version_is_that_of_the_source() -> None:
     assert version("mlx-provider") == mlx_provider.__version__
 
 
-def test_each_extra_is_explained() -> None:
+def test_the_compatibility_page_explains_each_extra() -> None:
     page = (ROOT / "docs/reference/compatibility.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| extra \|.*?\n\n", page, re.DOTALL | re.MULTILINE)
     listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert listed == list(PYPROJECT["project"]["optional-dependencies"])
 
 
-def test_the_readme_is_what_a_newcomer_reads() -> None:
+def test_the_readme_has_at_most_200_lines_and_no_broken_local_links() -> None:
     assert len(README.splitlines()) <= 200
     local = re.findall(r"\]\(([^):#]+)\)", README)
     assert local

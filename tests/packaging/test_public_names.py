@@ -42,13 +42,13 @@ AUTHORED = sorted(
 
 
 @pytest.mark.parametrize("path", AUTHORED, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_an_author_imports_public_names_alone(path: Path) -> None:
+def test_plugins_and_examples_import_only_public_names(path: Path) -> None:
     found = [each for each in imported(path) if each[0].partition(".")[0] == "mlx_provider"]
     assert {module for module, _ in found} <= IMPORTABLE
     assert [name for _, name in found if name.startswith("_")] == []
 
 
-def test_the_scripted_family_imports_public_names_alone() -> None:
+def test_the_scripted_family_imports_only_public_names() -> None:
     """As a stranger's family does, of which it is an example."""
     for path in (CORE / "testing" / "scripted").glob("*.py"):
         tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -38,7 +38,7 @@ def table(title: str) -> list[str]:
     return found[0].split("\n")
 
 
-def test_hooks() -> None:
+def test_the_table_of_hooks_equals_the_hook_specifications() -> None:
     expected = ["| hook | for |", "|---|---|"]
     for name, spec in hooks().items():
         arguments = ", ".join(inspect.signature(spec).parameters)
@@ -46,7 +46,7 @@ def test_hooks() -> None:
     assert table("hooks") == expected, "\n".join(expected)
 
 
-def test_plugins() -> None:
+def test_the_table_of_plugins_equals_the_installed_records() -> None:
     expected = ["| plugin | records |", "|---|---|"]
     for name, module in PROJECT["entry-points"]["mlx_provider"].items():
         contents = load(EntryPoint(name, module, "mlx_provider"))
@@ -61,7 +61,7 @@ def test_plugins() -> None:
     assert table("plugins") == expected, "\n".join(expected)
 
 
-def test_environment() -> None:
+def test_the_table_of_variables_equals_the_engine_settings() -> None:
     expected = {
         config.PREFIX + name.upper(): shown(EngineSettings.model_fields[name].default)
         for name in SETTING_NAMES
@@ -79,7 +79,7 @@ def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
     assert OTHER_VARIABLES.keys() <= read <= names_and_defaults("environment").keys()
 
 
-def test_operator_options() -> None:
+def test_the_table_of_operator_options_equals_the_model() -> None:
     expected = {
         name: shown(field.get_default(call_default_factory=True))
         for name, field in OperatorOptions.model_fields.items()
@@ -88,14 +88,14 @@ def test_operator_options() -> None:
     assert len(expected) <= 18, "a new option replaces another"
 
 
-def test_clients() -> None:
+def test_the_table_of_clients_equals_the_client_records() -> None:
     contents = load(EntryPoint("clients", "mlx_provider_clients", "mlx_provider"))
     expected = ["| name | agent | install |", "|---|---|---|"]
     expected += [f"| `{c.name}` | {c.serves} | `{c.install}` |" for c in contents.of(Client)]
     assert table("clients") == expected, "\n".join(expected)
 
 
-def test_errors() -> None:
+def test_the_table_of_errors_equals_the_error_classes() -> None:
     classes = sorted(error_classes().values(), key=lambda cls: (cls.status, cls.code))
     means = {cls.code: first_sentence(cls.__doc__) for cls in classes}
     means["internal_error"] = "Internal error; the engine's log has the traceback"
@@ -104,14 +104,14 @@ def test_errors() -> None:
     assert table("errors") == expected, "\n".join(expected)
 
 
-def test_packages() -> None:
+def test_the_table_of_packages_equals_the_tested_versions() -> None:
     expected = ["| package | allowed | newest tested series |", "|---|---|---|"]
     for each in TESTED:
         expected.append(f"| {each.package} | `{each.allowed}` | {each.newest} |")
     assert table("packages") == expected, "\n".join(expected)
 
 
-def test_routes() -> None:
+def test_the_table_of_routes_equals_those_of_the_engine() -> None:
     app = EngineApp(None)
     expected = {
         f"{method} {route.path}"

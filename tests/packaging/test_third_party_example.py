@@ -14,14 +14,14 @@ SOURCE = (EXAMPLE / "mlx_provider_angle.py").read_text(encoding="utf-8")
 PROJECT = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
 
 
-def test_the_readme_shows_the_example() -> None:
+def test_the_readme_contains_the_code_of_the_third_party_example() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(?:python|toml)\n(.*?)```", readme, re.DOTALL)
     assert SOURCE in blocks
     assert PROJECT in blocks
 
 
-def test_the_sizes_that_the_readme_states() -> None:
+def test_the_third_party_example_has_the_line_counts_of_the_readme() -> None:
     code = [line for line in SOURCE.splitlines() if line and not line.startswith("import json")]
     assert len(code) <= 10
     assert len(PROJECT.splitlines()) == 6

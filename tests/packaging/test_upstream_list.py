@@ -57,11 +57,11 @@ def rows() -> list[Row]:
 ROWS = rows()
 
 
-def test_every_patch_is_in_a_row() -> None:
+def test_the_upstream_page_has_a_row_for_every_patch() -> None:
     assert {row.where for row in ROWS} == set(sites()) - NO_PATCH
 
 
-def test_rows_name_tests_and_bounds() -> None:
+def test_every_upstream_row_names_existing_tests_and_bounded_packages() -> None:
     optional = [each for extra in PROJECT["optional-dependencies"].values() for each in extra]
     stated = {bare(each) for each in [*PROJECT["dependencies"], *optional]}
     for row in ROWS:
@@ -73,7 +73,7 @@ def test_rows_name_tests_and_bounds() -> None:
 
 @pytest.mark.upstream
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.where)
-def test_upstream_needs_it_still(row: Row) -> None:
+def test_each_patch_is_still_needed_by_the_installed_upstream(row: Row) -> None:
     for file, text in row.needed:
         path = INSTALLED / file
         if path.suffix == ".so" and not path.exists():

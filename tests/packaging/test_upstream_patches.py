@@ -20,12 +20,12 @@ BROUGHT = {
 SAID = [patch for patches in BROUGHT.values() for patch in patches]
 
 
-def test_kernels_say_each_function_that_they_replace() -> None:
+def test_the_cpu_plugin_lists_every_function_that_it_replaces() -> None:
     replaced = sorted(f"{each.module}.{each.name}" for each in REPLACEMENTS)
     assert sorted(patch.target for patch in mlx_provider_cpu.PATCHES) == replaced
 
 
-def test_families_say_each_function_that_they_replace() -> None:
+def test_each_plugin_lists_every_upstream_function_that_it_replaces() -> None:
     made = {
         folder.name.removeprefix("mlx_provider_"): calls
         for folder in PLUGINS.iterdir()
@@ -46,7 +46,7 @@ def module(folder: str, path: list[str]) -> tuple[str, list[str]] | None:
 
 
 @pytest.mark.parametrize("patch", SAID, ids=lambda patch: patch.target)
-def test_what_is_replaced_is_there(patch: object) -> None:
+def test_every_replaced_upstream_function_exists(patch: object) -> None:
     package, *path = patch.target.split(".")
     spec = find_spec(package)
     assert spec is not None

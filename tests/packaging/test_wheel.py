@@ -22,28 +22,28 @@ def files() -> set[str]:
     return {path.as_posix() for path in dist.files or [] if path.suffix != ".pyc"}
 
 
-def test_every_source_file_is_in(files: set[str]) -> None:
+def test_the_wheel_contains_every_source_file(files: set[str]) -> None:
     core = {path.relative_to(ROOT).as_posix() for path in sources("mlx_provider")}
     plugins = {path.relative_to(ROOT / "plugins").as_posix() for path in sources("plugins")}
     assert core | plugins <= files
 
 
 @pytest.mark.parametrize("model", ["model", "hybrid"])
-def test_the_demo_models_are_in(files: set[str], model: str) -> None:
+def test_the_wheel_contains_the_demo_models(files: set[str], model: str) -> None:
     folder = ROOT / "mlx_provider/demo" / model
     shipped = {path.relative_to(ROOT).as_posix() for path in folder.iterdir()}
     assert shipped
     assert shipped <= files
 
 
-def test_nothing_else_is_in(files: set[str]) -> None:
+def test_the_wheel_contains_only_the_packages_and_the_command(files: set[str]) -> None:
     tops = {path.split("/")[0] for path in files if not path.startswith("../")}
     ours = {top for top in tops if not top.endswith((".dist-info", "__pycache__"))}
     assert ours == {"mlx_provider"} | {path.name for path in (ROOT / "plugins").iterdir()}
     assert {path for path in files if path.startswith("../")} == {"../../../bin/mlx-provider"}
 
 
-def test_only_what_is_needed_is_in(files: set[str]) -> None:
+def test_the_wheel_contains_only_known_file_types_and_no_tests(files: set[str]) -> None:
     inside = {path for path in files if not path.startswith(("../", "mlx_provider-"))}
     kinds = {Path(path).suffix or Path(path).name for path in inside}
     assert kinds <= KINDS, sorted(path for path in inside if Path(path).suffix not in KINDS)
@@ -56,7 +56,7 @@ def test_the_wheel_is_small(files: set[str]) -> None:
     assert 2e6 < sum(sizes) < LARGEST
 
 
-def test_the_licence_and_the_readme_are_in(files: set[str]) -> None:
+def test_the_wheel_contains_the_licence_and_the_readme(files: set[str]) -> None:
     assert any(path.endswith(".dist-info/licenses/LICENSE") for path in files)
     described = distribution("mlx-provider").read_text("METADATA") or ""
     assert "\nDescription-Content-Type: text/markdown\n" in described

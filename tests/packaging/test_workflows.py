@@ -19,14 +19,14 @@ every_job = pytest.mark.parametrize("name", JOBS, ids="/".join)
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_a_workflow_may_read_and_runs_once(flow: str) -> None:
+def test_every_workflow_has_read_permission_only_and_a_concurrency_group(flow: str) -> None:
     assert FLOWS[flow]["permissions"] == {"contents": "read"}
     assert FLOWS[flow]["concurrency"]["group"]
     assert "secrets." not in TEXTS[flow]
 
 
 @every_job
-def test_a_job_ends_and_its_actions_are_pinned(name: tuple[str, str]) -> None:
+def test_every_job_has_a_time_limit_and_pinned_actions(name: tuple[str, str]) -> None:
     job = JOBS[name]
     if "uses" in job:
         assert job["uses"].startswith("./")
@@ -39,7 +39,7 @@ def test_a_job_ends_and_its_actions_are_pinned(name: tuple[str, str]) -> None:
 
 
 @every_job
-def test_only_who_publishes_has_rights(name: tuple[str, str]) -> None:
+def test_only_the_publishing_job_has_an_id_token(name: tuple[str, str]) -> None:
     rights = JOBS[name].get("permissions", {})
     assert ("id-token" in rights) == (name == PUBLISHES)
     if name == PUBLISHES:
@@ -47,12 +47,12 @@ def test_only_who_publishes_has_rights(name: tuple[str, str]) -> None:
         assert not any("actions/checkout" in step["uses"] for step in JOBS[name]["steps"])
 
 
-def test_what_comes_from_outside_stands_in_no_script() -> None:
+def test_no_workflow_script_expands_github_event_values() -> None:
     scripts = [step.get("run", "") for job in JOBS.values() for step in job.get("steps", [])]
     assert [script for script in scripts if "${{ github." in script] == []
 
 
-def test_the_suite_runs_on_each_system_and_the_edges_of_python() -> None:
+def test_the_suite_runs_on_both_systems_with_the_oldest_and_newest_python() -> None:
     suite = JOBS["tests", "suite"]
     runs = suite["strategy"]["matrix"]["include"]
     assert {each["os"].split("-")[0] for each in runs} == {"ubuntu", "macos"}
@@ -62,7 +62,7 @@ def test_the_suite_runs_on_each_system_and_the_edges_of_python() -> None:
     assert ".ci/run" in [step.get("run") for step in suite["steps"]]
 
 
-def test_environments_are_there() -> None:
+def test_every_tox_environment_named_in_a_workflow_exists() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     known = {name.removeprefix("testenv:") for name in tox.sections()} | {"py", "agents"}

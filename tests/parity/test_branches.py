@@ -42,7 +42,7 @@ def reused(request: Request) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_same_document_other_question(tiny: Callable[..., TextModel], family: str) -> None:
+def test_questions_on_a_document_reuse_it(tiny: Callable[..., TextModel], family: str) -> None:
     """The second prompt resumes at a guess, the third at the branch of the first two."""
     model = tiny(family)
     prefix_cache = PrefixCache(budget=lambda: 2**26)
@@ -58,7 +58,7 @@ def test_same_document_other_question(tiny: Callable[..., TextModel], family: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_that_branch_early(tiny: Callable[..., TextModel], family: str) -> None:
+def test_third_prompt_resumes_at_the_branch(tiny: Callable[..., TextModel], family: str) -> None:
     """In the middle of a message, far from any guess: the third prompt resumes there."""
     model = tiny(family)
     prefix_cache = PrefixCache(budget=lambda: 2**26)
@@ -73,7 +73,7 @@ def test_prompts_that_branch_early(tiny: Callable[..., TextModel], family: str) 
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
-def test_same_image_other_question_with_words_between(
+def test_other_questions_about_an_image_and_text_reuse_their_prefix(
     family: str, seeing: Callable[[str], tuple[Any, MediaItem]]
 ) -> None:
     model, item = seeing(family)

@@ -104,7 +104,7 @@ def assert_same(got: TokenOutput, want: TokenOutput, bits: int | None) -> None:
 
 
 @pytest.mark.parametrize(("name", "bits"), CASES)
-def test_every_kind_of_prompt(name: str, bits: int | None, wide: Load) -> None:
+def test_kv_bits_keep_the_tokens_of_each_alone(name: str, bits: int | None, wide: Load) -> None:
     model, sees = wide(name), family_named(name).vision
 
     def make_cache() -> list[Any]:

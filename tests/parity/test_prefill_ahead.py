@@ -52,7 +52,7 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_a_request_that_arrives_ends_it_within_a_chunk(tiny: Tiny, family: str) -> None:
+def test_an_arriving_request_ends_a_background_prefill_soon(tiny: Tiny, family: str) -> None:
     model = tiny(family)
     engine = engine_of(model, max_chunk=64)
     engine.prefill_ahead(new_request(HEAD, max_tokens=0))
@@ -67,7 +67,7 @@ def test_a_request_that_arrives_ends_it_within_a_chunk(tiny: Tiny, family: str) 
     assert_as_alone(model, request)
 
 
-def test_another_tenant_cannot_reuse_it(tiny: Tiny) -> None:
+def test_another_tenant_cannot_reuse_a_background_prefill(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3"))
     engine.prefill_ahead(new_request(HEAD, max_tokens=0))
     run(engine)
@@ -93,7 +93,7 @@ def test_a_prompt_without_a_stored_beginning_or_without_new_tokens_is_not_comput
     assert engine.output.ahead == 0
 
 
-def test_work_of_another_engine_ends_it(tiny: Tiny) -> None:
+def test_work_of_another_engine_ends_a_background_prefill(tiny: Tiny) -> None:
     worker = EngineWorker(lambda posts: None, lambda error: None)
     engine, other = engine_of(tiny("qwen3")), engine_of(tiny("qwen3"))
 

@@ -49,7 +49,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("family", "busy"), WAYS)
-def test_the_matrix_of_reuse(tiny: Tiny, family: str, busy: bool) -> None:
+def test_repeats_turns_and_results_reuse_prefixes(tiny: Tiny, family: str, busy: bool) -> None:
     model = tiny(family)
     engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=64)
     cold = ask(engine, FIRST)
@@ -111,7 +111,7 @@ def test_the_same_new_prefix_is_prefilled_once(tiny: Tiny) -> None:
     assert_as_alone(model, *requests)
 
 
-def test_a_miss_says_where_the_prompt_left_the_stored_path(tiny: Tiny) -> None:
+def test_a_miss_is_explained_by_the_token_where_the_prompt_differs(tiny: Tiny) -> None:
     engine = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**24))
     ask(engine, FIRST)
     other = ask(engine, [SYSTEM, {"role": "user", "content": "How is it in Rome today?"}])

@@ -82,7 +82,7 @@ def taken(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_running_rows_hold_one_prefix(tiny: Tiny, family: str) -> None:
+def test_running_rows_share_one_copy_of_their_prefix(tiny: Tiny, family: str) -> None:
     model = tiny(family)
     engine, cache = sharing(model)
     requests = [branch(i) for i in range(4)]
@@ -294,11 +294,11 @@ def looking(model: Any, item: MediaItem, question: str, reply: int) -> Request:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_storm_of_forks(tiny: Tiny, family: str) -> None:
+def test_forks_behind_a_shared_prefix_get_the_tokens_of_each_alone(tiny: Tiny, family: str) -> None:
     assert all(storm(tiny(family), branch, STORM))
 
 
-def test_a_storm_of_quantised_forks(tiny: Tiny) -> None:
+def test_quantised_forks_behind_a_shared_prefix_get_the_tokens_of_each_alone(tiny: Tiny) -> None:
     assert all(storm(tiny("qwen3", head_dim=32), branch, STORM, bits=4))
 
 
@@ -307,7 +307,7 @@ def behind_an_image(seeing: Seeing) -> tuple[Any, Callable[[int], Request]]:
     return model, lambda i: looking(model, item, f"Is it {i}{'?' * (i % 9)}", REPLY)
 
 
-def test_a_storm_of_forks_behind_an_image(seeing: Seeing) -> None:
+def test_forks_behind_a_shared_image_get_the_tokens_of_each_alone(seeing: Seeing) -> None:
     assert all(storm(*behind_an_image(seeing), STORM))
 
 
@@ -347,18 +347,18 @@ def test_the_probe_lets_quantised_rows_share(tiny: Tiny) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_storm_of_32_forks(tiny: Tiny, family: str) -> None:
+def test_32_forks_of_a_prefix_get_the_tokens_of_each_alone(tiny: Tiny, family: str) -> None:
     assert all(storm(tiny(family), branch, WIDE))
 
 
 @pytest.mark.sweep
-def test_a_storm_of_32_forks_behind_an_image(seeing: Seeing) -> None:
+def test_32_forks_behind_a_shared_image_get_the_tokens_of_each_alone(seeing: Seeing) -> None:
     assert all(storm(*behind_an_image(seeing), WIDE))
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_storm_of_forks(tiny: Tiny, family: str) -> None:
+def test_any_sequence_of_forks_gets_the_tokens_of_each_alone(tiny: Tiny, family: str) -> None:
     @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
     @given(what=STORMS)
     def check(what: list[Operation]) -> None:
@@ -368,7 +368,7 @@ def test_any_storm_of_forks(tiny: Tiny, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
-def test_an_image_inside_a_shared_prefix(
+def test_rows_share_a_prefix_with_an_image_and_get_the_tokens_of_each_alone(
     family: str, seeing: Seeing, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, item = seeing(family)

@@ -98,7 +98,7 @@ def request_of(model: LoadedModel, turn: Turn) -> Request:
 
 @pytest.mark.parametrize("examples", [1, pytest.param(15, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_and_images_in_any_schedule(vision: Load, family: str, examples: int) -> None:
+def test_any_schedule_gives_tokens_of_each_alone(vision: Load, family: str, examples: int) -> None:
     model = vision(family)
     found = probe(model, model.make_cache, model.kv_layouts)
     assert found.layout != "solo"
@@ -159,7 +159,7 @@ def test_an_image_seen_before_costs_no_vision_tower(vision: Load, family: str) -
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "qwen3_5"])
-def test_the_reuse_matrix_with_images(vision: Load, family: str) -> None:
+def test_repeats_and_next_turns_with_images_reuse_their_prefix(vision: Load, family: str) -> None:
     """A repeated prompt, the next turn, the same image with another question, another image."""
     model = vision(family)
     prefix_cache = PrefixCache(budget=lambda: 2**24)

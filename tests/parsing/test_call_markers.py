@@ -62,7 +62,7 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "read_file", "parameters": SCHEMA}}
 
 
-def test_every_format_marks_its_calls_or_is_known_not_to() -> None:
+def test_every_format_has_its_known_call_marker_or_none() -> None:
     found = {parser.name: call_marker(parser) for parser in TOOL_PARSERS.values()}
     assert {name for name, marker in found.items() if not marker} == UNMARKED
     assert {name: marker for name, marker in found.items() if marker} == MARKERS

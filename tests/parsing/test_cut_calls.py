@@ -56,7 +56,7 @@ def test_a_cut_second_call_is_not_content(name: str) -> None:
             assert found.content.strip() == "", text
 
 
-def test_a_reply_cut_inside_a_json_word() -> None:
+def test_a_call_cut_inside_a_json_word_is_not_content() -> None:
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": nul'
     found = read_chunks([text], tool_parser=PARSERS["hermes"], tools=TOOLS)
     assert (found.content, [called for called, _ in found.calls]) == ("", ["get_weather"])
@@ -71,7 +71,7 @@ def test_a_cut_json_answer_is_content(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(PARSERS) - BARE))
-def test_a_sentence_that_ends_behind_a_marker_is_content(name: str) -> None:
+def test_a_sentence_with_a_call_marker_is_content(name: str) -> None:
     for marker in PARSERS[name].openers():
         text = f"Calls begin with {marker} and then go on."
         assert read_chunks([text], tool_parser=PARSERS[name], tools=TOOLS).content == text

@@ -91,17 +91,17 @@ def tokens_of(case: dict[str, Any]) -> tuple[Any, list[int]]:
 
 
 @pytest.mark.parametrize("case", of_kind("valid_utf8"))
-def test_valid_bytes(case: dict[str, Any]) -> None:
+def test_valid_utf8_is_decoded_to_its_text(case: dict[str, Any]) -> None:
     assert "".join(read(*tokens_of(case))) == case["expected"]["text"]
 
 
 @pytest.mark.parametrize("case", of_kind("invalid_utf8"))
-def test_invalid_bytes(case: dict[str, Any]) -> None:
+def test_invalid_utf8_becomes_replacement_characters(case: dict[str, Any]) -> None:
     assert "".join(read(*tokens_of(case))) == case["expected"]["text_replace"]
 
 
 @pytest.mark.parametrize("case", of_kind("stop_string_across_tokens"))
-def test_stop_strings(case: dict[str, Any]) -> None:
+def test_a_stop_string_across_tokens_ends_the_reply(case: dict[str, Any]) -> None:
     tokenizer, tokens = tokens_of(case)
     reply = Reply(Detokenizer(tokenizer), stops=case["stop"])
     deltas = [delta for token in tokens for delta in reply.push(token)]
@@ -112,7 +112,7 @@ def test_stop_strings(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", of_kind("byte_level_vocab_with_sentencepiece_decoder"))
-def test_wrongly_converted_tokenizer(case: dict[str, Any]) -> None:
+def test_a_vocabulary_with_the_wrong_decoder_still_gives_the_text(case: dict[str, Any]) -> None:
     marked = [word for word in case["vocab"] if word.startswith("<")]
     fast = FastTokenizer(models.BPE(vocab=case["vocab"], merges=[]))
     fast.add_tokens([AddedToken(word, special=False) for word in marked])
@@ -123,7 +123,7 @@ def test_wrongly_converted_tokenizer(case: dict[str, Any]) -> None:
 
 
 @given(data=st.binary(max_size=24), sizes=st.lists(st.integers(1, 4), max_size=24))
-def test_any_bytes_read_as_python_reads_them(data: bytes, sizes: list[int]) -> None:
+def test_any_bytes_are_decoded_as_by_python(data: bytes, sizes: list[int]) -> None:
     pieces, at = [], 0
     for size in [*sizes, *([1] * len(data))]:
         pieces.append(data[at : at + size])
@@ -142,7 +142,7 @@ def test_byte_fallback_reads_any_bytes(data: bytes) -> None:
 
 
 @given(words=st.lists(st.sampled_from([1, 2, 4, 5, "é", "😀"]), max_size=12))
-def test_words_and_bytes_mixed(words: list[int | str]) -> None:
+def test_words_and_byte_tokens_are_decoded_as_by_the_tokenizer(words: list[int | str]) -> None:
     tokenizer = sentencepiece()
     tokens = [
         token
@@ -156,7 +156,7 @@ def test_all_words_but_the_first_keep_their_space() -> None:
     assert "".join(read(sentencepiece(), [1, 5])) == "a b"
 
 
-def test_special_tokens_are_hidden_unless_asked_for() -> None:
+def test_special_tokens_are_hidden_unless_they_are_markers() -> None:
     tokenizer = byte_level([b"a", b"b"], special=["<|call|>", "<|end|>"])
     assert special_tokens(tokenizer) == {2, 3}
     assert "".join(read(tokenizer, [0, 2, 1, 3])) == "ab"
@@ -165,12 +165,12 @@ def test_special_tokens_are_hidden_unless_asked_for() -> None:
     assert "".join(read(tokenizer, [0, 2, 1, 3], visible=visible)) == "a<|call|>b"
 
 
-def test_a_marker_of_several_special_tokens() -> None:
+def test_the_tokens_of_a_marker_of_several_special_tokens_are_visible() -> None:
     tokenizer = byte_level([b"a"], special=["<|start|>", "<|plugin|>"])
     assert marker_tokens(tokenizer, ["<|start|><|plugin|>"]) == {1, 2}
 
 
-def test_an_added_token_with_letters_beyond_ascii() -> None:
+def test_an_added_token_beyond_ascii_is_decoded_to_its_text() -> None:
     tokenizer = byte_level([b"a"], special=["<｜end▁of▁call｜>"])
     visible = marker_tokens(tokenizer, ["<｜end▁of▁call｜>"])
     assert "".join(read(tokenizer, [0, 1], visible=visible)) == "a<｜end▁of▁call｜>"

@@ -14,7 +14,7 @@ VALUES = ["", "\n", "\n\n", " ", "x\n", "\nx", "\n\nx\n\n", " x ", "\tx\r\n", "\
 
 
 @pytest.mark.parametrize("name", ["llama4_pythonic", "lfm2", "olmo3"])
-def test_a_number_beyond_all_floats_loses_no_call(name: str) -> None:
+def test_a_number_beyond_the_float_range_becomes_the_largest_float(name: str) -> None:
     text = written(PARSERS[name], "save", {"n": 0}).replace("=0", "=-964e22717")
     found = read_chunks([text], tool_parser=PARSERS[name], tools=[tool("save", n="number")])
     assert found.whole_calls == [("save", {"n": -sys.float_info.max})]
@@ -22,7 +22,7 @@ def test_a_number_beyond_all_floats_loses_no_call(name: str) -> None:
 
 @pytest.mark.parametrize("declared", ["string", "", "string or list"])
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_a_text_is_read_as_it_is_written(name: str, declared: str) -> None:
+def test_a_text_value_keeps_its_white_space(name: str, declared: str) -> None:
     types = {"": {}, "string or list": {"type": ["string", "array"]}}
     listed = tool("save", text="string", more="string")
     schema = listed["function"]["parameters"]
@@ -47,7 +47,7 @@ UNTYPED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(PARSERS) if PARSERS[n].call_grammar().tagged])
-def test_a_value_without_a_type(name: str) -> None:
+def test_a_value_without_a_declared_type_is_read_as_written(name: str) -> None:
     schema = {"type": "object", "properties": UNTYPED}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     for key, value in (

@@ -15,7 +15,7 @@ MARKS = {"hy_v3": "", "hy_v3_opensource": ":opensource"}
 @pytest.mark.parametrize("parser", sorted(MARKS))
 @pytest.mark.parametrize("suffix", ["", ":opensource"], ids=["plain", "suffix"])
 @pytest.mark.parametrize("opened", [True, None, False])
-def test_thoughts_and_calls(parser: str, suffix: str, opened: bool | None) -> None:
+def test_both_marker_spellings_are_read(parser: str, suffix: str, opened: bool | None) -> None:
     """Either parser reads both spellings."""
     call = written(TOOL_PARSERS["hy_v3"], "put", ARGUMENTS)
     if suffix:

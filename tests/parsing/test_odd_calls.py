@@ -38,7 +38,7 @@ def both(text: str, name: str, tools: list[Any] | None = None) -> WholeReply:
     ("old", "new"),
     [('": "v"', '": v"'), ('"v"', '"v" "w"'), ('{"a"', "{a"), ('"v"', '"v", oops'), ('":', '"')],
 )
-def test_of_a_malformed_call_nothing_is_lost(name: str, old: str, new: str) -> None:
+def test_a_malformed_call_becomes_text(name: str, old: str, new: str) -> None:
     text = written(PARSERS[name], "f", {"a": "v"})
     at = text.rindex(old)
     text = f"{text[:at]}{new}{text[at + len(old) :]} tail"
@@ -69,7 +69,7 @@ def test_an_id_may_follow_the_arguments(arguments: str | None, call_first: bool)
         assert (call.name, call.arguments, call.id) == ("f", wanted, "abc123456")
 
 
-def test_a_malformed_call_behind_a_good_one() -> None:
+def test_a_malformed_call_after_a_good_one_becomes_text() -> None:
     good = '{"name": "f", "parameters": {"a": "x"}}'
     found = both(f'{good}; {{"name": "f", "parameters": {{"a": }}}} tail', "llama3_json")
     assert found.whole_calls == [("f", {"a": "x"})]
@@ -77,7 +77,7 @@ def test_a_malformed_call_behind_a_good_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "kimi_k2", "gemma4", "minimax_m2"])
-def test_a_good_call_behind_a_malformed_one(name: str) -> None:
+def test_a_good_call_after_a_malformed_one_is_read(name: str) -> None:
     good = written(PARSERS[name], "f", {"a": "v"})
     bad = good.replace('"v"', "}v{").replace("v<", "}v{<", 1) if '"v"' in good else "<x>"
     found = both(f"{bad} then {good}", name, TOOLS)
@@ -85,7 +85,7 @@ def test_a_good_call_behind_a_malformed_one(name: str) -> None:
     assert found.content.startswith(bad)
 
 
-def test_json_answers_are_shown_while_they_are_written() -> None:
+def test_a_json_answer_is_streamed_before_it_is_complete() -> None:
     text = '{"city": "Paris", "days": [' + "1, " * 50
     reply = read_chunks([text], tool_parser=PARSERS["llama3_json"])
     assert reply.content == text
@@ -101,7 +101,7 @@ def test_json_answers_are_shown_while_they_are_written() -> None:
         *("qwen3_coder", "glm47", "poolside_v1", "hy_v3"),
     ],
 )
-def test_json_in_a_block_of_tags(name: str) -> None:
+def test_json_calls_inside_the_block_of_a_tagged_format_are_read(name: str) -> None:
     parser = PARSERS[name]
     call = {"name": "f", "arguments": {"a": "</x> {"}}
     bodies = [json.dumps(call), f"\n{json.dumps(call)}\n", json.dumps([call, call])]
@@ -122,7 +122,7 @@ def test_json_in_a_block_of_tags(name: str) -> None:
         ("dots", '<dots_function_call><invoke name="f">{"a": "v"}</invoke></dots_function_call>'),
     ],
 )
-def test_arguments_as_one_json_object(name: str, text: str) -> None:
+def test_a_tagged_call_with_arguments_as_one_json_object_is_read(name: str, text: str) -> None:
     assert both(text, name, TOOLS).whole_calls == [("f", {"a": "v"})]
 
 
@@ -130,7 +130,7 @@ def test_arguments_as_one_json_object(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_an_end_of_turn_behind_a_call_is_no_text(name: str) -> None:
+def test_an_end_of_turn_marker_after_a_call_is_removed(name: str) -> None:
     call = written(PARSERS[name], "f", {"a": "v"})
     for end in TURN_ENDS:
         if PARSERS[name].whole is not None and end not in PARSERS[name].markers:
@@ -162,7 +162,7 @@ def test_an_end_of_turn_that_begins_the_next_call() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(MARKED) - {"minicpm5"}))
-def test_an_empty_list_of_calls_leaves_nothing(name: str) -> None:
+def test_a_marked_empty_list_of_calls_is_removed(name: str) -> None:
     parser = MARKED[name]
     marker = parser.start.rstrip("[")
     nothing = ["", "\n"] if parser.end and marker == parser.start else []
@@ -201,12 +201,12 @@ def test_a_reply_begins_in_a_header(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     "begun", ["assistant to=user<|message|>", "user<|message|>", "<|message|>"]
 )
-def test_muse_begins_with_an_answer(begun: str) -> None:
+def test_a_muse_reply_that_begins_with_an_answer_header_is_read(begun: str) -> None:
     found = read_chunks(list(begun + "Hi<|eot|>"), reasoning_parser=REASONING_PARSERS["muse"])
     assert (found.reasoning, found.content) == ("", "Hi")
 
 
-def test_muse_addresses_a_tool() -> None:
+def test_a_muse_call_addressed_to_a_tool_is_read() -> None:
     call = written(PARSERS["muse"], "f", {"a": "v"})
     text = (
         f" to=functions.f-1<|message|>{call}<|eom|><|start|>assistant to=user<|message|>Hi<|eot|>"
@@ -216,7 +216,7 @@ def test_muse_addresses_a_tool() -> None:
 
 
 @pytest.mark.parametrize("text", ["self", "user said so", "assistant to=user", "to=self: no"])
-def test_muse_words_that_are_no_header(text: str) -> None:
+def test_muse_header_words_in_plain_text_stay_text(text: str) -> None:
     for chunks in ([text], list(text)):
         assert read_chunks(chunks, reasoning_parser=REASONING_PARSERS["muse"]).content == text
 
@@ -229,7 +229,7 @@ def test_muse_words_that_are_no_header(text: str) -> None:
         "commentary to=functions.f <|constrain|>json<|message|>",
     ],
 )
-def test_harmony_begins_in_a_call(begun: str) -> None:
+def test_a_harmony_reply_that_begins_with_a_call_is_read(begun: str) -> None:
     found = both(begun + '{"a": "v"}<|call|>', "harmony")
     assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
 
@@ -238,7 +238,7 @@ def test_harmony_begins_in_a_call(begun: str) -> None:
     "header",
     ["assistant", "assistant to", "assistant to=functions.wri", "assistant to=functions.f "],
 )
-def test_harmony_header_that_is_cut_is_no_content(header: str) -> None:
+def test_a_cut_harmony_header_is_not_content(header: str) -> None:
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>"
     formats = {
         "tool_parser": TOOL_PARSERS["harmony"],
@@ -252,13 +252,13 @@ def test_harmony_header_that_is_cut_is_no_content(header: str) -> None:
         assert both(recipient + name, "harmony").content == ""
 
 
-def test_harmony_words_that_are_no_header() -> None:
+def test_harmony_header_words_in_plain_text_stay_text() -> None:
     for text in ("final answer", "analysis of it", "assistant", "commentary to=you is"):
         assert both(text, "harmony").content == text
 
 
 @pytest.mark.parametrize("begun", ["", "So<|message_sep|>", "So<|message_sep|>\n"])
-def test_gigachat_begins_in_a_header(begun: str) -> None:
+def test_a_gigachat_reply_that_begins_inside_a_header_is_read(begun: str) -> None:
     text = begun + 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
     found = both(text, "gigachat3")
     assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], begun[:2])
@@ -281,7 +281,7 @@ def kimi_call(written_id: str) -> str:
         "f:abc",
     ],
 )
-def test_kimi_ids(written_id: str) -> None:
+def test_a_kimi_call_is_read_with_every_spelling_of_its_id(written_id: str) -> None:
     text = kimi_call(written_id)
     found = both(text, "kimi_k2", [*TOOLS, tool("g", b="string")])
     assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
@@ -296,7 +296,7 @@ def test_a_call_of_kimi_without_a_name_is_text(written_id: str) -> None:
     assert (found.calls, found.content) == ((), text)
 
 
-def test_kimi_names_that_look_like_ids() -> None:
+def test_a_kimi_tool_name_that_looks_like_an_id_is_read() -> None:
     for name in ("call_user", "add", "cafe"):
         text = kimi_call(f"functions.{name}:0")
         assert both(text, "kimi_k2", [tool(name, a="string")]).whole_calls == [(name, {"a": "v"})]

@@ -19,7 +19,7 @@ def parse(*lines: Any) -> list[dict[str, Any]]:
     return list(parse_lines(texts, REGISTRY))
 
 
-def test_calls_and_thoughts() -> None:
+def test_parse_prints_calls_thoughts_and_content_of_each_line() -> None:
     assert parse(
         {"id": "1", "tool_parser": "qwen", "chunks": ["so", CALL[:9], CALL[9:]], "tools": None},
         {"id": 2, "reasoning_parser": "qwen3", "chunks": ["a</think>b"]},
@@ -75,7 +75,7 @@ def test_a_bad_line_gives_an_error_and_the_next_is_read(line: Any, word: str) ->
 
 
 @pytest.mark.parametrize("tools", [[{"function": 3}], [{}], [{"function": {"name": "f"}}]])
-def test_odd_tools_do_no_harm(tools: list[Any]) -> None:
+def test_parse_reads_calls_although_the_tools_are_invalid(tools: list[Any]) -> None:
     for name in TOOL_PARSERS:
         (found,) = parse({"id": 1, "tool_parser": name, "chunks": [CALL], "tools": tools})
         assert "error" not in found

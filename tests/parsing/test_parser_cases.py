@@ -59,7 +59,9 @@ def ways(case: dict[str, Any]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_tool_calls(name: str, tool_parsers: dict[str, Any], read: Callable[..., Any]) -> None:
+def test_each_tool_parser_reads_the_published_cases(
+    name: str, tool_parsers: dict[str, Any], read: Callable[..., Any]
+) -> None:
     parser = tool_parsers[name]
     for case, chunks in ((each, chunks) for each in CALLS[name] for chunks in ways(each)):
         expected = case["expected"]
@@ -73,7 +75,9 @@ def test_tool_calls(name: str, tool_parsers: dict[str, Any], read: Callable[...,
 
 
 @pytest.mark.parametrize("name", THOUGHTS)
-def test_reasoning(name: str, reasoning_parsers: dict[str, Any], read: Callable[..., Any]) -> None:
+def test_each_reasoning_parser_reads_the_published_cases(
+    name: str, reasoning_parsers: dict[str, Any], read: Callable[..., Any]
+) -> None:
     parser = reasoning_parsers[name]
     for case, chunks in ((each, chunks) for each in THOUGHTS[name] for chunks in ways(each)):
         opened = True if case.get("prompt_opened_think") else None
@@ -82,7 +86,7 @@ def test_reasoning(name: str, reasoning_parsers: dict[str, Any], read: Callable[
         assert squeezed(found.reasoning) == squeezed(case["expected"]["reasoning"]), case["id"]
 
 
-def test_every_agreed_case_passes() -> None:
+def test_no_tier_a_case_and_few_tier_b_cases_are_skipped() -> None:
     """Tier A is complete, and of A and B together at least 95 % are."""
     for name in ("tool_parsers.jsonl", "reasoning.jsonl"):
         lines = (DATA / name).read_text(encoding="utf-8").splitlines()

@@ -65,7 +65,7 @@ def chosen(parsers: Mapping[str, Any], template: str) -> str | None:
         ("<|action_start|><|plugin|>", "internlm", None),
     ],
 )
-def test_a_template_chooses(
+def test_the_parsers_are_chosen_by_the_chat_template(
     template: str, tool_parser: str | None, reasoning_parser: str | None
 ) -> None:
     assert chosen(TOOL_PARSERS, template) == tool_parser
@@ -123,7 +123,7 @@ THOUGHT_NAMES = {
 REGISTRY = discover("tool_parsers", "reasoning_parsers")
 
 
-def test_names_that_people_write() -> None:
+def test_every_common_spelling_of_a_parser_name_is_known() -> None:
     for name, written in TOOL_NAMES.items():
         assert {REGISTRY.tool_parser(x).name for x in written.split()} == {name}
     for name, written in THOUGHT_NAMES.items():
@@ -133,7 +133,7 @@ def test_names_that_people_write() -> None:
 @pytest.mark.parametrize(
     ("written", "meant"), [("hermess", "hermes"), ("quen3-coder", "qwen3_coder"), ("glm48", "glm4")]
 )
-def test_an_unknown_name_is_refused_with_names_near_to_it(written: str, meant: str) -> None:
+def test_an_unknown_parser_name_is_refused_with_similar_names(written: str, meant: str) -> None:
     with pytest.raises(BadRequest, match=f"{written}.* did you mean .*'{meant}") as caught:
         REGISTRY.tool_parser(written)
     assert caught.value.param == "tool_parser"
@@ -141,7 +141,7 @@ def test_an_unknown_name_is_refused_with_names_near_to_it(written: str, meant: s
         REGISTRY.tool_parser("zzzzzzzz")
 
 
-def test_no_name_is_taken_twice() -> None:
+def test_no_parser_name_or_alias_belongs_to_two_parsers() -> None:
     for parsers in (TOOL_PARSERS, REASONING_PARSERS):
         owned: dict[str, str] = {}
         for parser in {id(parser): parser for parser in parsers.values()}.values():

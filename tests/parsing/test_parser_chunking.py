@@ -41,7 +41,7 @@ def test_any_cut_gives_the_same_reply(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @quick
 @given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
-def test_plain_text_arrives_unchanged(name: str, parts: list[str]) -> None:
+def test_plain_text_passes_a_tool_parser_unchanged(name: str, parts: list[str]) -> None:
     """Beginnings of markers that never become one are text, to the last character."""
     text = "".join(parts)
     parser = TOOL_PARSERS[name]
@@ -55,7 +55,7 @@ def test_plain_text_arrives_unchanged(name: str, parts: list[str]) -> None:
 @pytest.mark.parametrize("name", THOUGHTS)
 @quick
 @given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=12))
-def test_plain_answers_arrive_unchanged(name: str, parts: list[str]) -> None:
+def test_plain_text_passes_a_reasoning_parser_unchanged(name: str, parts: list[str]) -> None:
     text = "".join(parts)
     parser = REASONING_PARSERS[name]
     found = read_chunks(list(text), reasoning_parser=parser, reasoning_open=False)
@@ -63,7 +63,7 @@ def test_plain_answers_arrive_unchanged(name: str, parts: list[str]) -> None:
     assert found.reasoning == ""
 
 
-def test_nothing_but_openers(tool_parsers: dict[str, Any], read: Callable[..., Any]) -> None:
+def test_openers_alone_give_no_call(tool_parsers: dict[str, Any], read: Callable[..., Any]) -> None:
     """Every parser gives up on text that is nothing but openers."""
     for parser in set(tool_parsers.values()):
         text = (parser.start or "<|start|>") * 200
@@ -71,7 +71,7 @@ def test_nothing_but_openers(tool_parsers: dict[str, Any], read: Callable[..., A
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_text_nested_without_end(name: str) -> None:
+def test_endlessly_nested_text_gives_no_calls_and_no_error(name: str) -> None:
     """Nothing that a model writes raises or is read for ever; not the deepest nesting either."""
     parser = TOOL_PARSERS[name]
     heads = ['{"name": "f", "arguments": ', "call:f{a:", "f[ARGS]", "functions.f:0", "[f(a=", ""]
@@ -82,7 +82,7 @@ def test_text_nested_without_end(name: str) -> None:
                 assert found.whole_calls == []
 
 
-def test_a_parser_that_reads_nothing() -> None:
+def test_a_third_party_parser_that_consumes_nothing_does_not_hang() -> None:
     """A stranger's parser that leaves its marker unread does not hold the engine up."""
 
     def scan(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -92,7 +92,7 @@ def test_a_parser_that_reads_nothing() -> None:
     assert read_chunks(["a<c>b"], tool_parser=parser).content == "a<c>b"
 
 
-def test_a_plain_parser_of_a_plugin() -> None:
+def test_a_plugin_parser_with_only_start_end_and_parse_reads_calls() -> None:
     """`start`, `end` and `parse` are all that a format needs."""
 
     def parse(text: str, tools: Tools) -> list[ToolCall]:

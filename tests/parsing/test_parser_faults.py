@@ -59,7 +59,7 @@ TEXT = 'so <call>{"name": "f"}</call> end'
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_text_is_passed_on(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_a_failed_parser_is_content(name: str, caplog: pytest.LogCaptureFixture) -> None:
     for chunks in ([TEXT], list(TEXT)):
         caplog.clear()
         reply = Reply(tool_parser=BROKEN[name])
@@ -72,7 +72,7 @@ def test_the_text_is_passed_on(name: str, caplog: pytest.LogCaptureFixture) -> N
         assert fault in caplog.text
 
 
-def test_text_that_is_nested_too_deeply_is_no_fault_of_its_parser() -> None:
+def test_too_deeply_nested_text_is_content_and_no_parser_fault() -> None:
     """The model wrote it: a parser in ten lines need not know how deep Python can read."""
     nested = f'<call>{{"name": "f", "args": {"[" * 100_000}</call> end'
     reply = Reply(tool_parser=BROKEN["angle"])
@@ -80,7 +80,7 @@ def test_text_that_is_nested_too_deeply_is_no_fault_of_its_parser() -> None:
     assert (found.content, found.calls, reply.faults) == (nested, (), [])
 
 
-def test_a_reader_of_whole_replies_that_raises() -> None:
+def test_text_after_a_failed_reasoning_parser_becomes_content() -> None:
     reply = Reply(reasoning_parser=ReasoningParser("mine", "", "", whole=whole))
     deltas = reply.push_text("so the rest") + reply.finish("stop")[0]
     assert put_together(deltas, "stop").content == "the rest"
@@ -127,7 +127,7 @@ def test_a_call_that_the_parser_cannot_read_is_not_enforced(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({parser.name for parser in TOOL_PARSERS.values()}))
 @pytest.mark.parametrize("blank", ["", " ", "\n"])
-def test_names_of_nothing_are_no_fault(name: str, blank: str) -> None:
+def test_empty_tool_and_parameter_names_are_no_parser_fault(name: str, blank: str) -> None:
     """A model may write a call without a name, and a parameter without one."""
     parser = TOOL_PARSERS[name]
     schema = tool("f", **{blank: "string"})["function"]["parameters"]

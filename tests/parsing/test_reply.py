@@ -44,7 +44,7 @@ def by_character(text: str, **formats: Any) -> list[Delta]:
 # ---- tool calls
 
 
-def test_the_name_comes_first_then_the_arguments_as_they_are_written() -> None:
+def test_a_call_is_streamed_as_its_name_and_then_pieces_of_arguments() -> None:
     pieces = [p for d in by_character(CALL, tool_parser=HERMES) for p in d.tool_calls]
     assert (pieces[0].id, pieces[0].name) == ("call_0", "f")
     assert all(p.id is None and p.name is None for p in pieces[1:])
@@ -82,17 +82,17 @@ def _tool(name: str, properties: dict[str, Any], **schema: Any) -> dict[str, Any
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-def test_only_the_first_call_where_parallel_calls_are_off() -> None:
+def test_without_parallel_calls_only_the_first_call_is_read() -> None:
     found = read_chunks([CALL + CALL], tool_parser=HERMES, parallel=False)
     assert len(found.calls) == 1
 
 
-def test_ids_are_the_callers() -> None:
+def test_call_ids_come_from_the_given_function() -> None:
     deltas = by_character(CALL + CALL, tool_parser=HERMES, ids=lambda n: f"call_x{n}")
     assert [p.id for d in deltas for p in d.tool_calls if p.id] == ["call_x0", "call_x1"]
 
 
-def test_a_cut_call_keeps_its_reason() -> None:
+def test_a_cut_call_is_partial_and_keeps_the_finish_reason() -> None:
     reply = Reply(tool_parser=HERMES)
     deltas = reply.push_text(CALL[:45])
     last, reason = reply.finish("length")
@@ -103,7 +103,7 @@ def test_a_cut_call_keeps_its_reason() -> None:
     assert reply.calls == 0
 
 
-def test_a_whole_call_without_its_closing_tag_counts() -> None:
+def test_a_complete_call_without_its_closing_tag_is_read() -> None:
     found = read_chunks([CALL.removesuffix("\n</tool_call>")], tool_parser=HERMES)
     assert found.whole_calls == [("f", {"a": [1, {"b": "c"}]})]
     assert found.reason == "tool_calls"
@@ -115,7 +115,7 @@ def test_length_stays_length_after_whole_calls() -> None:
     assert reply.finish("length")[1] == "length"
 
 
-def test_arguments_that_turn_bad_after_they_began_stay_partial() -> None:
+def test_arguments_that_become_invalid_stay_partial() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>tail'
     found = read_chunks(list(text), tool_parser=HERMES)
     assert found.calls == (("f", '{"a": 1'),)
@@ -158,7 +158,7 @@ def test_raw_line_ends_and_trailing_commas_become_json() -> None:
         ({}, "12", "12"),
     ],
 )
-def test_types_come_from_the_schema(schema: dict[str, Any], text: str, value: Any) -> None:
+def test_value_types_come_from_the_schema(schema: dict[str, Any], text: str, value: Any) -> None:
     tools = [_tool("f", {"a": schema}, **{"$defs": {"P": {"type": "object"}}})]
     reply = f"<tool_call><function=f><parameter=a>\n{text}\n</parameter></function></tool_call>"
     found = read_chunks(list(reply), tool_parser=CODER, tools=tools)
@@ -170,7 +170,7 @@ def test_types_come_from_the_schema(schema: dict[str, Any], text: str, value: An
 
 
 @pytest.mark.parametrize("stop", ["STOP", "ST", "OP!", "OP! g"])
-def test_a_stop_string_over_token_borders(stop: str) -> None:
+def test_a_stop_string_across_tokens_ends_the_text_before_it(stop: str) -> None:
     reply = Reply(Characters(), stops=[stop])
     deltas = push_all(reply, "so STOP! go")
     assert reply.stopped
@@ -201,14 +201,14 @@ def test_stop_strings_act_on_the_answer_alone(stop: str) -> None:
         assert found.whole_calls == [("f", {"a": [1, {"b": "c"}]})]
 
 
-def test_a_stop_string_after_a_thought_that_holds_it() -> None:
+def test_a_stop_string_inside_a_thought_does_not_end_the_reply() -> None:
     text = "<think>a STOP\n\nb</think>\n\nc\n\nd STOP e"
     for stop, content in (("STOP", "c\n\nd "), ("\n\n", "c")):
         found = read_chunks(list(text), reasoning_parser=QWEN3, tool_parser=HERMES, stops=[stop])
         assert (found.reasoning, found.content) == ("a STOP\n\nb", content)
 
 
-def test_a_stop_string_that_the_limit_brings_to_light_is_the_reason() -> None:
+def test_a_stop_string_in_an_unfinished_call_ends_the_reply() -> None:
     """A call that was none is shown at the end of the reply."""
     reply = Reply(tool_parser=HERMES, stops=["STOP"])
     deltas = reply.push_text('<tool_call>{"a": "STOP')
@@ -221,12 +221,12 @@ def test_a_stop_string_does_not_reach_over_the_end_of_a_thought() -> None:
     assert (found.reasoning, found.content) == ("ST", "OP")
 
 
-def test_half_a_stop_string_is_shown_before_a_call() -> None:
+def test_a_partial_stop_string_before_a_call_is_content() -> None:
     found = read_chunks(list("so ST" + CALL), tool_parser=HERMES, stops=["STOP"])
     assert (found.content, len(found.calls)) == ("so ST", 1)
 
 
-def test_nothing_follows_a_stop_string() -> None:
+def test_text_after_a_stop_string_is_dropped() -> None:
     reply = Reply(stops=["X"])
     reply.push_text("aX")
     assert reply.push_text("more") == []
@@ -237,7 +237,7 @@ def test_nothing_follows_a_stop_string() -> None:
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_thought_then_a_call(opened: bool) -> None:
+def test_a_thought_followed_by_a_call_is_read_as_both(opened: bool) -> None:
     text = ("" if opened else "<think>") + f"let me see\n</think>\n\n{CALL}"
     found = read_chunks(
         list(text), reasoning_parser=QWEN3, tool_parser=HERMES, reasoning_open=opened
@@ -266,7 +266,7 @@ def test_a_thought_and_what_follows(
     assert len(found.whole_calls) == text.count(CALL)
 
 
-def test_what_is_known_of_thoughts_after_every_token() -> None:
+def test_in_reasoning_and_the_reasoning_token_count_follow_every_token() -> None:
     reply = Reply(Characters(), reasoning_parser=QWEN3, reasoning_open=True)
     assert reply.in_reasoning
     push_all(reply, "abc</think>")
@@ -278,7 +278,7 @@ def test_what_is_known_of_thoughts_after_every_token() -> None:
 # ---- logprobs
 
 
-def test_every_logprob_comes_with_the_text_it_belongs_to() -> None:
+def test_every_logprob_is_delivered_with_its_text() -> None:
     text = "so <tool STOP no" + CALL
     reply = Reply(Characters(), tool_parser=HERMES, stops=["STOPS"])
     deltas = push_all(reply, text) + reply.finish("stop")[0]
@@ -291,7 +291,7 @@ def test_every_logprob_comes_with_the_text_it_belongs_to() -> None:
             assert tokens == shown
 
 
-def test_logprobs_of_a_stop_string_are_not_shown() -> None:
+def test_logprobs_of_a_stop_string_are_removed() -> None:
     reply = Reply(Characters(), stops=["STOP"])
     deltas = push_all(reply, "ab STOP") + reply.finish("stop")[0]
     assert "".join(x.token for d in deltas for x in d.logprobs) == "ab "

@@ -24,7 +24,7 @@ def outer(name: str, inner: str) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_a_whole_call_in_a_value(name: str) -> None:
+def test_a_complete_call_inside_a_value_stays_text(name: str) -> None:
     for other, inner in INNER.items():
         text, arguments = outer(name, inner)
         found = read_chunks([text], tool_parser=PARSERS[name], tools=TOOLS)
@@ -35,7 +35,7 @@ def test_a_whole_call_in_a_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-def test_a_cut_or_spoilt_call_with_a_call_in_its_value(name: str) -> None:
+def test_a_call_inside_the_value_of_a_broken_call_is_never_called(name: str) -> None:
     """Wherever the outer call ends or goes wrong, the inner one is not called."""
     chance = random.Random(name)
     for inner in dict.fromkeys((INNER[name], *chance.sample(sorted(INNER.values()), 2))):
@@ -66,7 +66,7 @@ def tags(name: str) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("name", TAGGED)
 @pytest.mark.parametrize("first", ["path", "content"])
-def test_a_value_ends_where_its_block_does(name: str, first: str) -> None:
+def test_closing_tags_inside_a_value_do_not_end_the_value(name: str, first: str) -> None:
     """A value with the tags that end values, calls and blocks is whole."""
     value, call, block = tags(name)
     pair = written(PARSERS[name], "write", {"z": "1"}).split(call)[0].partition("write")[2]
@@ -90,7 +90,7 @@ def test_a_value_ends_where_its_block_does(name: str, first: str) -> None:
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_a_closing_tag_that_stands_twice(name: str) -> None:
+def test_a_doubled_closing_tag_closes_a_value_once(name: str) -> None:
     """It closes a value once. Where the first one may be text of the value, there is no call."""
     value, *_ = tags(name)
     arguments = {"path": "a.txt", "content": "b"}
@@ -107,7 +107,7 @@ def test_a_closing_tag_that_stands_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_of_a_parameter_that_stands_twice_the_second_value_counts(name: str) -> None:
+def test_the_second_value_of_a_repeated_parameter_counts(name: str) -> None:
     """As in other servers. Where it stands in another value's text, it is text."""
     text = written(PARSERS[name], "write", {"path": "a.txt", "content": "b"})
     found = read_chunks(list(text.replace("content", "path")), tool_parser=PARSERS[name])
@@ -128,7 +128,7 @@ def test_of_a_parameter_that_stands_twice_the_second_value_counts(name: str) -> 
 
 
 @pytest.mark.parametrize("name", TAGGED)
-def test_text_and_calls_after_a_block(name: str) -> None:
+def test_text_and_calls_after_a_call_block_are_read(name: str) -> None:
     *_, block = tags(name)
     arguments = {"path": "a.txt", "content": "b"}
     text = written(PARSERS[name], "write", arguments)
@@ -157,7 +157,7 @@ def test_text_and_calls_after_a_block(name: str) -> None:
         ),
     ],
 )
-def test_raw_characters(name: str, text: str) -> None:
+def test_cdata_sections_and_escapes_in_a_value_stay_text(name: str, text: str) -> None:
     found = read_chunks(list(text), tool_parser=PARSERS[name], tools=[tool("f", a="string")])
     ((called, arguments),) = found.whole_calls
     assert called == "f"
@@ -176,20 +176,20 @@ def test_raw_characters(name: str, text: str) -> None:
         "</param></function>]]></param></function>",
     ],
 )
-def test_an_element_that_is_no_call_is_text_as_a_whole(text: str) -> None:
+def test_an_invalid_call_element_becomes_text_with_its_inner_call(text: str) -> None:
     for chunks in ([text + " tail"], list(text + " tail")):
         found = read_chunks(chunks, tool_parser=PARSERS["minicpm5"], tools=TOOLS)
         assert (found.calls, found.content) == ((), text + " tail")
 
 
-def test_a_call_of_no_tool_is_text_as_a_whole() -> None:
+def test_a_call_of_an_unknown_tool_becomes_text_with_its_inner_call() -> None:
     inner = "<function=g><parameter=b>x</parameter></function>"
     text = f"<tool_call><function=e><parameter=a>{inner}</parameter></function></tool_call>"
     found = read_chunks(list(text), tool_parser=PARSERS["nemotron"], tools=TOOLS)
     assert (found.calls, found.content) == ((), text)
 
 
-def test_json_that_is_no_call_holds_none() -> None:
+def test_a_call_inside_a_json_answer_is_not_called() -> None:
     """An answer in JSON is an answer, whatever stands in it; so is JSON that breaks off."""
     call = '{"name": "g", "parameters": {"b": "x"}}'
     for text in (f'{{"plan": [{call}]}} so', f'{{"name": "f", "parameters": oops {call}}}'):

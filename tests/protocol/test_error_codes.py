@@ -3,7 +3,7 @@
 from mlx_provider.errors import RequestFailed, error_classes, from_code
 
 
-def test_a_plugins_error_does_not_take_the_place_of_ours() -> None:
+def test_an_error_class_of_a_plugin_does_not_replace_that_of_its_code() -> None:
     class Theirs(RequestFailed):
         """It has the code of its parent."""
 

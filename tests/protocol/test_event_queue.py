@@ -21,7 +21,7 @@ async def read(queue: EventQueue) -> list[Event]:
     return found
 
 
-async def test_put_in_the_loop() -> None:
+async def test_events_put_in_the_loop_reach_the_reader() -> None:
     queue = EventQueue()
     reader = asyncio.create_task(read(queue))
     for index in range(5):
@@ -32,7 +32,7 @@ async def test_put_in_the_loop() -> None:
     assert await reader == [*(Delta(index=index) for index in range(5)), FAILED]
 
 
-async def test_put_in_a_thread() -> None:
+async def test_events_put_in_a_thread_reach_the_reader() -> None:
     queue = EventQueue()
 
     def write() -> None:
@@ -48,7 +48,7 @@ async def test_put_in_a_thread() -> None:
     thread.join()
 
 
-async def test_everything_waits_before_the_reader_comes() -> None:
+async def test_events_put_before_the_reader_starts_are_joined_and_delivered() -> None:
     queue = EventQueue()
     queue.put([Delta(content="a")])
     queue.put([Delta(content="b")])
@@ -57,7 +57,7 @@ async def test_everything_waits_before_the_reader_comes() -> None:
     assert await queue.aget() == []
 
 
-async def test_nothing_put_is_not_the_end() -> None:
+async def test_putting_no_event_does_not_end_the_reader() -> None:
     queue = EventQueue()
     reader = asyncio.create_task(read(queue))
     await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_nothing_put_is_not_the_end() -> None:
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-def test_a_loop_that_ends_meanwhile_hurts_no_writer(in_thread: bool) -> None:
+def test_a_put_succeeds_although_the_loop_of_the_reader_has_closed(in_thread: bool) -> None:
     queue, loop = EventQueue(), asyncio.new_event_loop()
     reading = loop.create_task(queue.aget())
     loop.run_until_complete(asyncio.sleep(0))

@@ -25,7 +25,7 @@ def environ(tmp_path):
     return {**own, **dead, "HOME": str(tmp_path), "PYTHONPATH": paths, "COLUMNS": "200"}
 
 
-def test_from_nothing_but_the_package(environ, tmp_path):
+def test_the_demo_runs_without_network_in_an_empty_home(environ, tmp_path):
     done = subprocess.run(
         [sys.executable, "-u", "-c", CODE],
         env=environ,
@@ -41,7 +41,7 @@ def test_from_nothing_but_the_package(environ, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_it_with_130(monkeypatch):
+def test_ctrl_c_ends_the_demo_with_130(monkeypatch):
     @contextmanager
     def stage():
         os.kill(os.getpid(), signal.SIGINT)

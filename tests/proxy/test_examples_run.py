@@ -33,7 +33,7 @@ print(sorted({HEAVY} & set(sys.modules)))
         ("anthropic", "", "AUTH_TOKEN", ["Rome"]),
     ],
 )
-def test_a_client(proxy, own_engine, capsys, monkeypatch, name, path, key, said):
+def test_example_clients_get_answers(proxy, own_engine, capsys, monkeypatch, name, path, key, said):
     for variable in [each for each in os.environ if each.upper().endswith("_PROXY")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv(f"{name.upper()}_BASE_URL", proxy.url + path)
@@ -50,7 +50,7 @@ def test_a_script_with_the_handler_loads_no_engine(own_engine):
     assert out.splitlines()[-1] == "[]"
 
 
-def test_the_proxy_config():
+def test_the_example_proxy_config_names_the_handler_and_valid_options():
     path = EXAMPLES / "litellm_config.yaml"
     config = yaml.safe_load(path.read_text())
     (entry,) = config["litellm_settings"]["custom_provider_map"]

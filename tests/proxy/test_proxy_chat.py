@@ -38,7 +38,7 @@ def test_stream_and_non_stream_agree(proxy, engine, client, raw):
     assert "".join(delta.get("content") or "" for delta in deltas) == "one two three"
 
 
-def test_usage_is_the_engines(engine, client):
+def test_chat_usage_is_reported_by_the_engine(engine, client):
     whole = client.chat.completions.create(model="scripted", messages=say("one two three"))
     chunks = streamed(client, messages=say("one two three"), stream_options={"include_usage": True})
     for usage in (whole.usage, chunks[-1].usage):
@@ -47,7 +47,7 @@ def test_usage_is_the_engines(engine, client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tools(engine, client, stream):
+def test_a_tool_call_arrives_whole_and_streamed_through_the_proxy(engine, client, stream):
     with client.chat.completions.stream(
         model="scripted", messages=say("weather"), tools=TOOLS
     ) as events:
@@ -78,7 +78,7 @@ def test_operator_options_reach_the_engine_and_a_client_cannot_set_them(engine, 
     assert len(engine.request["tenant"]) > len("key:")
 
 
-def test_extensions_arrive(engine, client):
+def test_extra_parameters_and_the_session_header_reach_the_engine(engine, client):
     client.chat.completions.create(
         model="scripted",
         messages=say("x"),
@@ -102,7 +102,7 @@ def test_warnings_and_rate_are_headers(engine, raw):
     assert reply.headers["llm_provider-x-mlx-tokens-per-second"] == "50.0"
 
 
-def test_aliases_of_one_model_list_their_own_contexts(client, raw):
+def test_aliases_of_one_model_list_separate_contexts(client, raw):
     for alias in ("demo", "brief"):
         say_hi = [{"role": "user", "content": "Hi"}]
         client.chat.completions.create(model=alias, messages=say_hi, max_tokens=1)
@@ -113,7 +113,7 @@ def test_aliases_of_one_model_list_their_own_contexts(client, raw):
     )
 
 
-def test_the_context_is_listed_once_an_engine_has_told_it(engine, client, raw):
+def test_the_proxy_lists_the_context_after_an_engine_has_reported_it(engine, client, raw):
     client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "x"}])
     listed = {each["id"]: each for each in raw.get("/v1/models").json()["data"]}
     assert listed["scripted"]["max_input_tokens"] == 2048
@@ -122,7 +122,7 @@ def test_the_context_is_listed_once_an_engine_has_told_it(engine, client, raw):
     assert info["scripted"]["model_info"]["max_input_tokens"] == 2048
 
 
-def test_what_was_never_asked_is_known_beforehand(raw):
+def test_the_proxy_lists_context_and_abilities_before_any_request(raw):
     """From the config and the folder; no engine has said a word of it."""
     listed = {each["id"]: each for each in raw.get("/v1/models").json()["data"]}
     assert listed["unasked"]["max_input_tokens"] == 900
@@ -137,6 +137,6 @@ def test_what_was_never_asked_is_known_beforehand(raw):
     assert info["absent"]["supports_function_calling"]
 
 
-def test_the_log_warns_of_no_prices(proxy, client):
+def test_the_proxy_logs_no_warning_about_prices(proxy, client):
     client.chat.completions.create(model="scripted", messages=say("one"))
     assert "pricing" not in (proxy.log.read_text() or "pricing: the log is empty")

@@ -14,7 +14,7 @@ def told(reply, *, stream):
     return texts
 
 
-def test_each_chunk_has_a_text(engine, raw):
+def test_each_streamed_completion_chunk_has_a_text(engine, raw):
     body = {"model": "scripted", "prompt": ["one two", "x"], "stream": True}
     lines = raw.post("/v1/completions", json=body).text.split("\n\n")
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -23,7 +23,7 @@ def test_each_chunk_has_a_text(engine, raw):
     assert all(isinstance(choice["text"], str) for choice in choices)
 
 
-def test_what_is_refused(engine, raw):
+def test_invalid_completion_prompts_are_refused_with_the_reason(engine, raw):
     sent = {"model": "scripted", "prompt": "x"}
     for more, words in (
         ({"prompt": ["x", "toolong"]}, "prompt[1]: prompt is too long"),
@@ -39,7 +39,7 @@ def test_what_is_refused(engine, raw):
     engine.wait_for(lambda seen: len({*seen["cancelled"], *seen["finished"]}) == 1)
 
 
-def test_the_shipped_model(client, own_engine):
+def test_several_prompts_of_the_demo_model_get_the_text_of_each_alone(client, own_engine):
     """Each prompt of several gets what it gets alone, as text and as tokens; echo shows both."""
 
     def ask(prompt, **more):

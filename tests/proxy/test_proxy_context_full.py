@@ -25,17 +25,17 @@ def refused(call):
 
 
 @STREAMED
-def test_chat(engine, client, stream):
+def test_a_full_context_of_chat_has_the_error_of_openai(engine, client, stream):
     create = client.chat.completions.create
     body = refused(lambda: create(model="scripted", messages=said("toolong"), stream=stream))
     assert body["param"] == "messages"
 
 
-def test_responses(engine, client):
+def test_a_full_context_of_a_response_has_the_error_of_openai(engine, client):
     refused(lambda: client.responses.create(model="scripted", input="toolong"))
 
 
-def test_streamed_responses_fail_as_codex_reads_it(engine, client, raw):
+def test_a_full_context_of_a_streamed_response_has_the_code_that_codex_reads(engine, client, raw):
     """Of an error of status 400 Codex reads no code, and its session ends."""
     *_, last = client.responses.create(model="scripted", input="toolong", stream=True)
     assert last.type == "response.failed"
@@ -50,7 +50,7 @@ def test_streamed_responses_fail_as_codex_reads_it(engine, client, raw):
 
 
 @STREAMED
-def test_messages(engine, claude, stream):
+def test_a_full_context_of_messages_has_the_error_of_anthropic(engine, claude, stream):
     with pytest.raises(anthropic.BadRequestError, match=WORDS) as caught:
         claude.messages.create(
             model="scripted", max_tokens=9, messages=said("toolong"), stream=stream

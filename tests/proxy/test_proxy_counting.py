@@ -47,7 +47,7 @@ def post(raw, path, body, **more):
 
 
 @pytest.mark.parametrize("image", [False, True])
-def test_messages(raw, own_engine, image):
+def test_the_token_count_of_messages_equals_the_usage(raw, own_engine, image):
     content = [{"type": "text", "text": ASKED}, *([MESSAGES_IMAGE] if image else [])]
     body = {"messages": [{"role": "user", "content": content}], "system": SYSTEM}
     body |= {"tools": MESSAGES_TOOLS}
@@ -59,7 +59,7 @@ def test_messages(raw, own_engine, image):
 
 
 @pytest.mark.parametrize("image", [False, True])
-def test_responses(raw, own_engine, image):
+def test_the_token_count_of_responses_equals_the_usage(raw, own_engine, image):
     content = [{"type": "input_text", "text": ASKED}, *([RESPONSES_IMAGE] if image else [])]
     body = {"input": [{"role": "user", "content": content}], "instructions": SYSTEM}
     body |= {"tools": [{"type": "function", **TOOL}]}
@@ -68,7 +68,7 @@ def test_responses(raw, own_engine, image):
 
 
 @pytest.mark.parametrize("image", [False, True])
-def test_chat(raw, own_engine, image):
+def test_the_token_count_of_chat_equals_the_usage(raw, own_engine, image):
     content = [{"type": "text", "text": ASKED}, *([CHAT_IMAGE] if image else [])]
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
     body = {"messages": messages, "tools": CHAT_TOOLS}
@@ -78,7 +78,7 @@ def test_chat(raw, own_engine, image):
 
 
 @pytest.mark.parametrize("mark", [{}, {"prefix": True}])
-def test_what_the_assistant_said_last(raw, own_engine, mark):
+def test_the_token_count_includes_the_last_assistant_message(raw, own_engine, mark):
     """A turn of its own, or the beginning of the reply."""
     said = {"role": "assistant", "content": "The capital of France is"} | mark
     body = {"messages": [{"role": "user", "content": ASKED}, said]}
@@ -86,17 +86,17 @@ def test_what_the_assistant_said_last(raw, own_engine, mark):
     assert post(raw, "/utils/token_counter", body)["total_tokens"] == truth
 
 
-def test_a_prompt(raw, own_engine):
+def test_the_token_count_of_a_text_prompt_equals_the_usage(raw, own_engine):
     truth = post(raw, "/v1/completions", {"prompt": ASKED}, max_tokens=1)["usage"]["prompt_tokens"]
     assert post(raw, "/utils/token_counter", {"prompt": ASKED})["total_tokens"] == truth
 
 
-def test_more_than_the_context_is_counted_too(raw, own_engine):
+def test_a_prompt_beyond_the_context_is_counted(raw, own_engine):
     body = {"messages": [{"role": "user", "content": "word " * 70_000}]}
     assert post(raw, "/v1/messages/count_tokens", body)["input_tokens"] >= 65_536
 
 
-def test_nothing_is_run_for_a_count(engine, raw):
+def test_a_token_count_generates_nothing(engine, raw):
     body = {"messages": [{"role": "user", "content": "x"}], "tools": MESSAGES_TOOLS}
     reply = post(raw, "/v1/messages/count_tokens", body, model="scripted")
     assert reply["input_tokens"] == 101
@@ -114,14 +114,14 @@ def test_nothing_is_run_for_a_count(engine, raw):
         ("anything//etc", "x", 404, "/etc"),
     ],
 )
-def test_what_cannot_be_counted(engine, raw, model, content, status, words):
+def test_a_token_count_that_fails_has_status_and_reason(engine, raw, model, content, status, words):
     body = {"model": model, "messages": [{"role": "user", "content": content}]}
     reply = raw.post("/v1/messages/count_tokens", json=body)
     assert (reply.status_code, words in reply.text) == (status, True), reply.text
     assert "Traceback" not in reply.text
 
 
-def test_an_engine_that_is_full_leaves_an_estimate(engine, raw):
+def test_a_token_count_of_a_full_engine_is_a_local_estimate(engine, raw):
     body = {"messages": [{"role": "user", "content": "full"}]}
     reply = post(raw, "/v1/messages/count_tokens", body, model="scripted")
     assert reply["litellm_count_source"] == "local_estimate"

@@ -11,7 +11,7 @@ def say(text):
     return [{"role": "user", "content": text}]
 
 
-def test_messages(engine, claude):
+def test_the_messages_route_answers_whole_and_streamed(engine, claude):
     whole = claude.messages.create(model="scripted", max_tokens=9, messages=say("one two"))
     assert whole.content[-1].text == "one two"
     assert whole.usage.cache_read_input_tokens == 5
@@ -24,7 +24,7 @@ def test_messages(engine, claude):
     assert engine.request["max_tokens"] == 9
 
 
-def test_messages_with_tools_and_thoughts(engine, claude):
+def test_messages_return_thoughts_and_tool_calls(engine, claude):
     with claude.messages.stream(
         model="scripted",
         max_tokens=2000,
@@ -41,7 +41,7 @@ def test_messages_with_tools_and_thoughts(engine, claude):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_how_a_message_ended(engine, claude, stream):
+def test_messages_report_the_stop_reason_and_the_stop_sequence(engine, claude, stream):
     def ask(text, **more):
         given = {"model": "scripted", "max_tokens": 9, "messages": say(text), **more}
         if not stream:
@@ -57,7 +57,7 @@ def test_how_a_message_ended(engine, claude, stream):
     assert ask("weather", tools=[TOOL]).stop_reason == "tool_use"
 
 
-def test_one_call_at_a_time_and_a_cached_prompt(engine, raw):
+def test_disable_parallel_tool_use_and_cache_control_reach_the_engine(engine, raw):
     body = {"model": "scripted", "max_tokens": 9, "messages": say("x"), "tools": [TOOL]}
     alone = {"type": "auto", "disable_parallel_tool_use": True}
     mark = {"type": "ephemeral", "ttl": "1h"}
@@ -72,7 +72,7 @@ def test_one_call_at_a_time_and_a_cached_prompt(engine, raw):
     assert "tool_choice.disable_parallel_tool_use" in reply.text
 
 
-def test_claude_codes_extras_are_no_error(engine, claude):
+def test_the_extra_parameters_of_claude_code_are_accepted(engine, claude):
     claude.beta.messages.create(
         model="scripted",
         max_tokens=9,
@@ -92,7 +92,7 @@ def test_claude_codes_extras_are_no_error(engine, claude):
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"type": "integer"}}}
 
 
-def test_schemas_of_answers_arrive_as_they_are(engine, claude, client):
+def test_response_schemas_reach_the_engine_unchanged_on_every_route(engine, claude, client):
     """On every route: the bridges drop some, and demand every property of others."""
     form = {"type": "json_schema", "schema": SCHEMA}
     for name, given in (
@@ -119,7 +119,7 @@ def test_schemas_of_answers_arrive_as_they_are(engine, claude, client):
         assert engine.request["response_format"]["json_schema"]["schema"] == SCHEMA
 
 
-def test_limits_of_any_length(engine, claude, client):
+def test_a_token_limit_of_minus_one_is_no_limit_and_true_is_refused(engine, claude, client):
     """-1 is no limit, as for LM Studio and llama.cpp; a truth value is no number."""
     ask = client.chat.completions.create
     ask(model="scripted", messages=say("x"), max_tokens=-1)
@@ -135,7 +135,7 @@ def test_limits_of_any_length(engine, claude, client):
             ask(model="scripted", messages=say("x"), extra_body={name: True})
 
 
-def test_the_last_message_is_continued(engine, client):
+def test_continue_final_message_continues_the_last_assistant_message(engine, client):
     history = [*say("x"), {"role": "assistant", "content": "one"}]
     body = {"continue_final_message": True, "add_generation_prompt": False}
     ask = client.chat.completions.create
@@ -145,7 +145,7 @@ def test_the_last_message_is_continued(engine, client):
         ask(model="scripted", messages=say("x"), extra_body=body)
 
 
-def test_responses(engine, client):
+def test_the_responses_route_answers_whole_and_streamed(engine, client):
     whole = client.responses.create(model="scripted", input="one two", reasoning={"effort": "low"})
     assert whole.output_text == "one two"
     assert engine.request["template"]["reasoning_effort"] == "low"
@@ -155,7 +155,7 @@ def test_responses(engine, client):
         assert events.get_final_response().output_text == "one two"
 
 
-def test_codex_extras_are_no_error(engine, client):
+def test_the_extra_parameters_of_codex_are_accepted(engine, client):
     client.responses.create(
         model="scripted",
         instructions="be brief",

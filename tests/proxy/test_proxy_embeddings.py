@@ -11,7 +11,7 @@ def ask(client, texts, **more):
     return client.embeddings.create(model="embedder", input=texts, **more)
 
 
-def test_texts_by_openai_s_client(client, own_engine, embedding_model):
+def test_embeddings_of_texts_and_of_their_tokens_are_equal(client, own_engine, embedding_model):
     found = ask(client, TEXTS)
     assert [each.index for each in found.data] == [0, 1, 2]
     assert found.usage.prompt_tokens == found.usage.total_tokens > 3
@@ -32,7 +32,7 @@ def test_texts_by_openai_s_client(client, own_engine, embedding_model):
     assert ask(client, tokens[0]).data[0].embedding == found.data[0].embedding
 
 
-def test_base64_is_base64(raw, own_engine):
+def test_the_encoding_format_decides_between_list_and_base64(raw, own_engine):
     asked = {"model": "embedder", "input": "fox"}
     for form, kind in ((None, list), ("float", list), ("base64", str)):
         more = {} if form is None else {"encoding_format": form}
@@ -40,7 +40,7 @@ def test_base64_is_base64(raw, own_engine):
         assert isinstance(reply["data"][0]["embedding"], kind)
 
 
-def test_what_is_refused(raw, own_engine):
+def test_invalid_embedding_inputs_are_refused_with_their_index(raw, own_engine):
     asked = {"model": "embedder", "input": "fox"}
     for more, words in (
         ({"input": ""}, "input[0]: it is empty"),
@@ -66,7 +66,7 @@ def test_what_is_refused(raw, own_engine):
         assert "input[1]" in reply.text
 
 
-def test_who_leaves_ends_the_request(engine, leave):
+def test_a_disconnected_embedding_client_cancels_its_request(engine, leave):
     asked = {"model": "scripted", "input": "slow"}
     leave("/v1/embeddings", asked, lambda: engine.seen()["requests"])
     engine.wait_for(lambda seen: len(seen["cancelled"]) == 1)

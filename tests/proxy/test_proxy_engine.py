@@ -14,7 +14,7 @@ def say(text):
     return {"model": "demo", "messages": [{"role": "user", "content": text}], "temperature": 0}
 
 
-def test_greedy_text_is_the_same_every_way(client, raw, own_engine):
+def test_greedy_text_is_equal_on_every_route(client, raw, own_engine):
     asked = say("What is the capital of France?")
     whole = client.chat.completions.create(**asked)
     text = whole.choices[0].message.content
@@ -33,14 +33,14 @@ def test_greedy_text_is_the_same_every_way(client, raw, own_engine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_beyond_the_context(raw, own_engine, stream):
+def test_a_prompt_beyond_the_context_is_a_400_also_for_a_stream(raw, own_engine, stream):
     reply = raw.post("/v1/chat/completions", json={**say("word " * 70_000), "stream": stream})
     assert reply.status_code == 400, "also for a stream: nothing was sent yet"
     assert "ContextWindowExceededError" in reply.text
     assert "Traceback" not in reply.text
 
 
-def test_a_killed_engine(client, own_engine):
+def test_a_killed_engine_fails_its_stream_and_the_next_request_starts_another(client, own_engine):
     client.chat.completions.create(**say("Hello!"))
     before = own_engine.health().pid
     chunks = client.chat.completions.create(**say("Tell me a story."), stream=True, extra_body=LONG)

@@ -49,7 +49,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("sent", "status", "words"), REFUSED)
-def test_refusals(engine, raw, sent, status, words, stream):
+def test_a_refused_request_has_status_and_reason(engine, raw, sent, status, words, stream):
     reply = raw.post(URL, json={**sent, "stream": stream})
     assert reply.status_code == status, reply.text
     assert words in reply.text
@@ -57,13 +57,13 @@ def test_refusals(engine, raw, sent, status, words, stream):
     assert ".py" not in reply.text
 
 
-def test_a_missing_model_does_not_take_the_deployment_out(engine, raw):
+def test_a_missing_model_leaves_the_deployment_in_service(engine, raw):
     for _ in range(2):
         assert raw.post(URL, json=body("missing")).status_code == 404
     assert raw.post(URL, json=body("fine")).status_code == 200
 
 
-def test_a_busy_engine_says_when_to_come_again(engine, raw):
+def test_a_busy_engine_answers_503_with_retry_after(engine, raw):
     for stream in (False, True):
         reply = raw.post(URL, json=body("busy", stream=stream, num_retries=0))
         assert reply.status_code == 503, reply.text
@@ -72,7 +72,7 @@ def test_a_busy_engine_says_when_to_come_again(engine, raw):
     assert raw.post(URL, json=body("fine")).status_code == 200
 
 
-def test_nobody_tries_a_plugins_fault_again(engine, proxy):
+def test_a_fault_of_a_plugin_is_not_retried(engine, proxy):
     """Neither SDK nor the router, which does not take the deployment out either."""
     before = len(engine.seen()["requests"])
     with openai_client(proxy.url, proxy.key, max_retries=2) as client:
@@ -85,7 +85,7 @@ def test_nobody_tries_a_plugins_fault_again(engine, proxy):
     assert len(engine.seen()["requests"]) == before + 3
 
 
-def test_a_failure_in_mid_stream(engine, raw):
+def test_a_failure_in_mid_stream_is_an_error_event_without_traceback(engine, raw):
     with raw.stream("POST", URL, json=body("fail", stream=True)) as reply:
         lines = [line for line in reply.iter_lines() if line and line != "data: [DONE]"]
     assert "scripted failure" in json.loads(lines[-1].removeprefix("data: "))["error"]["message"]

@@ -9,7 +9,7 @@ def said(text):
     return [{"role": "user", "content": text}]
 
 
-def test_chat_has_empty_deltas(engine, client):
+def test_a_silent_chat_stream_sends_empty_deltas(engine, client):
     reply = client.chat.completions.create(
         model="scripted",
         messages=said("silent"),
@@ -25,7 +25,7 @@ def test_chat_has_empty_deltas(engine, client):
     assert chunks[-1].usage.prompt_tokens == 7
 
 
-def test_responses_are_in_progress(engine, client):
+def test_a_silent_responses_stream_sends_in_progress_events(engine, client):
     reply = client.responses.create(model="scripted", input="silent", stream=True)
     events = engine.heard(reply, lambda event: event.type == "response.in_progress")
     kinds = [event.type for event in events]
@@ -39,7 +39,7 @@ def test_responses_are_in_progress(engine, client):
     assert events[-1].response.output_text == "silent"
 
 
-def test_messages_have_pings(engine, claude, raw):
+def test_a_silent_messages_stream_sends_pings(engine, claude, raw):
     body = {"model": "scripted", "max_tokens": 9, "messages": said("silent"), "stream": True}
     with raw.stream("POST", "/v1/messages", json=body) as reply:
         lines = engine.heard(reply.iter_lines(), lambda line: line == "event: ping")
@@ -51,7 +51,7 @@ def test_messages_have_pings(engine, claude, raw):
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
-def test_whoever_leaves_in_silence_ends_the_request(engine, raw, path):
+def test_a_client_that_leaves_a_silent_stream_cancels_its_request(engine, raw, path):
     asked = {"messages": said("silent slow"), "max_tokens": 99}
     body = {"input": "silent slow"} if path == "responses" else asked
     body |= {"model": "scripted", "stream": True}

@@ -13,7 +13,7 @@ ROUTES = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
-def test_parameters_without_effect_are_named(engine, raw, path, stream):
+def test_parameters_without_effect_are_named_in_the_warnings_header(engine, raw, path, stream):
     body = {"model": "scripted", "stream": stream, **ROUTES[path]}
     with raw.stream("POST", path, json=body) as reply:
         assert reply.status_code == 200, reply.read()
@@ -21,7 +21,7 @@ def test_parameters_without_effect_are_named(engine, raw, path, stream):
         reply.read()
 
 
-def test_tools_that_a_server_would_run(engine, raw):
+def test_server_side_tools_are_left_out_and_named_in_the_warnings_header(engine, raw):
     """Only what a client can run is shown to the model."""
     kinds = ("mcp", "code_interpreter", "web_search_preview", "local_shell", "new")
     own = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -36,7 +36,7 @@ def test_tools_that_a_server_would_run(engine, raw):
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_unknown_members_of_a_tool(engine, raw, path):
+def test_unknown_fields_of_a_tool_are_removed(engine, raw, path):
     """They are not shown to the model."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     tool = {"name": "f", "input_schema": schema}
@@ -57,12 +57,12 @@ def test_unknown_members_of_a_tool(engine, raw, path):
     assert not {"title", "defer_loading", "x"} & function.keys()
 
 
-def test_a_request_that_is_honoured_whole_names_none(engine, raw):
+def test_a_request_without_ineffective_parameters_has_no_warnings_header(engine, raw):
     reply = raw.post("/v1/chat/completions", json={"model": "scripted", **CHAT})
     assert HEADER not in reply.headers
 
 
-def test_a_template_that_reads_no_effort(raw, own_engine):
+def test_verbosity_is_named_without_effect_if_the_template_ignores_it(raw, own_engine):
     body = {"model": "demo", **CHAT, "max_tokens": 2, "verbosity": "low"}
     reply = raw.post("/v1/chat/completions", json=body)
     assert "verbosity has no effect" in reply.headers[HEADER]

@@ -52,7 +52,7 @@ def test_a_missing_or_wrong_key_is_401_with_the_reason(proxy: Proxy, route: str,
     assert "sk-wrong" not in told
 
 
-def test_clients_know_the_error(proxy: Proxy) -> None:
+def test_sdk_clients_raise_an_authentication_error_for_a_wrong_key(proxy: Proxy) -> None:
     plain = {"api_key": "sk-wrong", "max_retries": 0}
     client = openai.OpenAI(base_url=f"{proxy.url}/v1", **plain)
     with pytest.raises(openai.AuthenticationError, match="Wrong key"):

@@ -15,7 +15,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_leaving_streams(engine, raw, route):
+def test_a_client_that_leaves_a_stream_cancels_its_request_on_every_route(engine, raw, route):
     """Many at once, so that some leave between two chunks."""
     body = {"model": "scripted", "stream": True, **ROUTES[route]}
 
@@ -34,14 +34,14 @@ def test_leaving_streams(engine, raw, route):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_leaving_before_the_answer(engine, leave, route):
+def test_a_client_that_leaves_before_the_answer_cancels_its_request(engine, leave, route):
     leave(route, {"model": "scripted", **ROUTES[route]}, lambda: engine.seen()["requests"])
     engine.wait_for(lambda seen: seen["cancelled"])
     assert not engine.seen()["finished"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_clients_time_limit(engine, raw, stream):
+def test_a_request_beyond_the_timeout_header_is_cancelled(engine, raw, stream):
     body = {"model": "scripted", "stream": stream, **ROUTES["/v1/chat/completions"]}
     reply = raw.post("/v1/chat/completions", json=body, headers={"x-litellm-timeout": "2"})
     assert "time limit of 2 s has passed" in reply.text

@@ -30,7 +30,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("sent", "words"), REFUSED)
-def test_refused(engine, raw, sent, words):
+def test_an_odd_body_is_refused_with_a_short_400(engine, raw, sent, words):
     reply = raw.post(URL, json=sent)
     assert reply.status_code == 400, reply.text[:500]
     assert words in reply.text
@@ -43,7 +43,7 @@ def test_refused(engine, raw, sent, words):
     ("field", "value"),
     [("temperature", "NaN"), ("temperature", "Infinity"), ("logit_bias", '{"5": NaN}')],
 )
-def test_no_number(engine, raw, field, value):
+def test_a_parameter_that_is_no_finite_number_is_refused(engine, raw, field, value):
     content = f'{{"model": "scripted", "messages": {json.dumps(HI)}, "{field}": {value}}}'
     reply = raw.post(URL, content=content, headers={"content-type": "application/json"})
     assert (reply.status_code, "finite number" in reply.text) == (400, True)
@@ -61,7 +61,7 @@ def test_no_number(engine, raw, field, value):
         {"fallbacks": [{"model": "scripted", "api_base": "http://127.0.0.1:9"}], "model": "absent"},
     ],
 )
-def test_no_engine_but_the_operators_is_asked(engine, raw, more):
+def test_a_client_cannot_direct_a_request_to_another_address(engine, raw, more):
     """LiteLLM itself refuses an address, with a 500; what it lets through we refuse by name."""
     reply = raw.post(URL, json=body(**more))
     assert reply.status_code in (400, 500)
@@ -76,7 +76,7 @@ def test_a_key_in_a_fallback_is_refused_too(engine, raw):
     assert engine.seen()["requests"] == []
 
 
-def test_what_a_client_says_of_options_and_tenants_changes_nothing(engine, raw):
+def test_a_client_cannot_set_options_or_tenant_by_metadata(engine, raw):
     plain = raw.post(URL, json=body())
     first = engine.request
     claimed = {
@@ -89,7 +89,7 @@ def test_what_a_client_says_of_options_and_tenants_changes_nothing(engine, raw):
         assert engine.request[name] == first[name]
 
 
-def test_the_proxy_serves_on(engine, raw):
+def test_the_proxy_serves_a_request_after_all_odd_bodies(engine, raw):
     reply = raw.post(URL, json=body(messages=[{"role": "user", "content": "still\0here é😀"}]))
     assert reply.status_code == 200
     assert reply.json()["choices"][0]["message"]["content"] == "still\0here é😀"

@@ -40,7 +40,7 @@ def arrived(engine: Any, role: str) -> str:
     return "\n".join(text_of(m.get("content")) for m in messages if m["role"] == role)
 
 
-def test_01_many_system_messages(engine: Any, raw: Any) -> None:
+def test_01_many_system_messages_reach_the_engine_with_their_roles(engine: Any, raw: Any) -> None:
     request = sent("01", "scripted")
     chunks = streamed(raw, request)
     assert chunks[-1]["usage"]["prompt_tokens"] == 7
@@ -52,7 +52,7 @@ def test_01_many_system_messages(engine: Any, raw: Any) -> None:
     assert engine.request["max_tokens"] == 8192
 
 
-def test_02_codex(engine: Any, raw: Any) -> None:
+def test_02_codex_tool_results_are_answered_in_order(engine: Any, raw: Any) -> None:
     reply = post(raw, sent("02", "scripted"))
     assert reply.status_code == 200, reply.text
     assert "response.completed" in reply.text
@@ -65,7 +65,7 @@ def test_02_codex(engine: Any, raw: Any) -> None:
     assert len(results) == 2
 
 
-def test_03_claude_code(engine: Any, raw: Any) -> None:
+def test_03_a_claude_code_request_is_answered(engine: Any, raw: Any) -> None:
     reply = post(raw, sent("03", "scripted"))
     assert reply.status_code == 200, reply.text
     assert "message_stop" in reply.text
@@ -73,7 +73,7 @@ def test_03_claude_code(engine: Any, raw: Any) -> None:
     assert engine.request["max_tokens"] == 32000
 
 
-def test_04_tool_results(engine: Any, raw: Any) -> None:
+def test_04_tool_results_reach_the_engine_in_order(engine: Any, raw: Any) -> None:
     request = sent("04", "scripted")
     assert post(raw, request).status_code == 200
     tools = [m for m in request[1]["messages"] if m["role"] == "tool"]
@@ -82,7 +82,7 @@ def test_04_tool_results(engine: Any, raw: Any) -> None:
     assert [text_of(m["content"]) for m in got] == [text_of(m["content"]) for m in tools]
 
 
-def test_09_arrives_whole(engine: Any, raw: Any) -> None:
+def test_09_every_parameter_reaches_the_engine(engine: Any, raw: Any) -> None:
     request = sent("09", "scripted")
     post(raw, request).raise_for_status()
     seen, body = engine.request, request[1]

@@ -13,7 +13,7 @@ ROUTES = {
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("slot", ["metadata", "litellm_metadata"])
-def test_every_route_has_the_callers_own_tenant(engine, raw, route, slot):
+def test_every_route_uses_the_tenant_of_the_caller_alone(engine, raw, route, slot):
     """Also where the client sends metadata of its own, as agents do, or forges the proxy's."""
     tenants = set()
     forged = {"user_api_key": "victim", "user_api_key_hash": "victim", "user_id": "me"}
@@ -27,13 +27,13 @@ def test_every_route_has_the_callers_own_tenant(engine, raw, route, slot):
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route[3:] != "/completions"])
-def test_a_chat_is_not_turned_into_raw_prompts(engine, raw, route):
+def test_a_chat_cannot_be_turned_into_a_raw_prompt(engine, raw, route):
     answer = raw.post(route, json={"model": "scripted", **ROUTES[route], "text_completion": True})
     assert answer.status_code == 400
     assert "unknown parameter: text_completion" in answer.text
 
 
-def test_a_wildcards_client_cannot_tell_which_folders_exist(own_engine, raw: httpx.Client):
+def test_a_client_of_a_wildcard_cannot_find_out_which_folders_exist(own_engine, raw: httpx.Client):
     def asked(folder: str) -> tuple[int, str]:
         body = {"model": f"anything/{folder}", "messages": [{"role": "user", "content": "x"}]}
         answer = raw.post("/v1/chat/completions", json=body)
@@ -47,7 +47,7 @@ def test_a_wildcards_client_cannot_tell_which_folders_exist(own_engine, raw: htt
 
 
 @pytest.mark.parametrize("form", ["{}", "encoded", "{},demo", "demo,{}"])
-def test_a_wildcards_client_loads_no_folder_of_the_owners(
+def test_a_client_of_a_wildcard_cannot_load_a_folder_of_the_owner(
     own_engine, raw: httpx.Client, embedding_model, form
 ):
     """Neither by a name in percent signs, nor beside an entry's name in a comma list."""

@@ -19,7 +19,7 @@ class Shared(Proxy):
         """Nothing."""
 
 
-def test_one_token_and_what_the_engine_tells(
+def test_doctor_reports_one_token_and_the_state_of_the_engine(
     proxy: Proxy, own_engine: HttpClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = Shared(proxy.process, proxy.url, proxy.key, proxy.log)

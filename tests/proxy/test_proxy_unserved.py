@@ -25,7 +25,7 @@ def refused(reply, words):
 
 
 @pytest.mark.parametrize("path", [*JSON, *FORMS])
-def test_an_endpoint_that_is_not_served(engine, raw, client, path):
+def test_an_unserved_endpoint_is_refused_and_chat_stays_in_service(engine, raw, client, path):
     if path in JSON:
         reply = raw.post(path, json=JSON[path])
     else:
@@ -47,7 +47,7 @@ def test_an_endpoint_that_is_not_served(engine, raw, client, path):
         ({"type": "custom", "custom": {"name": "x"}}, "tools[0].type is 'custom': only tools of"),
     ],
 )
-def test_a_tool_that_is_none(engine, raw, tool, words):
+def test_an_invalid_tool_is_refused_by_its_place(engine, raw, tool, words):
     body = {**M, "messages": [{"role": "user", "content": "x"}]}
     refused(raw.post("/v1/chat/completions", json={**body, "tools": [tool]}), words)
     if "function" in tool:  # this route takes the form of the Responses API, too
@@ -65,7 +65,7 @@ def test_a_tool_that_is_none(engine, raw, tool, words):
         ("computer_20250124", "only Anthropic's models know its schema"),
     ],
 )
-def test_a_tool_of_anthropics_servers_or_models(engine, raw, kind, reason):
+def test_a_server_or_model_tool_of_anthropic_is_refused_with_the_reason(engine, raw, kind, reason):
     body = {**M, "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
     tools = [{"type": kind, "name": "it"}]
     for path in ("/v1/messages", "/v1/messages/count_tokens"):

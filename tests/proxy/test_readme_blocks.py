@@ -23,13 +23,13 @@ NOT_RUN = {
 }
 
 
-def test_every_block_has_its_place():
+def test_every_readme_block_is_run_or_listed_with_the_reason():
     known = (*HERE, *ELSEWHERE, *NOT_RUN)
     assert [sum(text.startswith(start) for start in known) for text in BLOCKS] == [1] * len(known)
     assert all((ROOT / path).exists() for path in ELSEWHERE.values())
 
 
-def test_the_operators_options_are_valid():
+def test_the_operator_options_in_the_readme_are_valid():
     options = operator_options(yaml.safe_load(OPTIONS))
     assert (options.kv_bits, options.cache_salt) == (8, "team")
 

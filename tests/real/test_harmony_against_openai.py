@@ -147,7 +147,7 @@ def read(chunks: list[str]) -> WholeReply:
     )
 
 
-def test_a_reply_is_read_as_its_messages(judge: Any) -> None:
+def test_a_harmony_reply_is_parsed_to_the_messages_that_were_rendered(judge: Any) -> None:
     chance = random.Random(1)
     for reply in replies(judge, "whole"):
         text = judge.decode_utf8(reply.tokens)
@@ -158,7 +158,7 @@ def test_a_reply_is_read_as_its_messages(judge: Any) -> None:
             assert (found.reasoning, found.content) == (reply.reasoning, reply.content), text
 
 
-def test_a_cut_reply_is_read_as_far_as_the_judge_reads_it(judge: Any) -> None:
+def test_a_cut_harmony_reply_is_parsed_as_by_openai_harmony(judge: Any) -> None:
     chance = random.Random(2)
     for reply in replies(judge, "cut"):
         ends = range(1, len(reply.tokens))
@@ -182,7 +182,7 @@ def test_a_cut_reply_is_read_as_far_as_the_judge_reads_it(judge: Any) -> None:
             assert found == read(list(cut)), cut
 
 
-def test_a_forced_call_is_read_by_the_judge(judge: Any) -> None:
+def test_a_forced_harmony_call_is_parsed_by_openai_harmony(judge: Any) -> None:
     text = written_call(TOOL_PARSER.call_grammar(), "put", PLAIN, SCHEMA)
     tokens = judge.encode(text, allowed_special="all")
     call_end = judge.encode(harmony.CALL, allowed_special="all")

@@ -217,7 +217,7 @@ def without_end(tokens: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_reply_is_read_as_its_message(family: str) -> None:
+def test_a_rendered_reply_is_parsed_to_its_message(family: str) -> None:
     chance = random.Random(1)
     for written in replies(family):
         text = "".join(written.tokens)
@@ -231,7 +231,7 @@ def test_a_reply_is_read_as_its_message(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_cut_reply_invents_nothing(family: str) -> None:
+def test_a_cut_reply_gives_no_call_and_no_markup_of_its_own(family: str) -> None:
     chance = random.Random(2)
     for written in replies(family):
         for end in chance.sample(range(len(written.tokens) + 1), min(len(written.tokens), 12)):

@@ -119,7 +119,7 @@ HOLDS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("given", "fit", "fail"), HOLDS.values(), ids=HOLDS)
-def test_a_grammar_holds(
+def test_each_kind_of_grammar_accepts_fitting_text_only(
     model: ByteModel, given: dict[str, Any], fit: list[str], fail: list[str]
 ) -> None:
     start = model.start(**given)
@@ -130,7 +130,7 @@ def test_a_grammar_holds(
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
-def test_a_forced_call_holds_and_is_read_back(
+def test_a_forced_call_is_enforced_and_read_back(
     model: ByteModel, spelled: dict[bytes, list[int]], name: str
 ) -> None:
     parser = TOOL_PARSERS[name]
@@ -151,7 +151,7 @@ MOVE = {"type": "function", "function": {"name": "move", "parameters": POINT}}
 
 
 @pytest.mark.parametrize("name", ["hermes", "harmony", "qwen3_coder", "glm47", "mistral"])
-def test_a_random_model_calls_as_its_parser_reads(model: ByteModel, name: str) -> None:
+def test_the_parser_reads_the_call_of_a_random_model(model: ByteModel, name: str) -> None:
     parser = TOOL_PARSERS[name]
     given = {"tools": [MOVE], "tool_choice": "required", "parallel_tool_calls": False}
     start = model.start(parser.call_grammar(), **given)
@@ -172,7 +172,7 @@ def check_point(found: Any) -> None:
     assert len(found["tags"]) <= 3
 
 
-def test_a_random_model_writes_what_the_schema_says(model: ByteModel) -> None:
+def test_a_random_model_writes_json_that_fits_the_schema(model: ByteModel) -> None:
     start = model.start(**SCHEMA_OF)
     for seed in range(5):
         text, ended = model.sample(start.fork(), seed, 200)
@@ -180,7 +180,7 @@ def test_a_random_model_writes_what_the_schema_says(model: ByteModel) -> None:
         check_point(json.loads(text))
 
 
-def test_white_space_is_one_space_at_most(model: ByteModel) -> None:
+def test_json_on_one_line_has_one_space_at_most_after_a_separator(model: ByteModel) -> None:
     start = model.start(**SCHEMA_OF)
     for space in ("  ", "\t", "\n", "\n  ", "\r\n"):
         for place in (",", ":"):
@@ -190,7 +190,7 @@ def test_white_space_is_one_space_at_most(model: ByteModel) -> None:
     assert not model.accepts(start.fork(), " " * 9 + shown(SAME))
 
 
-def test_white_space_of_lines_is_a_line_and_its_indentation(indented: ByteModel) -> None:
+def test_indented_json_has_one_line_end_and_its_indentation(indented: ByteModel) -> None:
     start = indented.started(**SCHEMA_OF)
     for indent in (None, 0, 2, 4, "\t"):
         text = shown(SAME, indent)
@@ -214,7 +214,7 @@ def filled(model: ByteModel, constraint: Holds, spelled: dict[bytes, list[int]],
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_white_space_fills_no_reply(
+def test_a_model_that_prefers_white_space_still_completes_its_json(
     model: ByteModel, indented: ByteModel, spelled: dict[bytes, list[int]], lines: bool
 ) -> None:
     writer = indented if lines else model
@@ -229,7 +229,7 @@ def test_white_space_fills_no_reply(
             assert WHITE.fullmatch(run) if lines else run == " ", repr(run)
 
 
-def test_thoughts_come_before_what_a_grammar_holds(model: ByteModel) -> None:
+def test_a_grammar_constrains_only_the_text_after_the_thoughts(model: ByteModel) -> None:
     request = model.request(**SCHEMA_OF)
     thoughts = Thoughts("<think>", ("</think>",), opened=True)
     structure = model.compiler.structure(request, thoughts=thoughts)
@@ -239,7 +239,7 @@ def test_thoughts_come_before_what_a_grammar_holds(model: ByteModel) -> None:
     assert not model.accepts(structure.constraint.fork(), text.replace("7", "700"))
 
 
-def test_messages_come_before_what_a_grammar_holds(
+def test_grammars_apply_to_final_harmony_messages(
     tokenizer_folder: Callable[[str], Path],
 ) -> None:
     tokenizer = load_tokenizer(tokenizer_folder("gptoss"), LoadOptions())

@@ -146,7 +146,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_folder: Folders) -> HFTo
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_nothing_is_lost(tokenizer: HFTokenizer, history: str) -> None:
+def test_all_parts_of_a_history_are_in_the_prompt(tokenizer: HFTokenizer, history: str) -> None:
     messages = HISTORIES[history]
     words = [word for message in messages for word in content_words(message)]
     calls = [call["name"] for message in messages for call in calls_of(message)]
@@ -164,7 +164,7 @@ def test_nothing_is_lost(tokenizer: HFTokenizer, history: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
-def test_what_a_template_can_tell_is_told_in_its_own_form(
+def test_the_detected_form_says_which_templates_render_calls_and_tools(
     name: str, tokenizer_folder: Folders
 ) -> None:
     form = tokenizer_of(tokenizer_folder(name)).form
@@ -172,7 +172,7 @@ def test_what_a_template_can_tell_is_told_in_its_own_form(
     assert (form.shows_tools == "always") == (name == "qwen3")
 
 
-def test_thoughts_before_a_call_are_shown(tokenizer_folder: Folders) -> None:
+def test_thoughts_before_a_call_are_in_the_prompt(tokenizer_folder: Folders) -> None:
     text, _ = prompt_of(tokenizer_of(tokenizer_folder("qwen3")), HISTORIES["thoughts and text"], [])
     assert "<think>\nI think.\n</think>\n\nxSAYx" in text
 
@@ -215,7 +215,7 @@ def test_calls_are_written_as_the_template_writes_them(
     assert prompt_of(tokenizer, HISTORIES[history], tools or [])[0] == theirs
 
 
-def test_a_turn_begins_with_the_one_before(tokenizer_folder: Folders) -> None:
+def test_the_prompt_of_the_next_turn_begins_with_the_last_one(tokenizer_folder: Folders) -> None:
     tokenizer = tokenizer_of(tokenizer_folder("qwen3"))
     first, tokens = prompt_of(tokenizer, ASKED, TOOLS)
     second, more = prompt_of(tokenizer, HISTORIES["calls alone"], TOOLS)
@@ -223,7 +223,7 @@ def test_a_turn_begins_with_the_one_before(tokenizer_folder: Folders) -> None:
     assert more[: len(tokens)] == tokens
 
 
-def test_parts_of_text_stay_apart_where_the_template_reads_them(tokenizer_folder: Folders) -> None:
+def test_text_parts_are_joined_as_the_template_demands(tokenizer_folder: Folders) -> None:
     parts = [{"type": "text", "text": text} for text in ("xAx", "xBx")]
     asked = [{"role": "user", "content": parts}]
     text, _ = prompt_of(tokenizer_of(tokenizer_folder("gemma3")), asked, [])

@@ -41,12 +41,12 @@ def streamed(tokenizer: HFTokenizer, tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_stream_is_the_text(tokenizer: HFTokenizer, text: str) -> None:
+def test_the_streamed_text_equals_the_encoded_text(tokenizer: HFTokenizer, text: str) -> None:
     tokens = tokenizer.encode(text, special=False)
     assert streamed(tokenizer, tokens) == tokenizer.decode(tokens) == text
 
 
-def test_random_tokens_stream_as_they_decode(tokenizer: HFTokenizer) -> None:
+def test_random_tokens_are_streamed_as_the_tokenizer_decodes_them(tokenizer: HFTokenizer) -> None:
     """Single bytes of a SentencePiece vocabulary are left out: `decode` joins broken ones anew."""
     added = tokenizer.fast.get_added_tokens_decoder()
     plain = [
@@ -61,13 +61,13 @@ def test_random_tokens_stream_as_they_decode(tokenizer: HFTokenizer) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_bytes_of_tokens_make_the_text(tokenizer: HFTokenizer, text: str) -> None:
+def test_the_joined_bytes_of_tokens_equal_the_text(tokenizer: HFTokenizer, text: str) -> None:
     tokens = tokenizer.encode(text, special=False)
     assert b"".join(token_bytes(tokenizer, token) for token in tokens) == text.encode()
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_stop_string_ends_wherever_tokens_are_cut(tokenizer: HFTokenizer, text: str) -> None:
+def test_a_stop_string_is_found_across_any_tokens(tokenizer: HFTokenizer, text: str) -> None:
     tokens = tokenizer.encode(text, special=False)
     for start in range(0, len(text) - 4, 3):
         stop = text[start : start + 5]

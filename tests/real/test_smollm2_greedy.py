@@ -51,14 +51,14 @@ def together(model: Model) -> list[Answer]:
     return [each.read() for each in started]
 
 
-def test_all_at_once(together: list[Answer], judge: Judge) -> None:
+def test_concurrent_prompts_get_reference_tokens(together: list[Answer], judge: Judge) -> None:
     for answer in together:
         judge.check_answer(answer)
     assert "Paris" in together[0].text
     assert {answer.reason for answer in together} == {"stop", "length"}
 
 
-def test_alone_and_with_prefix_hits(model: Model, together: list[Answer]) -> None:
+def test_repeats_get_equal_tokens_from_the_prefixes(model: Model, together: list[Answer]) -> None:
     """The tokens that the reference has approved in company, of every third prompt."""
     for want in together[::3]:
         one = model.ask(want.messages)
@@ -73,13 +73,13 @@ def test_alone_and_with_prefix_hits(model: Model, together: list[Answer]) -> Non
 
 
 @pytest.mark.parametrize("prompt", ["What is the tallest mountain?", "Name two rivers.", "Why?"])
-def test_alone_and_cold(model: Model, judge: Judge, prompt: str) -> None:
+def test_a_cold_prompt_gets_reference_tokens(model: Model, judge: Judge, prompt: str) -> None:
     answer = model.ask(prompt, 32, tenant=prompt)
     assert answer.cached == 0
     judge.check_answer(answer)
 
 
-def test_turns_of_a_conversation_reuse_what_was_said(model: Model, judge: Judge) -> None:
+def test_each_turn_of_a_conversation_reuses_the_last(model: Model, judge: Judge) -> None:
     messages: Messages = []
     before = 0
     for said in (
@@ -96,7 +96,7 @@ def test_turns_of_a_conversation_reuse_what_was_said(model: Model, judge: Judge)
         messages = [*messages, {"role": "assistant", "content": answer.text}]
 
 
-def test_a_long_prompt_in_chunks_beside_streams(chunked: Model, judge: Judge) -> None:
+def test_a_chunked_prompt_and_streams_get_reference_tokens(chunked: Model, judge: Judge) -> None:
     streams = [chunked.start(prompt, 64) for prompt in PROMPTS[1:4]]
     long = chunked.start(STORY * 8 + "What colour is the book?", 24)
     for started in (long, *streams):
@@ -112,7 +112,7 @@ def test_drafts_change_no_token(model: Model, judge: Judge) -> None:
     assert drafted.ask(REWRITE, 96, drafts=False).tokens == answer.tokens
 
 
-def test_reproducible_gives_the_same_bits_in_company(model: Model, judge: Judge) -> None:
+def test_reproducible_gives_equal_bits_alone_and_in_company(model: Model, judge: Judge) -> None:
     steady = Model(model.client, model.folder, ModelOptions(reproducible=True))
     alone = steady.ask(PROMPTS[5], 16)
     judge.check_answer(alone)
@@ -122,7 +122,7 @@ def test_reproducible_gives_the_same_bits_in_company(model: Model, judge: Judge)
     assert first.tokens == alone.tokens
 
 
-def test_the_reference_tells_a_wrong_answer(together: list[Answer], judge: Judge) -> None:
+def test_the_reference_rejects_a_wrong_token(together: list[Answer], judge: Judge) -> None:
     """A judge that approves everything would prove nothing."""
     answer = together[0]
     tokens = list(answer.tokens)

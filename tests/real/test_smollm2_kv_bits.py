@@ -41,7 +41,7 @@ def plain(model: Model, text: str) -> list[float]:
     return told(model, text)
 
 
-def test_float32_tells_the_references_perplexity(
+def test_float32_has_the_perplexity_of_the_reference(
     plain: list[float], text: str, judge: Judge
 ) -> None:
     tokens = judge.tokenizer.encode(text)
@@ -52,7 +52,7 @@ def test_float32_tells_the_references_perplexity(
 
 
 @pytest.mark.parametrize(("bits", "limit"), [(8, 0.005), (4, 0.2)])
-def test_bits_of_the_kv_cache(
+def test_kv_bits_raise_the_perplexity_only_within_a_limit(
     model: Model, plain: list[float], text: str, bits: int, limit: float
 ) -> None:
     found, base = perplexity(told(model, text, kv_bits=bits)), perplexity(plain)
@@ -61,7 +61,7 @@ def test_bits_of_the_kv_cache(
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_rows_with_few_bits_answer_alone_as_in_company(model: Model, bits: int) -> None:
+def test_rows_with_kv_bits_get_equal_tokens_alone_and_together(model: Model, bits: int) -> None:
     """Until two tokens of nearly one probability part them, as in `tests/parity`."""
     quantised = Model(model.client, model.folder, ModelOptions(kv_bits=bits))
     said = [f"Write a sentence about the number {n}." for n in range(8)]

@@ -94,7 +94,7 @@ class Ids:
         return [self._ids[bytes(each.bytes)] for each in logprobs.content]
 
 
-def test_whole_streamed_and_at_once(client: openai.OpenAI, judge: Judge) -> None:
+def test_all_kinds_of_replies_are_those_of_reference(client: openai.OpenAI, judge: Judge) -> None:
     ids = Ids(judge.tokenizer)
     ask = client.chat.completions.create
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
@@ -120,7 +120,7 @@ def test_a_repeated_prompt_is_reused(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_follows_its_schema(client: openai.OpenAI, stream: bool) -> None:
+def test_an_answer_fits_its_json_schema(client: openai.OpenAI, stream: bool) -> None:
     schema = {"name": "city", "strict": True, "schema": CITY}
     form = {"type": "json_schema", "json_schema": schema}
     text = "Describe Paris as JSON with city, population and climate."
@@ -137,7 +137,7 @@ def test_an_answer_follows_its_schema(client: openai.OpenAI, stream: bool) -> No
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str
 )
-def test_a_forced_call(client: openai.OpenAI, choice: Any) -> None:
+def test_a_forced_call_names_a_tool_and_fits_its_schema(client: openai.OpenAI, choice: Any) -> None:
     text = "What is the weather in Paris, in celsius?"
     reply = client.chat.completions.create(
         **asked(text, tools=TOOLS, tool_choice=choice, max_tokens=120), parallel_tool_calls=False
@@ -149,7 +149,7 @@ def test_a_forced_call(client: openai.OpenAI, choice: Any) -> None:
         jsonschema.validate(json.loads(call.function.arguments), WEATHER)
 
 
-def test_the_example_chats(smollm2: Path) -> None:
+def test_the_example_chat_script_answers(smollm2: Path) -> None:
     chat = REPOSITORY / "examples" / "smollm2" / "chat.py"
     said = "What is the capital of France? Answer in one word.\nAnd of Italy?\n\n"
     with tempfile.TemporaryDirectory(prefix="mlxp") as runtime:

@@ -55,7 +55,7 @@ def haystack(model: Model, tokens: int) -> str:
 
 
 @pytest.mark.parametrize("tokens", [1024, 2048, 4096, 7900])
-def test_a_needle(model: Model, judge: Judge, tokens: int) -> None:
+def test_a_number_in_a_long_prompt_is_recalled(model: Model, judge: Judge, tokens: int) -> None:
     answer = model.ask(haystack(model, tokens) + QUESTION, 24)
     assert answer.usage
     print(f"{answer.usage.prompt_tokens} prompt tokens: {answer.text!r}")
@@ -65,7 +65,7 @@ def test_a_needle(model: Model, judge: Judge, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("said", REWRITES)
-def test_lookup_drafts_of_a_rewritten_text(model: Model, judge: Judge, said: str) -> None:
+def test_lookup_drafts_keep_a_rewritten_text(model: Model, judge: Judge, said: str) -> None:
     answer = Model(model.client, model.folder, ModelOptions(drafter="lookup")).ask(said, 160)
     judge.check_answer(answer)
     assert answer.usage

@@ -48,7 +48,7 @@ def parsers(*names: str, detects: str = "True", rank: int = 0) -> str:
     return PARSERS.format(names=names, detects=detects, rank=rank)
 
 
-def test_the_highest_priority_wins(install_plugin: Install) -> None:
+def test_the_family_with_the_highest_priority_serves_the_model(install_plugin: Install) -> None:
     text = install_plugin("mlx-provider", family("text", "1"), name="text")
     gemma = install_plugin(
         "mlx-provider", family("gemma", "10 * ('gemma' in config['model_type'])"), name="gemma"
@@ -59,7 +59,7 @@ def test_the_highest_priority_wins(install_plugin: Install) -> None:
     assert registry.family_for({"model_type": "llama"})[0].name == "text"
 
 
-def test_a_third_party_wins_a_tie_but_not_more(install_plugin: Install) -> None:
+def test_a_third_party_family_wins_a_tie_but_no_higher_priority(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", family("a", "10"), name="a")
     tie = install_plugin("mlx-provider-tie", family("tie", "10"))
     low = install_plugin("mlx-provider-low", family("low", "9"))
@@ -67,7 +67,7 @@ def test_a_third_party_wins_a_tie_but_not_more(install_plugin: Install) -> None:
     assert discover(ours, low, tie).family_for({})[0].name == "tie"
 
 
-def test_a_third_party_replaces_one_of_ours_and_that_is_said(
+def test_a_third_party_family_replaces_a_built_in_one_and_is_logged(
     install_plugin: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = install_plugin("mlx-provider", family("gemma", "10"), name="gemma")
@@ -87,7 +87,7 @@ def test_a_third_party_replaces_one_of_ours_and_that_is_said(
         pytest.param(parsers("x"), "tool parser", id="parser"),
     ],
 )
-def test_two_strangers_claiming_one_name_are_both_named(
+def test_a_name_claimed_by_two_third_parties_is_an_error_naming_both(
     install_plugin: Install, source: str, kind: str
 ) -> None:
     a = install_plugin("mlx-provider-a", source)
@@ -100,7 +100,7 @@ def test_two_strangers_claiming_one_name_are_both_named(
     )
 
 
-def test_of_two_strangers_claiming_one_model_the_first_is_used(install_plugin: Install) -> None:
+def test_the_first_of_two_third_party_families_is_used(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", family("ours", "10"), name="ours")
     first = install_plugin("aaa", family("first", "10"))
     second = install_plugin("bbb", family("second", "10"))
@@ -108,7 +108,7 @@ def test_of_two_strangers_claiming_one_model_the_first_is_used(install_plugin: I
     assert registry.family_for({"model_type": "toy"})[0].name == "first"
 
 
-def test_a_stranger_cannot_take_what_another_stranger_replaced(install_plugin: Install) -> None:
+def test_a_replaced_name_cannot_be_claimed_by_another_third_party(install_plugin: Install) -> None:
     names = [
         install_plugin("mlx-provider", family("x", "1"), name="x"),
         install_plugin("mlx-provider-a", family("x", "1")),
@@ -133,7 +133,7 @@ def test_an_unsupported_model_names_what_would_help(install_plugin: Install) -> 
 
 
 @pytest.mark.parametrize("matches", ["config['no such key']", "None", "'high'"])
-def test_a_failing_match_is_no_match_and_is_noted(install_plugin: Install, matches: str) -> None:
+def test_a_family_whose_match_fails_is_not_used(install_plugin: Install, matches: str) -> None:
     names = [
         install_plugin("mlx-provider", family("text", "1"), name="text"),
         install_plugin("mlx-provider-toy", family("toy", matches)),
@@ -156,7 +156,7 @@ def test_parsers_are_found_by_name_and_by_template(install_plugin: Install) -> N
     assert registry.detect_reasoning_parser("plain") is None
 
 
-def test_a_parser_answers_to_its_aliases_but_a_name_goes_first(install_plugin: Install) -> None:
+def test_a_parser_is_found_by_its_aliases_after_all_names(install_plugin: Install) -> None:
     name = install_plugin("mlx-provider", parsers("hermes", "json"), name="parsers")
     registry = discover(name)
     names = ("hermes", "json", "hermes_alias", "json_alias")
@@ -175,7 +175,7 @@ def mlx_tool_parsers():
 """
 
 
-def test_parsers_say_which_serves_where_a_template_shows_no_format(install_plugin: Install) -> None:
+def test_the_fallback_parser_of_the_highest_rank_is_used(install_plugin: Install) -> None:
     ours = [("a", "", 9), ("b", "read", 0), ("c", "write", 1), ("d", "write", 0)]
     theirs = [("e", "read", 0), ("f", "write", 0)]
     names = [
@@ -188,19 +188,19 @@ def test_parsers_say_which_serves_where_a_template_shows_no_format(install_plugi
     assert none.fallback_tool_parser("read") is None
 
 
-def test_the_highest_rank_wins_whoever_asks_for_it(install_plugin: Install) -> None:
+def test_the_parser_of_the_highest_rank_is_detected(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", parsers("special", rank=1), name="ours")
     theirs = install_plugin("zzz", parsers("plain"))
     assert discover(ours, theirs).detect_tool_parser("x").name == "special"
 
 
-def test_a_third_partys_parser_wins_a_tie(install_plugin: Install) -> None:
+def test_a_third_party_parser_wins_a_tie(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", parsers("a"), name="ours")
     theirs = install_plugin("zzz", parsers("z"))
     assert discover(ours, theirs).detect_tool_parser("x").name == "z"
 
 
-def test_a_failing_detect_is_noted_and_the_next_is_asked(install_plugin: Install) -> None:
+def test_a_failed_detect_is_noted_and_the_next_parser_is_tried(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", parsers("a"), name="ours")
     theirs = install_plugin("zzz", parsers("z", detects="1 / 0"))
     registry = discover(ours, theirs)
@@ -211,20 +211,20 @@ def test_a_failing_detect_is_noted_and_the_next_is_asked(install_plugin: Install
     )
 
 
-def test_a_name_is_known_however_it_is_spelt(install_plugin: Install) -> None:
+def test_a_parser_name_is_found_in_any_spelling(install_plugin: Install) -> None:
     registry = discover(install_plugin("mlx-provider", parsers("my_format2.5"), name="ours"))
     for spelling in ("my_format2.5", "My-Format-25", "myformat25", "MY_FORMAT2_5_ALIAS"):
         assert registry.tool_parser(spelling).name == "my_format2.5"
 
 
-def test_a_third_party_replaces_one_of_ours_however_it_is_spelt(install_plugin: Install) -> None:
+def test_a_third_party_parser_replaces_ours_in_any_spelling(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", parsers("one_two"), name="ours")
     theirs = install_plugin("zzz", parsers("One-Two"))
     registry = discover(ours, theirs)
     assert registry.tool_parser("one_two").name == "One-Two"
 
 
-def test_two_strangers_may_not_claim_one_alias(install_plugin: Install) -> None:
+def test_an_alias_claimed_by_two_third_parties_is_an_error(install_plugin: Install) -> None:
     names = [install_plugin(name, parsers(name)) for name in ("aaa", "zzz")]
     first, second = discover(*names).plugins
     assert first.error is None
@@ -232,14 +232,14 @@ def test_two_strangers_may_not_claim_one_alias(install_plugin: Install) -> None:
     assert "tool parser 'json' is claimed by" in second.error
 
 
-def test_an_alias_yields_to_a_name(install_plugin: Install) -> None:
+def test_a_parser_name_precedes_an_alias(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", parsers("json"), name="ours")
     theirs = install_plugin("zzz", parsers("other"))
     assert discover(ours, theirs).tool_parser("json").name == "json"
 
 
 @pytest.mark.parametrize("fault", ["aliases=['a']", "first=(1,)", "end=None", "starts='x'"])
-def test_a_parser_whose_markers_are_no_text(install_plugin: Install, fault: str) -> None:
+def test_a_parser_with_invalid_markers_is_an_error(install_plugin: Install, fault: str) -> None:
     source = PARSERS.format(names=("bad",), detects="True", rank=0)
     source = source.replace(
         '            aliases=(name + "_alias", "json"),\n', f"            {fault},\n"

@@ -22,7 +22,7 @@ def install(install_plugin: Install, distribution: str, arguments: str, name: st
     return install_plugin(distribution, CLIENT.format(arguments=arguments), name=name)
 
 
-def test_a_third_party_replaces_one_of_ours(install_plugin: Install) -> None:
+def test_a_third_party_client_replaces_a_built_in_one(install_plugin: Install) -> None:
     given = '"agent", "ours", "get ours", Profile, aliases=("the-agent",)'
     ours = install(install_plugin, "mlx-provider", given, "ours")
     theirs = install(install_plugin, "theirs", '"agent", "theirs", "get theirs", Profile')
@@ -42,7 +42,7 @@ def test_a_third_party_replaces_one_of_ours(install_plugin: Install) -> None:
         pytest.param('"agent", None, "get it", Profile', "command is not text", id="command"),
     ],
 )
-def test_a_wrong_record_keeps_the_plugin_out(
+def test_an_invalid_client_record_makes_its_plugin_fail(
     install_plugin: Install, arguments: str, error: str
 ) -> None:
     (plugin,) = discover(install(install_plugin, "wrong", arguments)).plugins

@@ -101,7 +101,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "error"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_plugin_is_listed_and_leaves_the_others_alone(
+def test_a_broken_plugin_is_listed_and_others_still_load(
     install_plugin: Install, source: str, error: str
 ) -> None:
     broken = install_plugin("mlx-provider-broken", source)
@@ -114,7 +114,7 @@ def test_a_broken_plugin_is_listed_and_leaves_the_others_alone(
     assert registry.family_for({"model_type": "toy"})[0].name == "toy"
 
 
-def test_a_plugin_is_in_entirely_or_not_at_all(install_plugin: Install) -> None:
+def test_a_plugin_with_one_failed_hook_is_not_used_at_all(install_plugin: Install) -> None:
     source = FAMILY.format(name="half", priority=10) + (
         "@hookimpl\ndef mlx_tool_parsers():\n    raise OSError('no such format')\n"
     )
@@ -124,13 +124,13 @@ def test_a_plugin_is_in_entirely_or_not_at_all(install_plugin: Install) -> None:
     assert registry.model_families == {}
 
 
-def test_keyboard_interrupt_is_the_users(install_plugin: Install) -> None:
+def test_ctrl_c_during_discovery_is_not_caught(install_plugin: Install) -> None:
     name = install_plugin("mlx-provider-slow", "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         discover(name)
 
 
-def test_a_working_plugin_tells_where_it_comes_from(install_plugin: Install) -> None:
+def test_a_loaded_plugin_has_its_distribution_and_version(install_plugin: Install) -> None:
     source = FAMILY.format(name="toy", priority=10)
     name = install_plugin("mlx-provider-toy", source, version="0.3")
     (plugin,) = discover(name).plugins
@@ -140,7 +140,7 @@ def test_a_working_plugin_tells_where_it_comes_from(install_plugin: Install) -> 
     assert (plugin.error, plugin.notes, plugin.built_in) == (None, (), False)
 
 
-def test_stating_this_api_version_is_fine(install_plugin: Install) -> None:
+def test_a_plugin_that_states_the_current_api_version_loads(install_plugin: Install) -> None:
     source = "mlx_provider_api = 1\n" + FAMILY.format(name="toy", priority=10)
     assert discover(install_plugin("mlx-provider-toy", source)).plugins[0].error is None
 
@@ -156,7 +156,7 @@ def test_stating_this_api_version_is_fine(install_plugin: Install) -> None:
         ("'4'", "mlx_provider_api is '4', not a whole number"),
     ],
 )
-def test_an_api_version_outside_of_what_is_taken_is_refused(
+def test_a_plugin_of_an_unsupported_api_version_is_refused(
     install_plugin: Install, monkeypatch: pytest.MonkeyPatch, stated: str, error: str
 ) -> None:
     monkeypatch.setattr(hookspecs, "OLDEST_API", 3)
@@ -166,7 +166,7 @@ def test_an_api_version_outside_of_what_is_taken_is_refused(
     assert (plugin.error or "").startswith(f"PluginError: {error}")
 
 
-def test_an_older_api_version_is_taken_and_noted(
+def test_a_plugin_of_an_older_supported_api_version_loads_with_a_note(
     install_plugin: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hookspecs, "API_VERSION", 2)
@@ -176,19 +176,19 @@ def test_an_older_api_version_is_taken_and_noted(
     assert plugin.notes == ("written for plugin API 1, this mlx-provider has 2: update the plugin",)
 
 
-def test_ours_load_first(install_plugin: Install) -> None:
+def test_built_in_plugins_load_first(install_plugin: Install) -> None:
     stranger = install_plugin("aaa", FAMILY.format(name="a", priority=10))
     ours = install_plugin("mlx-provider", FAMILY.format(name="z", priority=10), name="zzz")
     assert [plugin.name for plugin in discover(stranger, ours).plugins] == [ours, stranger]
 
 
-def test_unset_means_all_and_empty_means_none(install_plugin: Install) -> None:
+def test_an_unset_plugins_variable_loads_all_and_an_empty_one_none(install_plugin: Install) -> None:
     name = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
     assert name in [plugin.name for plugin in PluginRegistry.discover({}).plugins]
     assert PluginRegistry.discover({"MLX_PROVIDER_PLUGINS": ""}).plugins == []
 
 
-def test_a_list_loads_those_and_names_what_is_missing(
+def test_a_plugins_variable_loads_the_listed_ones_and_reports_missing_ones(
     install_plugin: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     toy = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
@@ -201,7 +201,7 @@ def test_a_list_loads_those_and_names_what_is_missing(
     assert "typo" in caplog.text
 
 
-def test_the_environment_decides_by_default(
+def test_discovery_reads_the_plugins_variable_by_default(
     install_plugin: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = install_plugin("mlx-provider-toy", FAMILY.format(name="toy", priority=10))
@@ -209,7 +209,7 @@ def test_the_environment_decides_by_default(
     assert [plugin.name for plugin in PluginRegistry.discover().plugins] == [name]
 
 
-def test_discovery_imports_nothing_heavy() -> None:
+def test_discovery_imports_no_heavy_package() -> None:
     """Every plugin of ours, by its module: also where the distribution is not installed."""
     code = """
 import importlib.util, pkgutil, sys

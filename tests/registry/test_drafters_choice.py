@@ -64,7 +64,7 @@ def chosen(registry: PluginRegistry, **options: Any) -> str:
     return load_drafters(registry, Path(), MODEL, ModelOptions(**options), ROOM).drafter
 
 
-def test_all_that_can_are_taken_and_none_where_that_is_wanted(install_plugin: Install) -> None:
+def test_all_usable_drafters_are_chosen_unless_one_is_named(install_plugin: Install) -> None:
     low = install_plugin("aaa", drafter("low", 1))
     high = install_plugin("bbb", drafter("high", 2))
     never = install_plugin("ccc", drafter("never"))
@@ -85,7 +85,7 @@ def test_all_that_can_are_taken_and_none_where_that_is_wanted(install_plugin: In
         {"keeps": ROOM + 1},
     ],
 )
-def test_one_that_cannot_leaves_it_to_the_next(
+def test_an_unusable_drafter_is_skipped(
     install_plugin: Install, other: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     able = install_plugin("aaa", drafter("able", 1))
@@ -104,7 +104,7 @@ def test_one_that_cannot_leaves_it_to_the_next(
     ],
     ids=["start", "refuses", "keeps", "machine"],
 )
-def test_a_fault_is_told_in_words_and_its_error_in_the_traceback(
+def test_a_failed_drafter_is_logged_with_plugin_and_traceback(
     install_plugin: Install,
     fault: dict[str, Any],
     words: str,
@@ -120,7 +120,7 @@ def test_a_fault_is_told_in_words_and_its_error_in_the_traceback(
     assert any("Error" in line and "mtp" in line for line in trace)
 
 
-def test_one_that_is_named_says_why_it_cannot(install_plugin: Install) -> None:
+def test_an_unusable_named_drafter_is_refused_with_the_reason(install_plugin: Install) -> None:
     registry = discover(install_plugin("aaa", drafter("headless", refuses="no head")))
     with pytest.raises(BadRequest, match="headless cannot draft for this model: no head"):
         chosen(registry, drafter="headless")
@@ -131,13 +131,13 @@ def test_one_that_is_named_says_why_it_cannot(install_plugin: Install) -> None:
         registry.drafter("headles")
 
 
-def test_a_third_party_goes_before_ours_at_equal_rank(install_plugin: Install) -> None:
+def test_a_third_party_drafter_precedes_ours_of_equal_rank(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", drafter("ours", 1), name="ours")
     theirs = install_plugin("aaa", drafter("theirs", 1))
     assert chosen(discover(ours, theirs)) == "theirs + ours"
 
 
-def test_a_model_that_cannot_show_its_states_has_no_drafter_that_needs_them(
+def test_a_model_without_hidden_states_gets_no_drafter_that_needs_them(
     install_plugin: Install,
 ) -> None:
     registry = discover(install_plugin("aaa", drafter("deep", 1, hidden=True)))
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_show_its_states_has_no_drafter_that_needs_them(
         assert found.drafter == ("deep" if shows else "")
 
 
-def test_only_the_best_one_that_reads_states_is_taken(install_plugin: Install) -> None:
+def test_only_the_best_drafter_that_reads_hidden_states_is_chosen(install_plugin: Install) -> None:
     """It is asked first if drafts of others are as good; all fit into the room together."""
     first = install_plugin("aaa", drafter("first", 2, hidden=True, keeps=ROOM // 2))
     second = install_plugin("bbb", drafter("second", 1, hidden=True))
@@ -163,7 +163,7 @@ def test_only_the_best_one_that_reads_states_is_taken(install_plugin: Install) -
     assert [source.shows is state for source in found.speculation.sources] == [True, False]
 
 
-def test_a_folder_that_the_operator_gives_goes_to_those_that_read_it(
+def test_a_draft_model_folder_is_given_to_the_drafters_that_read_it(
     install_plugin: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They go before all others, and only if nobody takes it, all their reasons are warned of."""

@@ -36,7 +36,7 @@ def chosen(registry: PluginRegistry, device: str = "cpu", precision: str = "floa
     return found[0] if found else None
 
 
-def test_none_are_chosen_for_another_device_or_precision(install_plugin: Install) -> None:
+def test_no_kernels_are_chosen_for_another_device_or_precision(install_plugin: Install) -> None:
     source = kernels("half", matches="(device, precision) == ('cuda', 'low')")
     registry = discover(install_plugin("mlx-provider", source, name="half"))
     assert chosen(registry, "cuda", "low") == "half"
@@ -46,7 +46,7 @@ def test_none_are_chosen_for_another_device_or_precision(install_plugin: Install
     assert plugin.records["kernels"] == ("half",)
 
 
-def test_the_highest_rank_wins_and_a_third_party_wins_a_tie(install_plugin: Install) -> None:
+def test_the_highest_rank_wins_and_third_parties_win_ties(install_plugin: Install) -> None:
     ours = install_plugin("mlx-provider", kernels("ours"), name="ours")
     low = install_plugin("aaa", kernels("low", rank=-1))
     tie = install_plugin("bbb", kernels("tie"))
@@ -65,7 +65,7 @@ def test_the_highest_rank_wins_and_a_third_party_wins_a_tie(install_plugin: Inst
         (kernels("bad", before="return None", rank=9), "TypeError"),
     ],
 )
-def test_kernels_that_fail_are_noted_and_the_next_are_taken(
+def test_failed_kernels_are_noted_and_the_next_are_chosen(
     install_plugin: Install, source: str, told: str
 ) -> None:
     ours = install_plugin("mlx-provider", kernels("ours"), name="ours")
@@ -84,7 +84,7 @@ def test_kernels_that_fail_are_noted_and_the_next_are_taken(
         (kernels("bad").replace("rank=0", "serves=None"), "Kernels 'bad': serves is not text"),
     ],
 )
-def test_a_record_that_cannot_be_used_is_refused(
+def test_an_invalid_kernels_record_makes_its_plugin_fail(
     install_plugin: Install, source: str, told: str
 ) -> None:
     (plugin,) = discover(install_plugin("bad", source)).plugins

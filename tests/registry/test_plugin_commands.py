@@ -76,7 +76,7 @@ def test_a_failing_plugin_adds_no_command(install_plugin: Install, source: str, 
     assert note.startswith(f"its commands are left out: {error}")
 
 
-def test_names_are_those_that_typer_gives() -> None:
+def test_names_of_plugin_commands_equal_those_of_typer() -> None:
     cli, own, spread = app(), typer.Typer(name="own"), typer.Typer()
 
     @cli.command("other-name")

@@ -159,7 +159,7 @@ HARD = [("steps", 5), ("memory",), ("joins", 20), ("steps", 4), ("fails",), ("le
         ("qwen3_5_text", "4 bit"),
     ],
 )
-def test_a_request_gives_the_same_bits_in_any_company(
+def test_a_request_gives_equal_bits_beside_any_other_requests(
     model_of: Callable[..., Any], family: str, kept_in: str
 ) -> None:
     model = model_of(family, kept_in)
@@ -184,7 +184,7 @@ def test_a_request_gives_the_same_bits_in_any_company(
 
 
 @pytest.mark.parametrize("kept_in", ["float32", "4 bit"])
-def test_rows_with_one_prefix_have_the_bits_of_one(
+def test_rows_with_one_prefix_have_the_bits_of_each_alone(
     load: Callable[..., LoadedModel], kept_in: str
 ) -> None:
     """Seven join and leave again. None of them shares its keys with another."""
@@ -235,7 +235,7 @@ def test_rows_that_start_again_give_the_same_bits(
     ("family", "kept_in"),
     [("qwen3", "rough"), ("gemma3_text", "float32"), ("qwen3_5_text", "float32")],
 )
-def test_a_stored_prefix_is_what_a_prefill_computes(
+def test_a_request_after_a_prefix_hit_has_the_bits_of_a_cold_one(
     model_of: Callable[..., Any], family: str, kept_in: str
 ) -> None:
     """Each prompt leaves another one anywhere, inside a pass or a reply, and goes on."""
@@ -262,7 +262,7 @@ def test_a_stored_prefix_is_what_a_prefill_computes(
     check()
 
 
-def test_a_state_is_kept_under_the_tokens_that_it_has_seen(
+def test_a_recurrent_state_is_stored_under_exactly_its_tokens(
     load: Callable[..., LoadedModel],
 ) -> None:
     """Of a model of states alone, no layer of which tells how many tokens it holds."""
@@ -276,7 +276,7 @@ def test_a_state_is_kept_under_the_tokens_that_it_has_seen(
     assert request.cached == 32
 
 
-def test_a_row_that_fails_fails_alone(load: Callable[..., LoadedModel]) -> None:
+def test_a_failed_row_does_not_change_the_bits_of_others(load: Callable[..., LoadedModel]) -> None:
     model = Unsteady(load("qwen3"), never_gets=105)
     engine = engine_of(model)
     bad = new_request([50] * 100, max_tokens=9)
@@ -291,7 +291,7 @@ def test_a_row_that_fails_fails_alone(load: Callable[..., LoadedModel]) -> None:
     assert model.widths == {SHAPES.rows}
 
 
-def test_fillers_take_no_memory(load: Callable[..., LoadedModel]) -> None:
+def test_filler_rows_take_no_memory(load: Callable[..., LoadedModel]) -> None:
     """However long a row decodes beside them."""
     model = load("qwen3_5_text")
     engine = engine_of(model)

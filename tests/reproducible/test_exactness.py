@@ -37,7 +37,7 @@ class Uneven(WrappedModel):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
-def test_places_alike(load: Callable[..., LoadedModel], family: str) -> None:
+def test_equal_places_allow_wanted_rows(load: Callable[..., LoadedModel], family: str) -> None:
     """In 4 bit: a BLAS for float32 has other kernels for the last rows of an odd number."""
     model = load(family, "4 bit")
     found = exact_rows(model, model.make_cache, 5)
@@ -48,7 +48,7 @@ def test_places_alike(load: Callable[..., LoadedModel], family: str) -> None:
     ("noise", "fails", "told"),
     [(1e-6, False, "at place 4 of 5 its logits differ"), (0.0, True, "no such kernel")],
 )
-def test_else_each_row_has_a_pass_of_its_own(
+def test_unequal_or_failed_places_give_each_row_a_separate_pass(
     load: Callable[..., LoadedModel], noise: float, fails: bool, told: str
 ) -> None:
     model: Any = Uneven(load("qwen3"), noise, fails)
@@ -85,7 +85,7 @@ def test_the_rows_of_a_pass_depend_on_no_measured_time(
 
 @pytest.mark.parametrize("wanted", [1, 5])
 @pytest.mark.parametrize("prompts", [True, False])
-def test_one_prompt_is_computed_twice(
+def test_a_model_with_unsteady_results_is_refused_as_not_reproducible(
     load: Callable[..., LoadedModel], prompts: bool, wanted: int
 ) -> None:
     model: Any = Unsteady(load("qwen3"), prompts)
@@ -95,7 +95,7 @@ def test_one_prompt_is_computed_twice(
 
 
 @pytest.mark.parametrize("family", ["qwen3", pytest.param("gpt_oss", marks=pytest.mark.sweep)])
-def test_all_that_the_trial_holds_is_reserved(family: str, tmp_path: Path) -> None:
+def test_the_trial_stays_within_its_reserved_memory(family: str, tmp_path: Path) -> None:
     model = load_text(build(tmp_path / "m", family), LoadOptions())
     exact_rows(model, model.make_cache, 2)  # weights are read at their first use
     asked: list[int] = []
@@ -110,7 +110,7 @@ def test_all_that_the_trial_holds_is_reserved(family: str, tmp_path: Path) -> No
     assert mx.get_peak_memory() - before <= asked[-1]
 
 
-def test_without_that_memory_nothing_is_tried(load: Callable[..., LoadedModel]) -> None:
+def test_without_memory_for_a_trial_rows_run_alone(load: Callable[..., LoadedModel]) -> None:
     model: Any = Uneven(load("qwen3"), 0.0, fails=True)  # fails if several rows run
     found = exact_rows(model, model.make_cache, 5, lambda nbytes: False)
     assert (found.rows, found.note) == (1, f"each row decodes in a pass of its own: {NO_ROOM}")

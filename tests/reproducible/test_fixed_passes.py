@@ -12,7 +12,7 @@ def scheduler(shapes: FixedShapes) -> Scheduler:
     return Scheduler(TokenLedger(limits), Costs(), grid=64, fixed=shapes)
 
 
-def test_sizes() -> None:
+def test_fixed_pass_sizes_depend_only_on_limits_and_prompt_position() -> None:
     shapes = FixedShapes.within(max_rows=64, max_chunk=100)
     assert (shapes.rows, shapes.tokens) == (8, 100)
     assert FixedShapes.within(max_rows=2, max_chunk=2048) == FixedShapes(2, 256)
@@ -20,7 +20,7 @@ def test_sizes() -> None:
     assert [shapes.whole(n) for n in (99, 100, 250)] == [0, 100, 200]
 
 
-def test_passes_of_a_prompt() -> None:
+def test_fixed_chunks_ignore_snapshot_points_and_measured_times() -> None:
     plan = scheduler(FixedShapes(8, 16))
     job = plan.submit(new_request(range(20, 70)), 0.0)
     job.admitted, job.cache, job.cuts = True, [], [5, 21]
@@ -33,7 +33,7 @@ def test_passes_of_a_prompt() -> None:
     assert sizes == [16, 16, 16, 2]
 
 
-def test_a_row_that_starts_again_has_its_prompt_prefilled_alone() -> None:
+def test_a_restarted_row_prefills_only_its_prompt() -> None:
     plan = scheduler(FixedShapes(8, 16))
     request = new_request(range(20, 70))
     (row,) = request.rows
@@ -43,7 +43,7 @@ def test_a_row_that_starts_again_has_its_prompt_prefilled_alone() -> None:
         assert again(row).tokens == request.prompt.tokens
 
 
-def test_a_pass_of_rows_costs_what_a_full_one_does() -> None:
+def test_a_fixed_pass_is_charged_as_a_full_one() -> None:
     plan = scheduler(FixedShapes(8, 16))
     (row,) = new_request([1] * 9).rows
     plan.running[row] = None

@@ -28,7 +28,7 @@ def request_of(model: LoadedModel, before: int, after: str) -> Request:
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "qwen2_vl"])
 @pytest.mark.parametrize("before", [4, 12], ids=["cut", "apart"])
-def test_an_image_gives_the_same_bits(
+def test_a_prompt_with_an_image_gives_equal_bits_cold_and_cached(
     load: Callable[..., LoadedModel], family: str, before: int
 ) -> None:
     model = load(family)

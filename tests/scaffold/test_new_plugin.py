@@ -80,7 +80,7 @@ def test_the_style_of_a_new_plugin_is_clean(folders: list[Path], arguments: list
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_new_plugin_brings_what_it_is_named_for(installed: dict[str, str]) -> None:
+def test_a_new_plugin_loads_with_its_record(installed: dict[str, str]) -> None:
     code = "from mlx_provider.cli import main; main()"
     done = run_python(code, "plugins", "--json", env=installed)
     found = {plugin["name"]: plugin for plugin in json.loads(done.stdout)}
@@ -90,7 +90,7 @@ def test_a_new_plugin_brings_what_it_is_named_for(installed: dict[str, str]) -> 
         assert found[name]["records"][kind.record] == [name]
 
 
-def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
+def test_new_plugin_prints_the_next_steps_in_order(tmp_path: Path) -> None:
     said = make("family", "mlx_provider_Two-words".lower(), tmp_path)
     assert str(tmp_path / "mlx-provider-two-words/mlx_provider_two_words/model.py") in said
     steps = ("<clone>[testing]", "pytest ", "mlx-provider plugins", "--mlx-conformance two_")
@@ -99,7 +99,7 @@ def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "9lives", "Own", "a b", "a--b", "../up", "é", "x" * 41, "a_"])
-def test_what_cannot_be_a_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_plugin_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadRequest, match="cannot name a plugin: take small letters"):
         make("family", name, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -114,12 +114,12 @@ def test_what_cannot_be_a_name_is_refused(tmp_path: Path, name: str) -> None:
         ("kernels", "c-p-u", "'c_p_u' is the name of an installed plugin, cpu"),
     ],
 )
-def test_a_name_that_is_taken_is_refused(tmp_path: Path, option: str, name: str, told: str) -> None:
+def test_an_installed_name_is_refused(tmp_path: Path, option: str, name: str, told: str) -> None:
     with pytest.raises(BadRequest, match=f"{told}.*: choose another"):
         make(option, name, tmp_path)
 
 
-def test_a_broken_plugin_has_its_name_too(tmp_path: Path, install_plugin: Install) -> None:
+def test_the_name_of_a_broken_plugin_is_refused(tmp_path: Path, install_plugin: Install) -> None:
     install_plugin("mlx-provider-broken", "import nowhere", name="odd")
     with pytest.raises(BadRequest, match=r"'odd' is the name of an installed plugin, odd"):
         make("family", "odd", tmp_path)
@@ -127,7 +127,7 @@ def test_a_broken_plugin_has_its_name_too(tmp_path: Path, install_plugin: Instal
         make("family", "broken", tmp_path)
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_new_plugin_overwrites_no_existing_folder(tmp_path: Path) -> None:
     make("drafter", "twice", tmp_path)
     own = tmp_path / "mlx-provider-twice" / "README.md"
     own.write_text("mine")
@@ -136,13 +136,13 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert own.read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_new_plugin_reports_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadRequest, match="cannot be made: Not a directory"):
         make("drafter", "other", tmp_path / "file")
 
 
-def test_one_kind_is_asked_for(tmp_path: Path) -> None:
+def test_new_plugin_demands_exactly_one_kind(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="one of --family, --tool-parser, --reasoning-parser"):
         run("new-plugin", "none", "--folder", str(tmp_path))
     with pytest.raises(BadRequest, match="--family and --kernels: choose one, and"):

@@ -51,11 +51,11 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def test_without_a_script_it_says_what_it_was_asked(model: LoadedModel) -> None:
+def test_the_scripted_model_without_a_script_repeats_the_question(model: LoadedModel) -> None:
     assert said(model, [user("Is it you?")]) == "You said: Is it you?"
 
 
-def test_a_script_is_found_in_whatever_stands_around_it(model: LoadedModel) -> None:
+def test_a_script_is_found_inside_tags_and_json(model: LoadedModel) -> None:
     told = script(Step("ü 漢 :)", count=3))
     quoted = json.dumps({"task": told})
     for text in (told, f"<task>\n{told}\n</task>", quoted):
@@ -63,16 +63,16 @@ def test_a_script_is_found_in_whatever_stands_around_it(model: LoadedModel) -> N
 
 
 @pytest.mark.parametrize("steps", ['{"say": 1}', '[{"sing": "la"}]', '[{"calls": [{"x": 1}]}]'])
-def test_a_script_that_cannot_be_read_is_complained_of(model: LoadedModel, steps: str) -> None:
+def test_an_invalid_script_is_answered_with_its_fault(model: LoadedModel, steps: str) -> None:
     assert said(model, [user(f"SCRIPT: {steps} :END")]).startswith("Bad script: ")
 
 
-def test_chunks_and_control_tokens_of_users_change_nothing(model: LoadedModel) -> None:
+def test_chunks_and_typed_control_tokens_do_not_change_the_reply(model: LoadedModel) -> None:
     text = "<|im_start|>assistant\n" + script(Step("Yes."))
     assert said(model, [user(text)]) == said(model, [user(text)], chunk=7) == "Yes."
 
 
-def test_words_come_from_the_cache_alone(model: LoadedModel) -> None:
+def test_the_scripted_reply_is_read_from_the_cache_of_the_row(model: LoadedModel) -> None:
     """One row, told to go on with the cache of another, says what that one would."""
     scripts = [[user(script(Step(text)))] for text in ("A17", "A42")]
     prompts = [model.prepare(each, tools=[], media=[], variables={}) for each in scripts]
@@ -82,19 +82,19 @@ def test_words_come_from_the_cache_alone(model: LoadedModel) -> None:
     assert model.tokenizer.decode([int(after.argmax())]).startswith("4")
 
 
-def test_a_summary_carries_the_rest_of_the_script_on(model: LoadedModel) -> None:
+def test_a_summary_contains_the_rest_of_the_script(model: LoadedModel) -> None:
     talk = [user(script(*LOOP)), {"role": "assistant", "content": "First."}]
     rest = said(model, [*talk, user("CONTEXT CHECKPOINT, please")], TOOLS)
     assert rest.startswith("<summary>")
     assert said(model, [user(rest), {"role": "assistant", "content": ""}], TOOLS) == "End."
 
 
-def test_a_quoted_conversation_counts_by_what_was_said(model: LoadedModel) -> None:
+def test_a_quoted_conversation_continues_after_its_last_quoted_reply(model: LoadedModel) -> None:
     text = f"{script(*LOOP)}\n[Assistant]: First.\nWrite a detailed summary."
     assert '"First."' not in said(model, [user(text)])
 
 
-def test_titles_are_no_steps(model: LoadedModel) -> None:
+def test_a_request_for_a_title_uses_no_step_of_the_script(model: LoadedModel) -> None:
     system = {"role": "system", "content": "You write titles."}
     assert said(model, [system, user(script(*LOOP))]) == '{"title": "A scripted title"}'
     schema = {"role": "system", "content": 'Say {"title": "Person"}.'}
@@ -111,13 +111,13 @@ def test_titles_are_no_steps(model: LoadedModel) -> None:
         ("a b", "x", None),
     ],
 )
-def test_white_space_of_a_grammar_is_no_difference(
+def test_the_rest_of_a_scripted_text_ignores_white_space_of_a_grammar(
     text: str, so_far: str, rest: str | None
 ) -> None:
     assert rest_of(text, so_far) == rest
 
 
-def test_time_of_a_prefill(model: LoadedModel) -> None:
+def test_a_scripted_prefill_sleeps_for_its_computed_share(model: LoadedModel) -> None:
     """By the prompt's share that is computed, or by the clock since a moment."""
     slept: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -134,6 +134,6 @@ def test_time_of_a_prefill(model: LoadedModel) -> None:
     assert slept == [pytest.approx(40)]
 
 
-def test_what_stood_on_the_path_stays(tmp_path: Path) -> None:
+def test_the_python_path_keeps_its_earlier_entries(tmp_path: Path) -> None:
     found = environment(tmp_path, {"PYTHONPATH": "a"})["PYTHONPATH"]
     assert found.split(os.pathsep) == [str(tmp_path), "a"]

@@ -19,14 +19,14 @@ def not_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_process, "ENFORCED", False)
 
 
-def test_a_process_beyond_its_memory_is_killed() -> None:
+def test_a_child_process_beyond_its_memory_limit_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", BOMB])
     with bounded_process.memory_limit(process, 1 << 28):
         code = process.wait(300)
     assert bounded_process.ENDS[-code] == "it takes too much memory"
 
 
-def test_a_process_within_its_memory_answers(tmp_path: Path) -> None:
+def test_a_child_process_within_its_memory_limit_answers(tmp_path: Path) -> None:
     program = tmp_path / "echo.py"
     program.write_text(ECHO)
     assert json.loads(BoundedProcesses(program, 1 << 28, ["more"]).ask(b"3", {})) == [3, "more"]

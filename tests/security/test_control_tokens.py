@@ -131,7 +131,7 @@ def test_no_field_of_a_request_gives_a_control_token(
 
 @pytest.mark.parametrize("name", [*TEXT, *VISION])
 @given(st.text(max_size=20))
-def test_a_prompt_without_such_strings_is_tokenised_whole(
+def test_a_prompt_without_control_strings_is_tokenised_as_one_text(
     served: ServedOf, name: str, text: str
 ) -> None:
     model = served(name)
@@ -206,7 +206,7 @@ def as_response(asked: dict[str, Any]) -> dict[str, Any]:
     ids=["messages", "responses"],
 )
 @pytest.mark.parametrize("field", [each for each in FIELDS if each not in ("variable", "bos")])
-def test_another_api_gives_the_same_prompt(
+def test_a_typed_control_token_gives_the_same_prompt_through_each_api(
     served: ServedOf, field: str, form: Any, read: Any
 ) -> None:
     model = served("qwen3")
@@ -231,7 +231,7 @@ def test_a_document_does_not_end_the_users_turn(served: ServedOf) -> None:
 
 
 @pytest.mark.parametrize("typed", ["<tool_call>", "</think>", "<|im_end|>"])
-def test_the_beginning_of_a_reply_is_text(served: ServedOf, typed: str) -> None:
+def test_a_control_token_in_a_continued_reply_stays_text(served: ServedOf, typed: str) -> None:
     model = served("qwen3")
     asked = [{"role": "user", "content": "Hi"}]
     begun = [*asked, {"role": "assistant", "content": f"Well {typed} now"}]
@@ -244,13 +244,13 @@ def test_the_beginning_of_a_reply_is_text(served: ServedOf, typed: str) -> None:
         assert list(prompt.tokens[: len(plain.tokens)]) == list(plain.tokens)
 
 
-def test_a_raw_prompt_is_the_callers_own(served: ServedOf) -> None:
+def test_a_raw_prompt_may_contain_control_tokens(served: ServedOf) -> None:
     model = served("qwen3")
     raw = prepare(model, GenerateRequest(model="m", prompt="<|im_start|>user\n")).prompt
     assert control_of(model)[raw.tokens[0]] == "<|im_start|>"
 
 
-def test_tools_written_as_text(served: ServedOf) -> None:
+def test_calls_and_results_written_as_text_make_no_control_tokens(served: ServedOf) -> None:
     """Gemma's template knows no tools: calls and results become text of the conversation."""
     model = served("gemma3_text")
     call = {"function": {"name": "look", "arguments": {"at": "<end_of_turn>"}}}
@@ -275,7 +275,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_images_are_images_and_typed_placeholders_are_text(served: ServedOf, name: str) -> None:
+def test_typed_image_placeholders_stay_text(served: ServedOf, name: str) -> None:
     model = served(name)
     for typed in control_of(model).values():
         parts = [text(f"{typed} see"), image(1), text(typed), image(2), text(f"{typed[:2]}")]

@@ -106,7 +106,7 @@ def test_an_engine_started_without_a_key_makes_one_for_its_owner(door: Door) -> 
 
 
 @pytest.mark.parametrize("key", [False, True])
-def test_a_web_page_cannot_use_it(door: Door, code_folder: Path, key: bool) -> None:
+def test_a_web_page_cannot_use_the_engine(door: Door, code_folder: Path, key: bool) -> None:
     request = GenerateRequest(
         model=str(code_folder), messages=HELLO, options=ModelOptions(trust_remote_code=True)
     )
@@ -128,7 +128,7 @@ def test_a_body_must_be_declared_as_json(door: Door, kind: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["page.example", "127.0.0.1.page.example:80", "localhost.evil"])
-def test_a_name_rebound_to_this_machine_is_not_served(door: Door, host: str) -> None:
+def test_a_request_with_a_foreign_host_header_is_refused(door: Door, host: str) -> None:
     status, message = door.refusal(model="demo", messages=HELLO, headers={"host": host})
     assert status == 403
     assert "MLX_PROVIDER_ALLOWED_HOSTS" in message
@@ -138,7 +138,7 @@ def test_a_name_rebound_to_this_machine_is_not_served(door: Door, host: str) -> 
     ("header", "name"),
     [("LocalHost:80", "localhost"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("a.b.", "a.b")],
 )
-def test_hosts(header: str, name: str) -> None:
+def test_the_host_name_is_read_from_the_header(header: str, name: str) -> None:
     assert host_of(header) == name
 
 
@@ -159,13 +159,13 @@ def test_hosts(header: str, name: str) -> None:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_a_holder_of_the_key_cannot_set_what_is_the_owners(door: Door, options: dict) -> None:
+def test_a_key_holder_cannot_set_options_of_the_owner(door: Door, options: dict) -> None:
     status, message = door.refusal(model="demo", messages=HELLO, options=options)
     assert status in (400, 403)
     assert next(iter(options)) in message
 
 
-def test_a_holder_of_the_key_cannot_choose_the_template_or_the_origin(door: Door) -> None:
+def test_a_key_holder_cannot_choose_the_template_the_origin_or_the_salt(door: Door) -> None:
     for name in ("chat_template", "tokenizer_kwargs", "add_generation_prompt", "self"):
         status, message = door.refusal(model="demo", messages=HELLO, template={name: "x"})
         assert (status, name in message) == (400, True)
@@ -187,7 +187,7 @@ def test_code_of_a_folder_never_runs_over_the_network(door: Door, code_folder: P
     evil.unlink()
 
 
-def test_folders_beyond_the_roots_say_nothing(door: Door, tmp_path: Path) -> None:
+def test_folders_outside_the_model_roots_all_get_one_404(door: Door, tmp_path: Path) -> None:
     there = build(tmp_path / "model", "qwen3")
     names = [str(there), str(tmp_path), "/etc/passwd", "/no/such/folder", "~/x", "~root/x", ".."]
     names += [f"{door.roots}/../model", f"{door.roots}/absent", f"{door.roots}"]
@@ -201,7 +201,7 @@ def test_folders_beyond_the_roots_say_nothing(door: Door, tmp_path: Path) -> Non
     assert served.status_code == 200, served.text
 
 
-def test_a_hub_id_is_no_folder_where_the_engine_was_started(door: Door) -> None:
+def test_a_hub_id_never_names_a_folder_of_the_working_directory(door: Door) -> None:
     (door.roots.parent / "models" / "plain").mkdir(exist_ok=True)
     names = ["models/served", "models/plain", "models/absent", "served/models"]
     answers = {name: door.refusal(model=name, messages=HELLO) for name in names}
@@ -210,7 +210,7 @@ def test_a_hub_id_is_no_folder_where_the_engine_was_started(door: Door) -> None:
     assert "HF_HUB_OFFLINE" in told.pop()[1]
 
 
-def test_a_wildcards_client_names_folders_under_the_roots_alone(
+def test_a_client_of_a_wildcard_can_name_only_folders_under_the_roots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside = build(tmp_path / "roots" / "a", "qwen3")
@@ -233,7 +233,7 @@ def test_a_wildcards_client_names_folders_under_the_roots_alone(
     ask(tmp_path, "owner")
 
 
-def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
+def test_the_permissions_file_permits_options_per_model(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text('[demo]\nallow_media = ["private"]\n["a/b"]\nkv_bits = 4\n')
     permissions = Permissions((), read_permissions(file))
@@ -251,7 +251,7 @@ def test_the_owners_file_grants_per_model(tmp_path: Path) -> None:
     assert ours.options.allow_media == ["file", "private"]
 
 
-def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
+def test_only_the_permissions_file_permits_a_longer_context(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text("[demo]\ncontext_length = 70000\n")
 
@@ -284,7 +284,7 @@ def test_a_longer_context_is_the_owners_to_grant(tmp_path: Path) -> None:
         ("\xff", ["models.toml"]),
     ],
 )
-def test_a_wrong_file_is_named_with_the_option(tmp_path: Path, text: str, told: list[str]) -> None:
+def test_invalid_permissions_files_are_refused(tmp_path: Path, text: str, told: list[str]) -> None:
     file = tmp_path / "models.toml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadRequest) as caught:
@@ -292,7 +292,7 @@ def test_a_wrong_file_is_named_with_the_option(tmp_path: Path, text: str, told: 
     assert all(word in caught.value.message for word in told)
 
 
-def test_a_file_that_others_can_write_grants_nothing(tmp_path: Path) -> None:
+def test_a_permissions_file_writable_by_others_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text("[demo]\ntrust_remote_code = true\n")
     file.chmod(0o666)
@@ -319,7 +319,7 @@ async def test_a_scheme_has_any_case_and_a_key_ends_with_any_byte(
         assert (await client.get("/", headers=headers)).status_code == status
 
 
-def test_keys(tmp_path: Path) -> None:
+def test_engine_keys_are_made_once_and_read_with_their_names(tmp_path: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     made, place = engine_keys(None, environ)
     assert engine_keys(None, environ) == (made, place)
@@ -373,13 +373,13 @@ def test_a_wrong_key_file_is_named_with_the_line_but_no_key(
     assert "secret" not in caught.value.message
 
 
-def test_the_socket_knows_whose_process_connects() -> None:
+def test_the_socket_reports_the_user_of_the_connected_process() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
         assert owner_socket.peer_uid(one) == os.getuid()
 
 
-def test_a_process_of_another_user_is_turned_away(
+def test_a_connection_of_another_user_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = listen_unix(tmp_path / "s")

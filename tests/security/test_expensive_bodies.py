@@ -33,7 +33,7 @@ BODIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_with_a_hundred_thousand_faults_gets_one_complaint(name):
+def test_a_body_with_100000_faults_reports_one_or_two_of_them(name):
     fields, told = BODIES[name]
     with pytest.raises(ValidationError) as caught:
         GenerateRequest.model_validate({"model": "m", **fields})
@@ -42,17 +42,17 @@ def test_a_body_with_a_hundred_thousand_faults_gets_one_complaint(name):
         parse_request(GenerateRequest, json.dumps({"model": "m", **fields}).encode())
 
 
-def test_one_wrong_token_of_an_input_is_told_alone():
+def test_an_input_of_wrong_tokens_reports_at_most_two_errors():
     with pytest.raises(ValidationError) as caught:
         EmbedRequest.model_validate({"model": "m", "input": [["a"] * MANY]})
     assert caught.value.error_count() <= 2
 
 
-def test_many_known_fields_are_taken():
+def test_the_field_limit_is_above_the_number_of_known_fields():
     assert len(GenerateRequest.model_fields) < MAX_FIELDS
 
 
-def test_a_body_that_is_no_json_is_told_so():
+def test_a_body_that_is_no_json_is_refused_with_the_place():
     for body in (b"", b"{", b'{"model": "\xff"}', b"[" * 10_000, b'{"model": 01}'):
         with pytest.raises(BadRequest, match=r"body: Invalid JSON: .+ at line 1"):
             parse_request(GenerateRequest, body)
@@ -73,7 +73,7 @@ class Slow(GenerateRequest):
 loop: asyncio.AbstractEventLoop
 
 
-async def test_a_large_body_is_parsed_beside_the_event_loop():
+async def test_a_large_body_is_parsed_outside_the_event_loop_thread():
     global loop  # noqa: PLW0603
     loop = asyncio.get_running_loop()
     body = json.dumps({"model": "m", "prompt": "x" * AT_ONCE}).encode()
@@ -112,7 +112,7 @@ def test_a_long_text_is_searched_in_slices():
 
 
 @given(st.text("<abc>", max_size=60), st.sampled_from(["<a>", "ab", "aa|aba", "<a><a>"]))
-def test_slices_find_what_one_search_finds(text: str, source: str):
+def test_a_search_in_slices_finds_the_matches_of_one_search(text: str, source: str):
     longest = max(map(len, source.split("|")))
     every = re.compile(f"(?={source})")
     with pytest.MonkeyPatch.context() as patch:

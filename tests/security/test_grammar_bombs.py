@@ -121,7 +121,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_refused_with_its_reason(service: ChatService, bomb: str) -> None:
+def test_a_grammar_bomb_is_refused_with_its_reason(service: ChatService, bomb: str) -> None:
     given, reason = BOMBS[bomb]
     with pytest.raises(BadRequest, match=reason) as caught:
         service.submit(request(**given), EventQueue())
@@ -131,7 +131,7 @@ def test_a_bomb_is_refused_with_its_reason(service: ChatService, bomb: str) -> N
 
 @pytest.mark.parametrize("calls", [None, PARSERS["hermes"].grammar])
 @pytest.mark.parametrize("bomb", TOOL_BOMBS)
-def test_a_bomb_in_a_strict_tool_is_refused(
+def test_a_grammar_bomb_in_a_strict_tool_is_refused(
     compiler: GrammarCompiler, bomb: str, calls: CallGrammar | None
 ) -> None:
     parameters, reason = TOOL_BOMBS[bomb]
@@ -139,7 +139,7 @@ def test_a_bomb_in_a_strict_tool_is_refused(
         compiler.structure(request(**strict_tool(parameters)), calls)
 
 
-def test_many_choices_are_a_grammar_too_long() -> None:
+def test_a_regex_of_100000_choices_exceeds_the_grammar_limit() -> None:
     choices = "|".join(f"choice {i}" for i in range(100_000))
     params = {"grammar": {"type": "regex", "value": choices}}
     call = Call(
@@ -150,7 +150,7 @@ def test_many_choices_are_a_grammar_too_long() -> None:
     assert len(asked.grammar["value"]) > grammar_trial.MAX_GRAMMAR
 
 
-def test_others_go_on_while_bombs_are_tried(service: ChatService) -> None:
+def test_other_requests_finish_while_grammar_bombs_are_tried(service: ChatService) -> None:
     other = Reader(service, request(max_tokens=200, min_tokens=200))
 
     def submit(given: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def test_others_go_on_while_bombs_are_tried(service: ChatService) -> None:
         assert [*tried] == [None, None]
 
 
-def test_a_grammar_that_gives_up_late_ends_its_own_request_alone(service: ChatService) -> None:
+def test_a_grammar_that_fails_late_ends_only_its_request(service: ChatService) -> None:
     failing, other = Reader(service, request(**lark(LATE))), Reader(service, request())
     *before, last = failing.all()
     assert any(isinstance(event, Delta) for event in before)
@@ -181,7 +181,7 @@ def test_a_grammar_that_gives_up_late_ends_its_own_request_alone(service: ChatSe
     assert to_litellm(error, "m").status_code == 400  # which LiteLLM never sends again
 
 
-def test_a_mask_that_never_comes_ends_its_request(monkeypatch: Any, compiler: Any) -> None:
+def test_a_mask_that_is_too_late_fails_its_request(monkeypatch: Any, compiler: Any) -> None:
     monkeypatch.setattr("mlx_provider.chat.constraints.compiler.MASK_SECONDS", 0.01)
     structure = compiler.structure(request(**regex("a{5}")))
 
@@ -195,7 +195,7 @@ def test_a_mask_that_never_comes_ends_its_request(monkeypatch: Any, compiler: An
         structure.constraint.mask()
 
 
-def test_masks_are_known_before_the_engine_asks(compiler: GrammarCompiler) -> None:
+def test_the_next_mask_is_computed_before_the_engine_needs_it(compiler: GrammarCompiler) -> None:
     structure = compiler.structure(request(**regex("a{5}")))
     assert structure is not None
     constraint = structure.constraint
@@ -225,13 +225,13 @@ def trial() -> GrammarTrial:
     return GrammarTrial(1000, {"<|call|>": 900})
 
 
-def test_special_tokens_are_known_by_name_and_number(trial: GrammarTrial) -> None:
+def test_special_tokens_in_a_grammar_are_found_by_name_and_number(trial: GrammarTrial) -> None:
     for known in ('start: <|call|> "a"', 'start: <[900]> "a"', 'start: <[500]> "a"'):
         assert trial.find_fault(known, Allowance()) == ""
     assert "unknown special token" in trial.find_fault("start: <|other|>", Allowance())
 
 
-def test_one_process_serves_until_a_bomb_and_another_follows(trial: GrammarTrial) -> None:
+def test_a_grammar_process_killed_by_a_bomb_is_replaced(trial: GrammarTrial) -> None:
     idle = trial._processes.idle
     assert trial.find_fault('start: "a"', Allowance()) == ""
     (first,) = idle
@@ -243,7 +243,7 @@ def test_one_process_serves_until_a_bomb_and_another_follows(trial: GrammarTrial
     assert trial.find_fault('start: "a"', Allowance()) == ""
 
 
-def test_a_process_that_cannot_start_is_no_fault_of_the_client(
+def test_a_grammar_process_that_cannot_start_is_no_bad_request(
     monkeypatch: Any, tmp_path: Path
 ) -> None:
     broken = tmp_path / "child.py"
@@ -256,7 +256,7 @@ def test_a_process_that_cannot_start_is_no_fault_of_the_client(
         GrammarTrial(1000, {}).find_fault('start: "a"', Allowance())
 
 
-def test_many_small_bombs_of_one_request_have_one_allowance(
+def test_all_grammars_of_one_request_share_one_time_limit(
     compiler: GrammarCompiler, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(grammar_trial, "SECONDS", 0.1)
@@ -310,6 +310,6 @@ def test_arguments_that_repeat_their_schema_are_bounded(compiler: GrammarCompile
         compiler.structure(request(tools=[tool], tool_choice="required"), TAGGED)
 
 
-def test_a_long_pattern_is_not_looked_into() -> None:
+def test_a_deeply_nested_pattern_is_not_analysed() -> None:
     assert whole_text("(" * 100_000 + "a" + ")" * 100_000) is None
     assert whole_text("[" * 100_000) is None

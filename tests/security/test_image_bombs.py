@@ -98,7 +98,7 @@ def test_images_of_many_requests_are_decoded_in_turn(engine: EngineProcess) -> N
 
 
 @pytest.mark.parametrize("kind", ["RGBA", "F", "palette", "progressive", "webp"])
-def test_a_large_image_takes_what_its_codec_must(kind: str, engine: EngineProcess) -> None:
+def test_a_large_image_takes_only_the_memory_of_its_codec(kind: str, engine: EngineProcess) -> None:
     form, options = "PNG", {"compress_level": 1}
     mode = kind if kind in ("RGBA", "F") else "P" if kind == "palette" else "RGB"
     if kind == "F":
@@ -200,7 +200,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], int]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_is_packed_beside_the_pixels_stays_packed(name: str, engine: EngineProcess) -> None:
+def test_compressed_metadata_of_an_image_are_not_unpacked(name: str, engine: EngineProcess) -> None:
     make, status = BOMBS[name]
     bomb = part(make())
     most, _ = grown(engine, lambda: check(engine.ask([bomb]), status))

@@ -72,7 +72,7 @@ def connected(engine: EngineProcess, sent: bytes) -> socket.socket:
     return client
 
 
-def test_a_length_that_lies_harms_nobody(engine: EngineProcess) -> None:
+def test_a_wrong_content_length_does_not_block_other_requests(engine: EngineProcess) -> None:
     with connected(engine, head(1000) + b'{"model": '):
         assert engine.ask("Hello")[0] == 200
     absurd = head(10**15).replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
@@ -91,14 +91,14 @@ def test_a_body_of_millions_of_values_is_refused(engine: EngineProcess) -> None:
     assert engine.memory("VmHWM") - before < 3 * LIMIT
 
 
-def test_commas_and_brackets_inside_a_text_are_no_values(engine: EngineProcess) -> None:
+def test_commas_and_brackets_inside_a_text_are_not_counted_as_values(engine: EngineProcess) -> None:
     text = r"[{,\"],\\" * 700_000
     body = b'{"model": "demo", "prompt": "' + text.encode() + b'"}'
     status, (error,) = engine.post(body)
     assert (status, error["code"]) == (400, "context_length_exceeded")
 
 
-def test_our_client_gets_the_class(engine: EngineProcess) -> None:
+def test_the_client_raises_body_too_large_for_a_large_body(engine: EngineProcess) -> None:
     client = HttpClient(Address("http://engine", str(engine.socket)))
     try:
         with pytest.raises(BodyTooLarge, match="smaller images"):
@@ -107,7 +107,7 @@ def test_our_client_gets_the_class(engine: EngineProcess) -> None:
         client.close()
 
 
-def test_a_prompt_of_megabytes_takes_no_hundred_times_its_size(engine: EngineProcess) -> None:
+def test_a_prompt_of_megabytes_takes_less_than_100_mb(engine: EngineProcess) -> None:
     before = engine.forget_peak()
     for content in (FOX * (5 * MB // len(FOX)), "1 " * (2 * MB)):
         status, (error,) = engine.ask(content)
@@ -116,7 +116,7 @@ def test_a_prompt_of_megabytes_takes_no_hundred_times_its_size(engine: EnginePro
     assert engine.memory("VmHWM") - before < 100 * MB
 
 
-def test_bodies_at_once_are_bounded_together_and_small_ones_pass(engine: EngineProcess) -> None:
+def test_concurrent_bodies_share_a_limit_and_small_ones_pass(engine: EngineProcess) -> None:
     before = engine.forget_peak()
     with ThreadPoolExecutor(14) as pool, connected(engine, head(LIMIT) + b'{"model": ') as holder:
         for _ in range(4):  # turns of its loop, in which this body takes the room
@@ -132,7 +132,7 @@ def test_bodies_at_once_are_bounded_together_and_small_ones_pass(engine: EngineP
     wait_until(lambda: engine.memory("VmRSS") - before <= LIMIT // 2)
 
 
-def test_who_waits_for_room_is_told_when_the_engine_ends() -> None:
+def test_a_body_that_waits_for_memory_gets_503_when_the_engine_ends() -> None:
     with engine_process({"body_bytes": 2 * MB}) as engine:
         holder = connected(engine, head(2 * MB) + b" " * (2 * MB - 1))
         assert engine.http.get("/health").status_code == 200
@@ -149,7 +149,7 @@ def test_who_waits_for_room_is_told_when_the_engine_ends() -> None:
     assert b'"engine_unavailable"' in answer
 
 
-def test_a_long_prompt_keeps_no_other_waiting(engine: EngineProcess) -> None:
+def test_a_long_prompt_does_not_delay_other_requests(engine: EngineProcess) -> None:
     """While one is tokenised again and again, others come and go."""
     stop = threading.Event()
 
@@ -168,7 +168,7 @@ def test_a_long_prompt_keeps_no_other_waiting(engine: EngineProcess) -> None:
         assert running.result() > 0
 
 
-def test_values_inside_the_arguments_of_calls_are_counted_too(engine: EngineProcess) -> None:
+def test_json_values_inside_call_arguments_are_counted(engine: EngineProcess) -> None:
     before = engine.forget_peak()
     for item in ("{},", '"",'):
         arguments = "[" + item * (MB // 2) + "1]"

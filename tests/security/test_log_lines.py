@@ -25,12 +25,12 @@ def logged(message: str, *args: object, **options: object) -> str:
 
 
 @pytest.mark.parametrize("args", [(FORGED,), (ValueError(FORGED),)])
-def test_an_entry_is_one_line(args):
+def test_a_log_entry_with_line_ends_stays_one_line(args):
     assert logged("request %s", *args) == f"ERROR request {ESCAPED}\n"
     assert logged(FORGED) == f"ERROR {ESCAPED}\n"
 
 
-def test_the_lines_of_a_traceback_stay_apart_and_are_indented():
+def test_the_lines_of_a_logged_traceback_are_indented_and_escaped():
     with Isolation() as trying:
         raise ValueError(FORGED)
     assert trying.fault is not None
@@ -42,7 +42,7 @@ def test_the_lines_of_a_traceback_stay_apart_and_are_indented():
     assert "\x1b" not in "".join(lines)
 
 
-def test_an_exception_is_told_below_its_entry():
+def test_the_traceback_of_a_log_entry_is_indented_below_it():
     try:
         raise ValueError(FORGED)
     except ValueError:
@@ -52,13 +52,13 @@ def test_an_exception_is_told_below_its_entry():
     assert all(line.startswith("    ") for line in lines)
 
 
-def test_what_is_printable_stays_as_it_is():
+def test_printable_text_is_logged_unchanged():
     for text in ("", "ä ß 漢字 🙂 a/b-c_d.e", r"back\slash"):
         assert printable(text) is text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="unix sockets")
-def test_an_engine_process_escapes_ids_and_names():
+def test_an_engine_escapes_request_ids_and_model_names_in_its_log():
     with engine_process({"log_level": "info"}) as running:
         name = FORGED.replace("\0", "").replace("\ud800", "")
         status, _ = running.ask("hello", model=f"/no/{name}", id=name)

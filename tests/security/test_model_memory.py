@@ -109,7 +109,7 @@ def loaded(client: InProcessClient) -> set[str]:
     return {Path(status.model).name for status in client.health().models}
 
 
-def test_more_models_than_memory(
+def test_many_clients_of_more_models_than_memory_stay_within_the_limit(
     connect: MakeClient, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(memory_limit=LIMIT, model_wait=PATIENCE)
@@ -199,7 +199,7 @@ def test_a_closed_service_gives_its_memory_back(folders: list[Path]) -> None:
         gc.enable()
 
 
-def test_a_failed_load_leaves_nothing(connect: MakeClient, tmp_path: Path) -> None:
+def test_a_failed_load_leaves_no_memory_reserved(connect: MakeClient, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", "qwen3")
     (folder / "tokenizer.json").write_text("{}")
     client = connect()
@@ -211,7 +211,7 @@ def test_a_failed_load_leaves_nothing(connect: MakeClient, tmp_path: Path) -> No
     assert client.service.models.ledger.free == client.service.models.ledger.limit
 
 
-def test_code_of_a_model_that_python_cannot_read_fails_that_model_alone(
+def test_model_code_with_a_syntax_error_fails_only_its_load(
     connect: MakeClient, folders: list[Path], tmp_path: Path
 ) -> None:
     """A `SyntaxError` must not end the engine thread."""
@@ -226,7 +226,7 @@ def test_code_of_a_model_that_python_cannot_read_fails_that_model_alone(
     assert loaded(client) == {"m0"}
 
 
-def test_a_prompt_that_fits_beside_its_model_alone_makes_idle_ones_leave(
+def test_a_prompt_that_needs_the_memory_of_idle_models_unloads_them(
     connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
     client = connect(memory_limit=TIGHT)
@@ -268,7 +268,7 @@ def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
     assert tokens(ask(client, folders[1], "word " * 400)) == 6
 
 
-def test_a_row_that_outgrows_the_memory_makes_an_idle_model_leave(
+def test_a_row_that_outgrows_the_memory_unloads_an_idle_model(
     connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
     """It is not cut short for the sake of weights that nobody uses."""
@@ -280,7 +280,7 @@ def test_a_row_that_outgrows_the_memory_makes_an_idle_model_leave(
     assert loaded(client) == {"m0"}
 
 
-def test_a_client_that_leaves_is_forgotten_wherever_it_is(
+def test_a_disconnected_client_is_removed_while_waiting_or_loading(
     connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
     """In line, while its model loads, and after its model has gone."""

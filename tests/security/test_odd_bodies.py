@@ -95,7 +95,7 @@ SAME: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), SAME)
-def test_too_much_is_refused_with_the_same_words(fields: dict[str, Any], words: str) -> None:
+def test_an_oversized_field_gets_the_same_message(fields: dict[str, Any], words: str) -> None:
     told = []
     ways = [posted, translated]
     ways += [] if fields.keys() & NOT_OF_MESSAGES else [messaged]
@@ -123,7 +123,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), SAMPLING)
-def test_sampling_out_of_bounds(fields: dict[str, Any], words: str) -> None:
+def test_sampling_out_of_bounds_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequest) as caught:
         translated(**fields)
     assert caught.value.message.startswith(words)
@@ -143,18 +143,18 @@ def test_sampling_out_of_bounds(fields: dict[str, Any], words: str) -> None:
     ],
 )
 @pytest.mark.parametrize("way", [translated, messaged, responded])
-def test_half_a_character_is_refused(way: Any, fields: dict[str, Any]) -> None:
+def test_a_lone_surrogate_is_refused(way: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"surrogate|unicode"):
         way(**fields)
 
 
-def test_whole_characters_and_nul_are_text() -> None:
+def test_emoji_and_nul_characters_are_kept_as_text() -> None:
     content = "😀\0é" * 3
     assert translated([{"role": "user", "content": content}]).messages[0]["content"] == content
 
 
 @pytest.mark.parametrize("model", ["", "a\0b", "x" * 5000])
-def test_no_name_of_a_model(model: str) -> None:
+def test_an_invalid_model_name_is_refused(model: str) -> None:
     with pytest.raises(BadRequest, match="model: "):
         posted(model=model)
 
@@ -171,14 +171,14 @@ def test_no_name_of_a_model(model: str) -> None:
         ({"logit_bias": nested(900)}, "logit_bias"),
     ],
 )
-def test_the_value_at_fault_is_shown_in_brief(fields: dict[str, Any], name: str) -> None:
+def test_an_error_message_shortens_the_invalid_value(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         translated(**fields)
     assert name in caught.value.message
     assert len(caught.value.message) < 300
 
 
-def test_a_message_has_an_end() -> None:
+def test_an_error_message_has_a_length_limit() -> None:
     assert len(BadRequest("x" * 1_000_000).message) == LONGEST + 1
 
 
@@ -192,12 +192,12 @@ def test_a_message_has_an_end() -> None:
         {"timeout": [1]},
     ],
 )
-def test_what_litellm_would_trip_over(wrong: dict[str, Any]) -> None:
+def test_parameters_that_break_litellm_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=min(wrong)):
         fit_chat({"messages": [HI], **wrong})
 
 
-def test_what_litellm_takes_is_left_alone() -> None:
+def test_valid_litellm_parameters_are_accepted() -> None:
     for right in ({"timeout": "5"}, {"timeout": 5}, {"allowed_openai_params": ["top_k"]}, {}):
         given = {"messages": [HI], **right}
         assert (fit_chat(given), given) == ([], {"messages": [HI], **right})
@@ -216,7 +216,7 @@ JSON = st.recursive(
 
 
 @given(value=st.dictionaries(KEYS, JSON, max_size=4))
-def test_any_json_is_read_or_refused(value: dict[str, Any]) -> None:
+def test_any_json_value_is_accepted_or_a_bad_request(value: dict[str, Any]) -> None:
     for read in (
         SchemaReader("here").read,
         SchemaReader("here", lenient=True).read,
@@ -237,27 +237,27 @@ def test_any_json_is_read_or_refused(value: dict[str, Any]) -> None:
         {"properties": {"a": {"format": {}}}},
     ],
 )
-def test_keywords_of_a_wrong_type(schema: dict[str, Any]) -> None:
+def test_schema_keywords_of_a_wrong_type_are_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         SchemaReader("here").read(schema)
 
 
 @pytest.mark.parametrize("wrong", [5, True, {"a": 5}, [5]])
 @pytest.mark.parametrize("part", ["summary", "content"])
-def test_thoughts_of_a_wrong_type(part: str, wrong: Any) -> None:
+def test_reasoning_items_of_a_wrong_type_are_refused_by_their_place(part: str, wrong: Any) -> None:
     with pytest.raises(BadRequest, match=rf"input\[1\]\.{part}"):
         responded([HI, {"type": "reasoning", part: wrong}])
 
 
 @pytest.mark.parametrize("wrong", [[], {}, 5, [5]])
-def test_kinds_of_a_wrong_type(wrong: Any) -> None:
+def test_a_part_type_that_is_no_text_is_refused(wrong: Any) -> None:
     image = {"type": "image", "source": {"type": wrong}}
     for way, part in ((messaged, image), (messaged, {"type": wrong}), (responded, {"type": wrong})):
         with pytest.raises(BadRequest):
             way([{"role": "user", "content": [part, PART]}])
 
 
-def test_a_choice_of_tools_that_lists_none() -> None:
+def test_an_allowed_tools_choice_without_a_list_is_refused() -> None:
     for allowed in (5, {"tools": 5}, [1]):
         with pytest.raises(BadRequest, match="tool_choice"):
             demanded_names(posted(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}))

@@ -23,13 +23,13 @@ def setting(name: str, text: str) -> EngineSettings:
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("text", ["inf", "-inf", "nan", "-1", "1e400", "9" * 40, "many", "0x10"])
-def test_a_variable_that_is_no_useful_number_is_named(name, text):
+def test_a_variable_with_a_useless_number_is_refused_by_name(name, text):
     with pytest.raises(BadRequest, match=f"MLX_PROVIDER_{name}='.*' must be"):
         setting(name, text)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_zero_is_taken_where_it_means_something(name):
+def test_zero_is_accepted_only_for_settings_where_zero_has_a_meaning(name):
     if name in ZERO_IS_NONE:
         assert getattr(setting(name, "0"), name.lower()) == 0
     else:
@@ -37,7 +37,7 @@ def test_zero_is_taken_where_it_means_something(name):
             setting(name, "0")
 
 
-def test_usual_numbers_are_taken():
+def test_usual_numbers_are_accepted_with_their_units():
     assert setting("MEMORY_LIMIT", "12G").memory_limit == 12 * 2**30 == parse_bytes("12GiB")
     assert setting("IDLE_TIMEOUT", "0.5").idle_timeout == 0.5
     assert setting("STALL_TARGET", "0.25").stall_target == 0.25
@@ -59,7 +59,7 @@ def test_prefixes_are_kept_in_the_state_folder_unless_that_is_switched_off(tmp_p
         *(("sparse_prefill", v) for v in (math.nan, 0, 2)),
     ],
 )
-def test_an_option_of_a_config_entry_is_named(name, value):
+def test_an_invalid_option_of_a_config_entry_is_refused_by_name(name, value):
     with pytest.raises(BadRequest, match=name):
         operator_options({"model_info": {"mlx": {name: value}}})
     if name in ModelOptions.model_fields:
@@ -68,13 +68,13 @@ def test_an_option_of_a_config_entry_is_named(name, value):
 
 
 @pytest.mark.parametrize("timeout", [math.inf, math.nan, 0, 1e300])
-def test_a_time_limit_is_a_time(timeout):
+def test_a_timeout_that_is_not_finite_and_positive_is_refused(timeout):
     with pytest.raises(ValueError, match="timeout"):
         GenerateRequest(model="m", prompt="x", timeout=timeout)
 
 
 @pytest.mark.parametrize("value", ["hot", math.nan, math.inf, -1, 10**9, [1], True])
-def test_a_files_default_that_no_request_could_ask_for_is_left_out(value):
+def test_an_invalid_sampling_default_of_a_file_is_ignored(value):
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     assert sampling_defaults(dict.fromkeys(names, value)) in (
         SamplingDefaults(None, None, None, None, None),
@@ -86,7 +86,7 @@ def test_a_files_default_that_no_request_could_ask_for_is_left_out(value):
     ("command", "option"), [("serve", "--drain"), ("top", "--every"), ("engine logs", "--lines")]
 )
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])
-def test_an_option_of_a_command_is_named(command, option, value):
+def test_an_invalid_number_for_a_command_option_is_refused_by_name(command, option, value):
     result = invoke(*command.split(), option, value)
     assert result.exit_code == 2
     assert option in result.stderr

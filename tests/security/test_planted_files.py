@@ -86,7 +86,7 @@ def in_time(work: Callable[[], T]) -> T:
 
 
 @planted
-def test_the_disk_tier_ignores_it(
+def test_the_disk_tier_ignores_files_that_are_not_regular_with_one_line(
     tmp_path: Path, plant: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "prefixes").mkdir(mode=0o700)
@@ -102,7 +102,7 @@ def test_the_disk_tier_ignores_it(
     assert len(left) == 2 * (plant is folder), "which may hold what is not ours"
 
 
-def test_a_giant_in_the_disk_tier_is_not_read(tmp_path: Path) -> None:
+def test_a_giant_header_in_the_disk_tier_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "prefixes").mkdir(mode=0o700)
     with (tmp_path / "prefixes" / "a.safetensors").open("wb") as file:
         file.write((2**62).to_bytes(8, "little"))
@@ -111,7 +111,7 @@ def test_a_giant_in_the_disk_tier_is_not_read(tmp_path: Path) -> None:
     assert not any((tmp_path / "prefixes").iterdir())
 
 
-def test_holes_in_a_file_do_not_raise_the_limit(tmp_path: Path) -> None:
+def test_a_sparse_file_does_not_change_the_disk_limit(tmp_path: Path) -> None:
     before = disk_limit(tmp_path, None)
     (tmp_path / "prefixes").mkdir(mode=0o700)
     with (tmp_path / "prefixes" / "a.safetensors").open("wb") as file:
@@ -119,7 +119,7 @@ def test_holes_in_a_file_do_not_raise_the_limit(tmp_path: Path) -> None:
     assert abs(disk_limit(tmp_path, None) - before) < 2**30
 
 
-def test_a_lower_limit_holds_from_the_start(tmp_path: Path) -> None:
+def test_a_lower_disk_limit_is_applied_at_the_start(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path, 2**20, Calls())
     disk.writer.close()
     header = Header("p", 0, np.arange(8), True, [])
@@ -132,7 +132,7 @@ def test_a_lower_limit_holds_from_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["link", "folder"])
-def test_a_folder_that_was_replaced_is_not_written_to(
+def test_a_replaced_disk_tier_folder_is_not_written_to(
     tmp_path: Path, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, other = DiskTier(tmp_path, 2**20, Calls()), tmp_path / "elsewhere"
@@ -151,13 +151,13 @@ def test_a_folder_that_was_replaced_is_not_written_to(
     disk.writer.close()
 
 
-def test_a_folder_of_the_disk_tier_that_is_none(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_disk_tier_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "prefixes").write_text("")
     with pytest.raises(BadRequest, match="cannot be used"):
         DiskTier(tmp_path, 2**20, Calls())
 
 
-def test_a_disk_tier_that_others_can_write_is_told(
+def test_a_disk_tier_writable_by_others_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "prefixes").mkdir()
@@ -171,7 +171,7 @@ def test_a_disk_tier_that_others_can_write_is_told(
 
 @planted
 @pytest.mark.parametrize("name", ["engine.log", "engine.lock"])
-def test_the_runtime_folder_names_it(
+def test_an_irregular_log_or_lock_file_is_named_in_the_error(
     tmp_path: Path, plant: Callable[[Path], None], name: str
 ) -> None:
     tmp_path.chmod(0o700)
@@ -181,7 +181,7 @@ def test_the_runtime_folder_names_it(
         in_time(engine.ensure)
 
 
-def test_a_pipe_is_no_lock(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_engine_lock_is_refused(tmp_path: Path) -> None:
     pipe(tmp_path / "engine.lock")
     with pytest.raises(EngineUnavailable, match="no regular file"):
         in_time(lambda: EngineLock.try_take(tmp_path / "engine.lock"))
@@ -189,13 +189,13 @@ def test_a_pipe_is_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [pipe, unix_socket, folder, loop, device])
-def test_a_models_json_that_is_none_is_named(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+def test_irregular_json_files_are_refused(tmp_path: Path, plant: Callable[[Path], None]) -> None:
     plant(tmp_path / "generation_config.json")
     with pytest.raises(BadRequest, match="generation_config"):
         in_time(lambda: read_json(tmp_path / "generation_config.json"))
 
 
-def test_a_models_json_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+def test_a_json_file_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(2**30)
     with pytest.raises(BadRequest, match="more than"):
@@ -203,7 +203,7 @@ def test_a_models_json_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [pipe, unix_socket, device])
-def test_a_models_other_files_are_looked_at(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+def test_other_irregular_files_are_refused(tmp_path: Path, plant: Callable[[Path], None]) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert folder_of(str(tmp_path)) == tmp_path
     plant(tmp_path / "tokenizer.json")
@@ -211,7 +211,7 @@ def test_a_models_other_files_are_looked_at(tmp_path: Path, plant: Callable[[Pat
         folder_of(str(tmp_path))
 
 
-def test_links_lead_to_a_models_files_but_not_to_ours(tmp_path: Path) -> None:
+def test_links_are_followed_for_model_files_but_not_for_engine_files(tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "blob")
     assert read_bounded(tmp_path / "link", 2) == b"{}"
@@ -220,14 +220,14 @@ def test_links_lead_to_a_models_files_but_not_to_ours(tmp_path: Path) -> None:
 
 
 @planted
-def test_the_owners_files_are_plain_ones(plant: Callable[[Path], None], tmp_path: Path) -> None:
+def test_irregular_owner_files_are_refused(plant: Callable[[Path], None], tmp_path: Path) -> None:
     plant(tmp_path / "owners")
     for read in (read_permissions, read_key):
         with pytest.raises(BadRequest, match="owners"):
             in_time(partial(read, tmp_path / "owners"))
 
 
-def test_a_file_decided_over_by_others_is_not_trusted(tmp_path: Path) -> None:
+def test_a_key_file_with_access_for_others_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x" * 9)
     file.chmod(0o640)

@@ -37,7 +37,7 @@ def held(text: str, stops: list[str]) -> int:
 
 
 @given(chunks=st.lists(FEW, max_size=8), stops=STOPS)
-def test_any_chunking_shows_what_a_plain_search_shows(chunks: list[str], stops: list[str]) -> None:
+def test_chunked_stop_strings_act_as_a_plain_search(chunks: list[str], stops: list[str]) -> None:
     filtered, shown, fed = StopText(stops), "", ""
     for chunk in chunks:
         fed += chunk
@@ -50,7 +50,7 @@ def test_any_chunking_shows_what_a_plain_search_shows(chunks: list[str], stops: 
 
 
 @given(before=FEW, text=FEW, stops=STOPS)
-def test_text_after_a_flush_begins_anew(before: str, text: str, stops: list[str]) -> None:
+def test_a_flush_separates_stop_strings(before: str, text: str, stops: list[str]) -> None:
     one, other = StopText(stops), StopText(stops)
     one.push(before)
     if not one.matched:
@@ -60,7 +60,7 @@ def test_text_after_a_flush_begins_anew(before: str, text: str, stops: list[str]
 
 
 @given(text=FEW, literals=STOPS, start=st.integers(0, 7))
-def test_the_beginning_of_a_marker_is_found(text: str, literals: list[str], start: int) -> None:
+def test_the_first_partial_marker_is_found(text: str, literals: list[str], start: int) -> None:
     begins = [
         at
         for at in range(start, len(text))
@@ -80,7 +80,7 @@ def test_the_longest_stop_strings_take_little_memory() -> None:
     assert peak < 4 * MAX_STOPS * MAX_STOP_LENGTH * 8
 
 
-def test_a_long_marker_is_not_stored_by_its_beginnings() -> None:
+def test_a_long_marker_takes_little_memory() -> None:
     tracemalloc.start()
     assert partial_at("x" + "a" * 1000, ("a" * 20_000,)) == 1
     peak = tracemalloc.get_traced_memory()[1]
@@ -106,13 +106,13 @@ TOO_MUCH = [
 
 
 @pytest.mark.parametrize(("stop", "words"), TOO_MUCH)
-def test_too_much_is_refused_with_the_same_words_on_every_way(stop: list[str], words: str) -> None:
+def test_too_many_stop_strings_get_one_message_on_every_route(stop: list[str], words: str) -> None:
     for way in (translated, posted):
         with pytest.raises(BadRequest) as caught:
             way(stop)
         assert caught.value.message == words
 
 
-def test_as_much_as_is_possible_is_taken() -> None:
+def test_stop_strings_at_the_limits_are_accepted() -> None:
     most = ["x" * MAX_STOP_LENGTH] * MAX_STOPS
     assert translated(most) == posted(most) == most

@@ -77,7 +77,7 @@ def test_sizes_without_weights_are_refused_by_their_key(model, inside, field):
         check_folder(model)
 
 
-def test_an_adapter_has_the_rank_that_its_weights_have(model, tmp_path):
+def test_an_adapter_whose_rank_differs_from_its_weights_is_refused(model, tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     plant(adapter / "adapter_config.json", json.dumps({"lora_parameters": {"rank": 10**12}}))
@@ -85,7 +85,7 @@ def test_an_adapter_has_the_rank_that_its_weights_have(model, tmp_path):
         check_folder(model, adapter)
 
 
-def test_a_config_alone_is_bounded_too():
+def test_absurd_layer_counts_are_refused_without_weights():
     config = {"num_hidden_layers": MANY, "num_attention_heads": 1, "hidden_size": 64}
     with pytest.raises(UnsupportedModel, match="num_hidden_layers"):
         footprint(config, 1)
@@ -104,13 +104,13 @@ def test_a_config_alone_is_bounded_too():
         "model.safetensors.index.json",
     ],
 )
-def test_deep_json_is_refused_by_its_file(model, name):
+def test_deeply_nested_json_is_refused_with_its_file(model, name):
     plant(model / name, DEEP)
     with pytest.raises(BadRequest, match=name):
         check_folder(model)
 
 
-def test_deep_json_is_refused_where_nothing_is_loaded(model, tmp_path):
+def test_deeply_nested_json_is_refused_before_a_load(model, tmp_path):
     (model / "chat_template.jinja").unlink(missing_ok=True)
     plant(model / "tokenizer_config.json", DEEP)
     assert checkpoint(str(model)).chat_template == ""
@@ -120,7 +120,7 @@ def test_deep_json_is_refused_where_nothing_is_loaded(model, tmp_path):
 
 
 @pytest.mark.parametrize("text", [DEEP, "1", "null", '{"a": 1}', ENDLESS_SHAPE, ENDLESS_DATA])
-def test_a_strange_header_is_a_broken_file(model, text):
+def test_a_strange_safetensors_header_is_reported_as_a_broken_file(model, text):
     header = text.encode()
     (model / "model.safetensors").unlink()
     (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
@@ -139,7 +139,7 @@ def deep_layers(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [deep_header, deep_layers])
 @pytest.mark.parametrize("reads", [files.read_header, files.read])
-def test_deep_json_in_a_prefix_file_is_a_bad_file(tmp_path, damage, reads):
+def test_deeply_nested_json_in_a_prefix_file_is_a_bad_file(tmp_path, damage, reads):
     path = tmp_path / "a.safetensors"
     damage(path)
     with pytest.raises(BadFile, match="header"):

@@ -27,7 +27,7 @@ def run(program: str = PROGRAM, **environment: str) -> list[str]:
 
 
 @linux
-def test_the_first_blas_that_is_found_is_bound() -> None:
+def test_the_first_optimised_blas_replaces_the_bundled_one() -> None:
     first = next((path for path in runtime._candidates()), None)
     if first is None:
         pytest.skip("no optimised BLAS is installed here")
@@ -43,7 +43,7 @@ def test_the_users_thread_count_is_kept() -> None:
 
 
 @linux
-def test_once_mlx_is_imported_nothing_is_loaded() -> None:
+def test_no_blas_is_loaded_after_mlx_was_imported() -> None:
     program = "import sys, types; sys.modules['mlx.core'] = types.ModuleType('x')\n" + PROGRAM
     before, said, _ = run(program)
     assert before == said

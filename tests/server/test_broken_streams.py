@@ -101,7 +101,7 @@ def cases(plain: Any, *other: Any) -> list[tuple[Any, str]]:
     ("way", "code"),
     cases((chat, "response_format"), (chat_helper, "response_format"), (text, "grammar")),
 )
-def test_openais_client_raises(
+def test_the_openai_client_raises_the_error_of_a_broken_stream(
     gpt: openai.OpenAI, way: tuple[Callable[..., Iterator[str | None]], str], code: str
 ) -> None:
     read, param = way
@@ -118,7 +118,7 @@ def test_openais_client_raises(
 
 
 @pytest.mark.parametrize(("read", "code"), cases(response, response_helper))
-def test_a_response_fails(
+def test_a_broken_responses_stream_ends_with_response_failed(
     gpt: openai.OpenAI, read: Callable[..., Iterator[Any]], code: str
 ) -> None:
     events = list(read(gpt, f"break {code}"))
@@ -137,7 +137,7 @@ def test_a_response_fails(
 
 
 @pytest.mark.parametrize(("read", "code"), cases(message, message_helper))
-def test_anthropics_client_raises(
+def test_the_anthropic_client_raises_the_error_of_a_broken_stream(
     claude: anthropic.Anthropic, read: Callable[..., Iterator[str | None]], code: str
 ) -> None:
     found = []

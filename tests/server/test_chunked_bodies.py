@@ -91,7 +91,7 @@ async def test_bodies_that_grow_never_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("size", [2 * SMALL, 9 * SMALL])
-async def test_a_client_that_leaves_gives_everything_back(size: int) -> None:
+async def test_a_disconnected_sender_releases_all_reserved_bytes(size: int) -> None:
     bodies = Bodies(LIMIT)
     for _ in range(3):
         sender = Sender(bodies)
@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_gives_everything_back(size: int) -> None:
         assert held(bodies) == bodies.small.nbytes == 0
 
 
-async def test_more_than_the_limit_is_refused_and_given_back() -> None:
+async def test_a_chunked_body_above_the_limit_is_refused_and_released() -> None:
     bodies = Bodies(LIMIT)
     sender = Sender(bodies)
     sender.send(LIMIT)
@@ -114,7 +114,7 @@ async def test_more_than_the_limit_is_refused_and_given_back() -> None:
 
 
 @pytest.mark.parametrize("key", [None, "alice"])
-async def test_half_sent_bodies_hold_no_more_than_has_come(key: str | None) -> None:
+async def test_half_sent_bodies_reserve_only_the_received_bytes(key: str | None) -> None:
     bodies = Bodies(LIMIT)
     half = [Sender(bodies, length, "mallory") for length in (SMALL, LIMIT) for _ in range(200)]
     for each in half:
@@ -130,7 +130,7 @@ async def test_half_sent_bodies_hold_no_more_than_has_come(key: str | None) -> N
         each.body.cancel()
 
 
-async def test_a_key_waits_for_its_own_bodies_only() -> None:
+async def test_a_key_waits_only_for_bodies_of_that_key() -> None:
     bodies = Bodies(LIMIT)
     full = [Sender(bodies, LIMIT, "mallory") for _ in range(8)]
     for each in full:
@@ -149,7 +149,7 @@ async def test_a_key_waits_for_its_own_bodies_only() -> None:
     assert await waiting.whole() == 2 * SMALL
 
 
-def test_an_owner_has_its_share_and_its_oldest_ticket() -> None:
+def test_each_owner_gets_its_share_of_the_byte_limit_in_order() -> None:
     gate = ByteGate(12)
     first, second, third = (gate.ask(6, "a") for _ in range(3))
     assert [each.granted.done() for each in (first, second, third)] == [True, True, False]

@@ -35,7 +35,7 @@ def test_other_chips_keep_the_defaults(chip: str) -> None:
     assert variables(platform="darwin", chip=chip) == {}
 
 
-def test_an_nvidia_card_gets_exact_products_and_a_lasting_folder_of_its_own(
+def test_an_nvidia_card_gets_exact_products_and_a_kernel_folder_per_card(
     cards: Path, tmp_path: Path
 ) -> None:
     found = variables(state=tmp_path, platform="linux", cards=cards)
@@ -46,14 +46,14 @@ def test_an_nvidia_card_gets_exact_products_and_a_lasting_folder_of_its_own(
     assert other[KERNEL_FOLDER] == str(tmp_path / "kernels" / version("mlx"))
 
 
-def test_values_of_the_user_stay(cards: Path, tmp_path: Path) -> None:
+def test_variables_set_by_the_user_are_kept(cards: Path, tmp_path: Path) -> None:
     given = {"MLX_MAX_OPS_PER_BUFFER": "7"}
     assert variables(given, platform="darwin", chip="Apple M2") == BUFFERS | given
     given = {**dict.fromkeys(CUDA, "1"), KERNEL_FOLDER: "/somewhere"}
     assert variables(given, tmp_path, platform="linux", cards=cards) == given
 
 
-def test_a_client_wants_no_other_engine_for_it() -> None:
+def test_device_variables_do_not_change_the_identity_of_an_engine() -> None:
     assert identity({**BUFFERS, **CUDA, KERNEL_FOLDER: "/x"}) == identity({})
     assert identity({"MLX_DISABLE_COMPILE": "1"}) != identity({})
 

@@ -25,7 +25,7 @@ def draining(spawn: Spawn) -> Any:
     return engine
 
 
-def test_a_stopped_engine_ends_its_streams_and_refuses_others_as_not_taken(
+def test_a_draining_engine_finishes_its_streams_and_refuses_new_requests(
     draining: Any, tmp_path: Path
 ) -> None:
     may_end = tmp_path / "may-end"
@@ -46,7 +46,7 @@ def test_a_stopped_engine_ends_its_streams_and_refuses_others_as_not_taken(
     assert draining.process.wait(PATIENCE) == 0
 
 
-def test_a_second_signal_ends_it_at_once(draining: Any) -> None:
+def test_a_second_sigterm_ends_a_draining_engine_at_once(draining: Any) -> None:
     with draining.stream("wait") as response:
         pieces = response.iter_raw()
         next(pieces)
@@ -58,7 +58,7 @@ def test_a_second_signal_ends_it_at_once(draining: Any) -> None:
     assert draining.process.wait(PATIENCE) == 0
 
 
-def test_the_engine_of_this_machine_does_not_drain(spawn: Spawn) -> None:
+def test_the_drain_option_without_host_or_port_is_refused(spawn: Spawn) -> None:
     engine = spawn("--drain", "5")
     assert "add --host or --port" in engine.line
     assert engine.process.wait(PATIENCE) == 1

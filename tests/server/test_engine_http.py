@@ -15,7 +15,7 @@ def text_of(lines: list[Any]) -> str:
     return "".join(e.get("content", "") for line in lines for e in line if e["type"] == "delta")
 
 
-def test_first_line_accepts_and_last_event_ends(engine: Any) -> None:
+def test_a_reply_begins_with_accepted_and_ends_with_done(engine: Any) -> None:
     lines = engine.lines("count 3 0.01")
     assert lines[0][0]["type"] == "accepted"
     assert lines[0][0]["prompt_tokens"] == 3
@@ -33,7 +33,7 @@ def test_typed_error_before_the_first_event_has_its_http_status(engine: Any) -> 
         }
 
 
-def test_a_refusal_for_now_says_when_to_come_again(engine: Any) -> None:
+def test_a_temporary_refusal_has_a_retry_after_header(engine: Any) -> None:
     with engine.stream("fail memory_in_use 4.2") as response:
         body = json.loads(response.read())["error"]
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
@@ -53,7 +53,7 @@ def test_a_refusal_for_now_says_when_to_come_again(engine: Any) -> None:
         ({"messages": [{"role": "user"}, 3]}, "messages.1"),
     ],
 )
-def test_validation_names_the_field(engine: Any, fields: dict[str, Any], param: str) -> None:
+def test_bad_fields_are_refused_by_name(engine: Any, fields: dict[str, Any], param: str) -> None:
     response = engine.http.post("/v1/generate", json={"model": "fake", "prompt": "x", **fields})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "invalid_request", param)
@@ -67,7 +67,7 @@ def test_a_body_that_is_no_request_is_refused(engine: Any, body: bytes) -> None:
     assert response.json()["error"]["code"] == "invalid_request"
 
 
-def test_an_unforeseen_error_shows_no_traceback(engine: Any) -> None:
+def test_an_unexpected_error_is_a_500_without_details(engine: Any) -> None:
     with engine.stream("bug") as response:
         body = json.loads(response.read())
     assert (response.status_code, body["error"]["code"]) == (500, "internal_error")
@@ -75,7 +75,7 @@ def test_an_unforeseen_error_shows_no_traceback(engine: Any) -> None:
     assert engine.lines("count 1 0")
 
 
-def test_state_endpoints(engine: Any) -> None:
+def test_the_state_routes_report_process_models_metrics_and_cache(engine: Any) -> None:
     health = engine.http.get("/health")
     assert health.status_code == 200
     for state in (health, engine.http.get("/v1/stats")):
@@ -93,7 +93,7 @@ def test_state_endpoints(engine: Any) -> None:
     assert engine.seen()["finished"] == []
 
 
-def test_a_client_that_leaves_cancels_its_request_only(engine: Any) -> None:
+def test_a_disconnected_client_cancels_only_its_request(engine: Any) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(engine.lines, "count 40 0.01", id="stays")
         with engine.stream("wait", id="leaves") as response:
@@ -104,7 +104,7 @@ def test_a_client_that_leaves_cancels_its_request_only(engine: Any) -> None:
     assert "stays" not in engine.seen()["cancelled"]
 
 
-def test_a_client_that_leaves_during_submit_cancels_too(spawn: Any) -> None:
+def test_a_client_that_leaves_during_submit_cancels_its_request(spawn: Any) -> None:
     engine = spawn()
     with engine.connected("POST", "/v1/generate", model="fake", prompt="gate", id="impatient"):
         engine.await_seen("submitted", "impatient")
@@ -112,7 +112,7 @@ def test_a_client_that_leaves_during_submit_cancels_too(spawn: Any) -> None:
     engine.await_seen("cancelled", "impatient")
 
 
-def test_a_refused_request_cancels_nobody_of_the_same_id(engine: Any) -> None:
+def test_a_refused_request_does_not_cancel_its_id(engine: Any) -> None:
     with engine.stream("fail invalid_request", id="refused") as response:
         response.read()
     engine.lines("count 1 0")
@@ -130,7 +130,7 @@ def test_256_blocked_submits_do_not_starve_others(spawn: Any) -> None:
         assert all(future.result()[-1][-1]["type"] == "done" for future in slow)
 
 
-def test_attach_says_who_is_there_and_stays_open(engine: Any) -> None:
+def test_attach_reports_the_engine_process_and_stays_open(engine: Any) -> None:
     with engine.http.stream("GET", "/v1/attach") as response:
         first = next(response.iter_raw())
         assert json.loads(first)["pid"] == engine.process.pid
@@ -164,7 +164,7 @@ def asked(http: httpx.Client, said: str, **more: Any) -> httpx.Response:
     return http.post("/v1/chat/completions", json={"messages": messages, **more})
 
 
-def test_every_name_is_that_of_a_listeners_model(listener: Any) -> None:
+def test_a_listener_serves_its_model_under_every_name(listener: Any) -> None:
     http, _ = listener
     for name in ("fake", "gpt-x", "/etc", None):
         reply = asked(http, "count 1 0", model=name)
@@ -184,7 +184,7 @@ def test_a_listener_needs_its_own_key(listener: Any) -> None:
         assert (reply.status_code, reply.json()["type"]) == (status, "error")
 
 
-def test_nothing_of_the_owner_is_behind_a_listener(listener: Any) -> None:
+def test_a_listener_does_not_serve_the_routes_of_the_owner(listener: Any) -> None:
     http, _ = listener
     for path in (
         "stop",

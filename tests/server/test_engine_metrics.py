@@ -13,7 +13,7 @@ def value(metrics: EngineMetrics, name: str) -> float:
     raise AssertionError(name)
 
 
-def test_what_is_counted_and_observed_shows() -> None:
+def test_counted_and_observed_values_appear_in_the_metrics() -> None:
     metrics = EngineMetrics()
     for name in ("requests_received", "requests_started"):
         metrics.count(name)
@@ -42,14 +42,14 @@ def test_what_is_counted_and_observed_shows() -> None:
     assert {name: value(metrics, name) for name in wanted} == wanted
 
 
-def test_two_engines_count_apart() -> None:
+def test_two_engines_have_separate_metrics() -> None:
     first, second = EngineMetrics(), EngineMetrics()
     first.count("requests_received")
     assert value(first, "requests_received_total") == 1
     assert value(second, "requests_received_total") == 0
 
 
-def test_names_that_clients_choose_make_no_series() -> None:
+def test_model_names_of_waiting_requests_create_no_metric_series() -> None:
     requests = [RequestStats(id=str(i), model=f"anything-{i}", state="preparing") for i in range(9)]
     requests.append(RequestStats(id="r", model="here", state="decode"))
     engine = EngineStats(model="here", layout="solo", mixes=False, queued=2, rows=1)

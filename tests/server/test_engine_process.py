@@ -23,14 +23,14 @@ from waiting import PATIENCE, wait_until
 Spawn = Callable[..., Any]
 
 
-def test_socket_and_lock_are_the_owners_alone(engine: Any) -> None:
+def test_socket_and_lock_are_private_to_the_user(engine: Any) -> None:
     for name in ("engine.sock", "engine.lock"):
         mode = stat.S_IMODE((engine.folder / name).lstat().st_mode)
         assert mode & 0o077 == 0, name
     assert (engine.folder / "engine.lock").read_text().strip() == str(engine.process.pid)
 
 
-def test_other_threads_give_way_to_the_engine_thread_soon(engine: Any) -> None:
+def test_the_thread_switch_interval_of_the_engine_process_is_short(engine: Any) -> None:
     said = [event.get("content") for line in engine.lines("switch") for event in line]
     assert [float(text) for text in said if text] == [pytest.approx(SWITCH)]
 
@@ -50,7 +50,7 @@ def test_a_stale_socket_is_replaced(spawn: Spawn) -> None:
     assert second.lines("count 1 0")
 
 
-def test_a_file_in_the_sockets_place_is_kept(spawn: Spawn) -> None:
+def test_a_file_in_place_of_the_socket_is_kept_and_the_start_refused(spawn: Spawn) -> None:
     with tempfile.TemporaryDirectory(prefix="mlxp") as name:
         (Path(name) / "engine.sock").write_text("mine")
         engine = spawn(folder=Path(name))
@@ -192,13 +192,13 @@ def on_demand(
     )
 
 
-def test_an_engine_ends_whose_thread_has_died(spawn: Spawn) -> None:
+def test_an_engine_process_ends_when_its_engine_thread_has_died(spawn: Spawn) -> None:
     engine = spawn()
     engine.lines("die")
     assert engine.process.wait(PATIENCE) == 1
 
 
-def test_an_engine_reports_its_start_once(
+def test_an_engine_reports_its_start_to_the_client_only_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The file of the report is closed then, and its number may be another file's."""
@@ -220,7 +220,7 @@ def test_an_engine_reports_its_start_once(
     assert "starting client" not in said
 
 
-def test_an_engine_on_tcp_starts_anew_whose_thread_has_died(spawn: Spawn) -> None:
+def test_an_engine_on_tcp_restarts_when_its_engine_thread_has_died(spawn: Spawn) -> None:
     """At the same address, also if the system chose its port."""
     engine = spawn("--port", "0", MLX_PROVIDER_API_KEY="secret")
     engine.http.headers["authorization"] = "Bearer secret"
@@ -236,7 +236,7 @@ def test_an_engine_on_tcp_starts_anew_whose_thread_has_died(spawn: Spawn) -> Non
     assert engine.end() == 0
 
 
-def test_an_engine_with_a_dead_thread_ends_by_a_signal(spawn: Spawn) -> None:
+def test_an_engine_with_a_dead_engine_thread_ends_by_a_signal(spawn: Spawn) -> None:
     """While it waits for replies, and does not start anew."""
     engine = spawn("--port", "0", "--drain", "3600", MLX_PROVIDER_API_KEY="secret")
     engine.http.headers["authorization"] = "Bearer secret"

@@ -30,7 +30,7 @@ def test_a_low_limit_is_raised_where_that_is_possible(few_files: int, spawn: Any
     assert limit(spawn().process.pid) == min(2048, few_files)
 
 
-def test_sixty_four_files_serve_a_crowd(spawn: Any) -> None:
+def test_an_engine_with_64_files_serves_many_connections(spawn: Any) -> None:
     engine = spawn(files=FEW)
     with ThreadPoolExecutor(8) as pool, ExitStack() as stack:
         answers = list(pool.map(lambda n: engine.lines(f"count {n} 0"), range(8)))

@@ -12,7 +12,7 @@ from mlx_provider.upstream.runtime import require_mlx
     ("platform", "remedy"),
     [("linux", r"\.\[cpu\].*\.\[cuda13\]"), ("darwin", "pip install mlx ")],
 )
-def test_without_mlx_the_remedy_is_named(
+def test_an_engine_without_mlx_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, platform: str, remedy: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlx.core", None)
@@ -21,7 +21,7 @@ def test_without_mlx_the_remedy_is_named(
         require_mlx()
 
 
-def test_a_full_gpu_is_no_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_full_gpu_is_not_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is that of an H100 whose memory another process held."""
 
     def full(name: str) -> None:

@@ -12,7 +12,7 @@ from mlx_provider.server import process
 from mlx_provider.server.process import MemoryPressure, StayAwake, pressure_level
 
 
-def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
+def test_one_caffeinate_process_runs_while_requests_run(tmp_path: Path) -> None:
     told = tmp_path / "told"
     program = tmp_path / "caffeinate"
     program.write_text(f'#!/bin/sh\necho "$@" >> {told}\nexec sleep 600\n')
@@ -44,19 +44,19 @@ def test_one_program_runs_while_requests_do(tmp_path: Path) -> None:
     assert {*told.read_text().splitlines()} == {f"-i -w {os.getpid()}"}
 
 
-def test_machines_without_the_program_stay_as_they_are(tmp_path: Path) -> None:
+def test_without_caffeinate_nothing_is_started_and_nothing_raised(tmp_path: Path) -> None:
     (awake := StayAwake(tmp_path / "nothing")).update(busy=True)
     assert awake.process is None
 
 
-def test_memory_goes_back_at_intervals_while_it_is_short() -> None:
+def test_under_memory_pressure_a_share_of_the_cache_is_freed_at_intervals() -> None:
     levels, pressure = [1, 2, 2, 2, 4, 1, 4], MemoryPressure()
     kept = [pressure.share_to_keep(level, 6.0 * turn) for turn, level in enumerate(levels)]
     assert kept == [None, 0.5, None, 0.5, None, None, 0.0]
 
 
 @pytest.mark.parametrize(("failed", "told"), [(0, 2), (-1, process.NORMAL)])
-def test_the_kernel_tells_the_pressure(
+def test_the_memory_pressure_is_read_from_the_macos_kernel(
     failed: int, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By `int sysctlbyname(name, old value, its size, new value, its size)`."""
@@ -76,5 +76,5 @@ def test_the_kernel_tells_the_pressure(
 
 
 @pytest.mark.skipif(process.sys.platform == "darwin", reason="macOS tells the level")
-def test_other_systems_tell_no_pressure() -> None:
+def test_other_systems_report_normal_memory_pressure() -> None:
     assert pressure_level() == process.NORMAL

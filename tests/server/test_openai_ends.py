@@ -49,7 +49,7 @@ def last_data(text: str) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_refusal_keeps_its_status_and_its_time(engine: Any, stream: bool) -> None:
+def test_a_refusal_keeps_its_status_and_retry_after(engine: Any, stream: bool) -> None:
     for path in PATHS:
         answer = ask(engine, "fail overloaded 4.2", path, stream=stream)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
@@ -64,7 +64,7 @@ def test_a_refusal_keeps_its_status_and_its_time(engine: Any, stream: bool) -> N
 
 
 @pytest.mark.parametrize(("path", "kind"), [(PATH, "server_error"), (MESSAGES, "api_error")])
-def test_an_unforeseen_error_has_the_form_of_its_api(engine: Any, path: str, kind: str) -> None:
+def test_unexpected_errors_have_the_form_of_the_api(engine: Any, path: str, kind: str) -> None:
     answer = ask(engine, "bug", path)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, kind)
     assert "scripted bug" not in answer.text
@@ -195,7 +195,7 @@ LOADING = b": loading: fake: compiling kernels, once on this machine ("
 
 @pytest.mark.parametrize("prompt", ["count 2 0", "fail context_length_exceeded", "fail overloaded"])
 @pytest.mark.parametrize("path", [PATH, CHAT, MESSAGES, RESPONSES])
-async def test_a_stream_that_waits_for_a_long_load_says_so(
+async def test_a_stream_that_waits_for_a_long_load_reports_the_load(
     slow_load: Any, path: str, prompt: str
 ) -> None:
     """An error then comes in the stream, in the form of its API."""
@@ -252,7 +252,7 @@ async def test_a_client_that_leaves_during_a_long_load_cancels_its_request(slow_
     assert len(slow_load.seen["cancelled"]) == 1
 
 
-async def test_a_slow_reader_gets_no_heartbeat_behind_the_end(
+async def test_a_slow_reader_gets_no_heartbeat_after_the_end(
     fake_service: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its buffer is full for longer than the silence after which heartbeats are sent."""

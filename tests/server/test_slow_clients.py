@@ -122,7 +122,7 @@ async def test_memory_pressure_reaches_the_service(
     ],
     ids=["nothing", "nothing by tcp", "byte", "head", "no body by tcp", "body"],
 )
-async def test_what_does_not_arrive_is_not_awaited(
+async def test_a_connection_without_a_complete_request_is_closed(
     fake_service: Any, begun: bytes, tcp: bool
 ) -> None:
     async with serving(fake_service, tcp=tcp) as served:
@@ -131,7 +131,7 @@ async def test_what_does_not_arrive_is_not_awaited(
         assert b'"ok":true' in await _answer(await served.connect(HEALTH))
 
 
-async def test_a_second_head_is_not_awaited_longer(fake_service: Any) -> None:
+async def test_an_incomplete_second_request_is_closed(fake_service: Any) -> None:
     async with serving(fake_service) as served:
         streams = await served.connect(HEALTH)
         await _answer(streams)
@@ -140,7 +140,7 @@ async def test_a_second_head_is_not_awaited_longer(fake_service: Any) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", HEAD % 100_000], ids=["head", "body"])
-async def test_byte_by_byte_is_too_slow(fake_service: Any, begun: bytes) -> None:
+async def test_a_request_sent_byte_by_byte_is_closed(fake_service: Any, begun: bytes) -> None:
     async with serving(fake_service) as served:
         streams = await served.connect(begun)
         slow = asyncio.create_task(drip(streams, b"POST /" + b"x" * 10_000))
@@ -148,7 +148,7 @@ async def test_byte_by_byte_is_too_slow(fake_service: Any, begun: bytes) -> None
         slow.cancel()
 
 
-async def test_a_body_that_keeps_coming_is_awaited(fake_service: Any) -> None:
+async def test_a_slow_but_steady_body_is_accepted(fake_service: Any) -> None:
     limits = ConnectionLimits(arrival=0.2, rate=1, tick=0.05)
     async with serving(fake_service, limits) as served:
         whole = generate("count 1 0", stop=["y" * 1000] * 4)
@@ -159,7 +159,7 @@ async def test_a_body_that_keeps_coming_is_awaited(fake_service: Any) -> None:
         assert b" 200 " in await asyncio.wait_for(reader.readline(), PATIENCE)
 
 
-async def test_attached_clients_and_open_replies_may_be_silent(fake_service: Any) -> None:
+async def test_silent_attached_clients_and_open_replies_stay_connected(fake_service: Any) -> None:
     async with serving(fake_service) as served:
         kept = [await served.open(ATTACH), await served.open(generate("wait"))]
         assert await ended(await served.connect())
@@ -168,7 +168,7 @@ async def test_attached_clients_and_open_replies_may_be_silent(fake_service: Any
         assert served.server.app.activity.requests
 
 
-async def test_idle_connections_make_room(fake_service: Any) -> None:
+async def test_idle_connections_are_closed_for_new_ones_at_the_limit(fake_service: Any) -> None:
     limits = ConnectionLimits(connections=8)
     async with serving(fake_service, limits) as served:
         kept = [await served.open(ATTACH), await served.open(generate("wait"))]
@@ -184,7 +184,7 @@ async def test_idle_connections_make_room(fake_service: Any) -> None:
         assert all(not reader.at_eof() for reader, _ in kept)
 
 
-async def test_a_whole_reply_that_is_still_read_makes_no_room(fake_service: Any) -> None:
+async def test_a_connection_with_an_unread_reply_is_not_closed(fake_service: Any) -> None:
     async with serving(fake_service, ConnectionLimits(connections=1)) as served:
         streams = await served.connect(HEALTH)
         await _answer(streams)
@@ -195,7 +195,7 @@ async def test_a_whole_reply_that_is_still_read_makes_no_room(fake_service: Any)
         assert protocol in served.server.server_state.connections
 
 
-async def test_a_slow_body_makes_room(fake_service: Any) -> None:
+async def test_a_connection_with_a_slow_body_is_closed_for_a_new_one(fake_service: Any) -> None:
     limits = ConnectionLimits(connections=4, slow_body=0.1, tick=0.05)
     async with serving(fake_service, limits) as served:
         slow = [await served.connect(HEAD % 9) for _ in range(4)]
@@ -205,7 +205,7 @@ async def test_a_slow_body_makes_room(fake_service: Any) -> None:
         assert await ended(slow[0])
 
 
-async def test_where_every_connection_is_used_the_next_one_is_refused(fake_service: Any) -> None:
+async def test_with_every_connection_in_use_the_next_one_gets_429(fake_service: Any) -> None:
     async with serving(fake_service, ConnectionLimits(connections=3)) as served:
         kept = [await served.open(ATTACH) for _ in range(3)]
         for _ in range(100):
@@ -252,7 +252,7 @@ async def test_no_named_key_takes_all_connections(
         assert [await status(ATTACH, None) for _ in range(2)] == [b"200"] * 2
 
 
-async def test_a_reader_that_takes_nothing_is_let_go(fake_service: Any) -> None:
+async def test_a_reader_that_reads_nothing_is_disconnected(fake_service: Any) -> None:
     async with serving(fake_service) as served:
         _, writer = await served.connect(generate("flood 20000", id="unread"))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -264,7 +264,7 @@ async def test_a_reader_that_takes_nothing_is_let_go(fake_service: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="a limit of another process")
-def test_a_flood_of_connections_leaves_files_to_open(spawn: Any) -> None:
+def test_a_flood_of_connections_does_not_exhaust_the_open_files(spawn: Any) -> None:
     engine = spawn()
     resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (160, 160))
     with ExitStack() as stack, engine.http.stream("GET", "/v1/attach") as attached:

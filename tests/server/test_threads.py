@@ -14,7 +14,7 @@ class Prompt:
     """Something large in a frame of the call."""
 
 
-def test_the_frames_of_a_refused_call_are_gone() -> None:
+def test_a_refused_call_in_a_thread_keeps_no_object_alive() -> None:
     held: list[weakref.ref[Prompt]] = []
 
     def refuse() -> None:

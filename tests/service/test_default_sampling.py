@@ -56,7 +56,7 @@ def test_a_file_with_some_parameters_does_not_change_the_others(
     [("qwen3", Sampling(temperature=0.6, top_p=0.95, top_k=20)),
      ("llama", Sampling(temperature=0.7, top_p=0.95))],
 )  # fmt: skip
-def test_a_request_without_sampling(tiny: Any, kind: str, expected: Sampling) -> None:
+def test_defaults_of_the_model_fill_sampling(tiny: Any, kind: str, expected: Sampling) -> None:
     """Defaults act like equal values in the request, which have precedence."""
     model = tiny(kind)
 

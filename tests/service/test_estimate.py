@@ -55,7 +55,7 @@ NAMES = [family.name for family in FAMILIES]
     ("name", "dtype"),
     [(name, "float32" if name in SPARSE else "bfloat16") for name in NAMES],
 )
-def test_a_config_says_what_the_engine_accounts(
+def test_the_footprint_from_a_config_equals_that_of_the_loaded_model(
     name: str, dtype: str, registry: PluginRegistry, tmp_path: Path
 ) -> None:
     folder = build(tmp_path / "m", name, dtype=dtype)
@@ -112,7 +112,7 @@ LLAMA_8B = {
         (LLAMA_8B | {"sliding_window": 4096, "use_sliding_window": False}, 131_072, 0),
     ],
 )
-def test_configs_as_they_are_published(
+def test_published_configs_give_the_expected_footprint(
     config: dict[str, Any], per_token: int, per_row: int
 ) -> None:
     assert footprint(config, 7) == Footprint(7, per_token, per_row)
@@ -124,7 +124,7 @@ def test_a_config_of_no_model_is_refused(config: dict[str, Any]) -> None:
         footprint(config, 1)
 
 
-def test_the_context_that_fits() -> None:
+def test_the_context_that_fits_is_the_largest_within_memory_and_limit() -> None:
     told = Footprint(weights=5 * GB, kv_per_token=100_000, per_row=GB)
     assert context_that_fits(told, 8 * GB, None) == 19_968
     assert context_that_fits(told, 8 * GB, 4000) == 4000

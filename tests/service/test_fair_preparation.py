@@ -59,7 +59,7 @@ def test_the_work_of_one_account_lets_others_pass(
 
 
 @pytest.mark.parametrize("part", [str, lambda text: [{"type": "text", "text": text}]])
-def test_what_is_too_long_is_refused_before_it_is_rendered(tiny: Any, part: Any) -> None:
+def test_a_text_beyond_the_context_is_refused_before_it_is_rendered(tiny: Any, part: Any) -> None:
     refusal = "{%- if messages[-1].content | length > 9999 %}{{ raise_exception('no') }}{% endif %}"
     model = tiny("qwen3", refusal + PLAIN)
     with pytest.raises(ContextTooLong, match="at least"):

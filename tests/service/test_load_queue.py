@@ -223,7 +223,7 @@ def test_a_model_larger_than_expected_waits_again_for_models_in_use(shelf: MakeS
 # -- leases
 
 
-def test_a_model_is_held_from_its_lease_to_the_release(shelf: MakeShelf) -> None:
+def test_a_leased_model_is_not_unloaded_until_its_release(shelf: MakeShelf) -> None:
     s = shelf(limit=15)
     lease = s.get("a")
     waiting = s.ask("b")

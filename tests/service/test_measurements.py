@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("curve", [UNMEASURED, MEASURED.curve], ids=["unmeasured", "measured"])
-def test_a_measurement_comes_back_from_json_as_it_was(curve: Curve) -> None:
+def test_a_measurement_read_back_from_json_is_unchanged(curve: Curve) -> None:
     measured = replace(MEASURED, curve=curve)
     adapter = TypeAdapter(Measured)
     read = adapter.validate_json(adapter.dump_json(measured))
@@ -203,7 +203,7 @@ def test_a_broken_file_is_replaced_by_new_measurements(
     assert load.measured == []
 
 
-def test_the_status_says_how_rows_decode(load: Any, folder: Path) -> None:
+def test_the_status_reports_how_rows_decode(load: Any, folder: Path) -> None:
     for layout, begins in (
         ("auto", "rows decode together (grouped), with chunks of prompts, log-probabilities"),
         ("merged", "rows decode together (merged), apart from chunks of prompts, log-prob"),
@@ -256,7 +256,7 @@ def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
     assert shared == [True, False]
 
 
-def test_the_log_says_at_load_how_rows_decode(
+def test_the_log_reports_at_load_how_rows_decode(
     load: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "mlx_provider"):
@@ -327,7 +327,7 @@ def grown(file: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [planted_link, planted_pipe, grown])
-def test_a_file_that_is_not_ours_is_neither_read_nor_written_through(
+def test_a_planted_measurements_file_is_neither_read_nor_written_through(
     file: Path, plant: Callable[[Path], None]
 ) -> None:
     kept = Measurements(file)

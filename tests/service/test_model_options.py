@@ -33,7 +33,7 @@ def model(own_model: Any, build_tiny: Any) -> Any:
 # -- sharing
 
 
-def test_models_whose_options_do_not_change_weights_share_them(model: Any) -> None:
+def test_models_with_options_that_do_not_change_weights_share_weights(model: Any) -> None:
     gc.collect()  # frees the objects of earlier tests first
     before = mx.get_active_memory()
     text = model.ask(max_tokens=6).only.content
@@ -168,7 +168,7 @@ def test_the_group_is_the_largest_that_divides_the_heads(model: Any, tiny: Any) 
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_vl", "qwen2_vl", "nemotron_h"])
-def test_heads_that_no_group_size_divides(family: str, tiny: Any) -> None:
+def test_kv_bits_are_refused_if_no_group_size_divides_the_heads(family: str, tiny: Any) -> None:
     error = refused(tiny(family), kv_bits=4)
     assert error.param == "model_info.mlx.kv_bits"
     assert "leave kv_bits out" in error.message
@@ -179,7 +179,7 @@ def test_a_wrong_source_of_media_is_refused() -> None:
         operator_options({"model_info": {"mlx": {"allow_media": "file"}}})
 
 
-def test_a_model_that_does_not_run_with_a_quantised_cache(tiny: Any) -> None:
+def test_kv_bits_are_refused_for_a_model_with_attention_sinks(tiny: Any) -> None:
     """Attention sinks have no quantised form upstream."""
     error = refused(tiny("gpt_oss", head_dim=32), kv_bits=8)
     assert error.param == "model_info.mlx.kv_bits"
@@ -187,14 +187,14 @@ def test_a_model_that_does_not_run_with_a_quantised_cache(tiny: Any) -> None:
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="other devices run experts in any dtype")
-def test_a_dtype_that_the_device_cannot_run(tiny: Any) -> None:
+def test_a_dtype_that_the_device_cannot_run_is_refused(tiny: Any) -> None:
     error = refused(tiny("gpt_oss"), dtype="bfloat16")
     assert error.param == "model_info.mlx.dtype"
     assert "GatherMM" in error.message
 
 
 @pytest.mark.parametrize("option", ["tool_parser", "reasoning_parser"])
-def test_unknown_parsers(option: str, model: Any) -> None:
+def test_an_unknown_parser_option_is_refused_before_a_load(option: str, model: Any) -> None:
     error = refused(model, **{option: "morse"})
     assert error.param == f"model_info.mlx.{option}"
     assert error.message.startswith(f"{error.param}: no ")
@@ -210,7 +210,7 @@ def adapter(folder: Path, **config: Any) -> Path:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_vl", "qwen3_5", "qwen2_vl"])
-def test_adapters_that_do_not_fit(family: str, tiny: Any, tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_fit_is_refused(family: str, tiny: Any, tmp_path: Path) -> None:
     lora = {"rank": 4, "scale": 1.0, "dropout": 0.0}
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -226,7 +226,7 @@ def test_adapters_that_do_not_fit(family: str, tiny: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "gemma3", "qwen2_vl"])
-def test_code_of_a_model_that_is_not_trusted(family: str, qwen: Any, tmp_path: Path) -> None:
+def test_untrusted_code_of_a_model_is_refused(family: str, qwen: Any, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", family)
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_file": "model.py"}))

@@ -155,7 +155,7 @@ def fault_of(work: Callable[[], Any]) -> MLXProviderError:
     return answer.error.exception()
 
 
-def test_where_a_plugin_fails(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_plugin_failure_is_reported(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
     well = toys.model()
     running = well.start(script(Step(say="all is well " * 12, slow=0.01)), max_tokens=400)
     for ask, called, cause in (
@@ -200,7 +200,7 @@ def test_a_request_can_be_repeated_if_no_plugin_is_at_fault(toys: Toys) -> None:
     assert fault_of(lambda: toys.model().ask("device full")).status == 500
 
 
-def test_an_invalid_prompt_of_a_plugin(toys: Toys) -> None:
+def test_a_plugin_that_returns_no_prompt_is_reported(toys: Toys) -> None:
     error = fault_of(lambda: toys.model().ask("give nothing"))
     assert isinstance(error, PluginError)
     assert error.message == f"{PLUGIN}prepare gave NoneType, no Prompt"

@@ -72,7 +72,7 @@ def test_rows_that_cannot_share_a_pass_have_one_each(
     assert ["sampling" in note for note in status.notes] == [True]
 
 
-def test_a_note_says_that_memory_for_the_trial_is_missing(
+def test_a_note_reports_missing_memory_for_the_trial(
     own_model: Any, build_tiny: Any, tmp_path: Path
 ) -> None:
     """The measurements of the model are known, so only this trial needs the memory."""

@@ -64,7 +64,7 @@ def test_a_stop_token_ends_the_text(qwen: Any) -> None:
     assert cut.reason == "stop"
 
 
-def test_choices(qwen: Any) -> None:
+def test_choices_are_equal_when_greedy_and_reproducible_with_a_seed(qwen: Any) -> None:
     greedy = qwen.ask(n=3, max_tokens=12)
     assert len({choice.content for choice in greedy.choices}) == 1
     assert greedy.usage.completion_tokens == 36
@@ -99,7 +99,7 @@ def test_a_second_turn_reuses_the_first(qwen: Any) -> None:
     assert other.only.content == second.only.content
 
 
-def test_raw_prompts(qwen: Any) -> None:
+def test_a_raw_prompt_of_text_equals_that_of_its_tokens(qwen: Any) -> None:
     text = qwen.ask(prompt="The quick brown", max_tokens=8).only.content
     view, lease = qwen.service.models.use(qwen.model, ModelOptions())
     with lease:
@@ -205,7 +205,7 @@ def kill_engine_thread(model: Any, *held: Generation) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_death_of_the_engine_thread(own_model: Any, qwen: Any) -> None:
+def test_the_death_of_the_engine_thread_ends_all_requests(own_model: Any, qwen: Any) -> None:
     """The process ends after it, and the next request starts another."""
     model = own_model(qwen.model)
     held = [model.start(max_tokens=30_000, sampling=warm(i)) for i in range(3)]
@@ -304,7 +304,7 @@ def test_an_id_belongs_to_one_request(qwen: Any) -> None:
 # -- limits
 
 
-def test_a_full_queue(own_model: Any, qwen: Any) -> None:
+def test_a_full_queue_refuses_requests_with_their_number(own_model: Any, qwen: Any) -> None:
     model = own_model(qwen.model, max_rows=1, queue_per_row=2)
     running = model.start(max_tokens=30_000, sampling=warm(1))
     running.get(300)
@@ -318,7 +318,7 @@ def test_a_full_queue(own_model: Any, qwen: Any) -> None:
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_a_prompt_larger_than_memory(own_model: Any, qwen: Any) -> None:
+def test_a_prompt_larger_than_memory_is_refused_with_the_setting(own_model: Any, qwen: Any) -> None:
     weights = (Path(qwen.model) / "model.safetensors").stat().st_size
     model = own_model(qwen.model, memory_limit=weights + 2_000_000)
     assert model.ask(max_tokens=2).only.reason == "length"
@@ -329,7 +329,7 @@ def test_a_prompt_larger_than_memory(own_model: Any, qwen: Any) -> None:
     assert model.ask(max_tokens=2).only.reason == "length"
 
 
-def test_a_model_larger_than_memory(own_model: Any, qwen: Any) -> None:
+def test_a_model_larger_than_memory_is_refused_with_the_limit(own_model: Any, qwen: Any) -> None:
     model = own_model(qwen.model, memory_limit=1000)
     with pytest.raises(EngineUnavailable, match="1000"):
         model.start()
@@ -338,7 +338,7 @@ def test_a_model_larger_than_memory(own_model: Any, qwen: Any) -> None:
 # -- models
 
 
-def test_two_models_at_once(qwen: Any, tiny: Any) -> None:
+def test_two_models_serve_requests_at_the_same_time(qwen: Any, tiny: Any) -> None:
     other = tiny("llama")
     alone = [model.ask(max_tokens=20).only.content for model in (qwen, other)]
     assert alone[0] != alone[1]
@@ -442,7 +442,7 @@ def test_a_broken_folder_is_an_error_with_a_name(
 # -- accounts
 
 
-def test_metrics_count(own_model: Any, qwen: Any) -> None:
+def test_metrics_count_ended_requests_and_decoded_tokens(own_model: Any, qwen: Any) -> None:
     model = own_model(qwen.model)
     model.ask(max_tokens=7)
     with pytest.raises(BadRequest):

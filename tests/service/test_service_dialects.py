@@ -114,13 +114,13 @@ def assert_whole(prompt: str, messages: list[dict[str, Any]], in_order: bool = T
 
 @pytest.mark.parametrize("template", list(TEMPLATES))
 @pytest.mark.parametrize("conversation", list(CONVERSATIONS))
-def test_texts(tiny: Any, template: str, conversation: str) -> None:
+def test_conversations_reach_templates_whole(tiny: Any, template: str, conversation: str) -> None:
     model, messages = tiny("qwen3", TEMPLATES[template]), CONVERSATIONS[conversation]
     assert_whole(model.prompt_of(messages=messages), messages)
 
 
 @pytest.mark.parametrize("conversation", [*CONVERSATIONS, *WITH_IMAGES])
-def test_images(tiny: Any, conversation: str) -> None:
+def test_conversations_with_images_reach_a_template_whole(tiny: Any, conversation: str) -> None:
     messages = (CONVERSATIONS | WITH_IMAGES)[conversation]
     model = tiny("gemma3")
     prompt = model.prompt_of(messages=messages)
@@ -150,7 +150,7 @@ def test_images_of_tools_stay_in_place_if_the_template_shows_them(tiny: Any) -> 
     assert "Attached to the tool result" in tiny("gemma3").prompt_of(messages=messages)
 
 
-def test_a_template_that_refuses_everything_still_says_so(tiny: Any) -> None:
+def test_the_error_of_a_template_that_refuses_everything_is_reported(tiny: Any) -> None:
     broken = tiny("qwen3", "{{ raise_exception('no') }}")
     with pytest.raises(BadRequest, match="template refuses"):
         broken.prompt_of(messages=CONVERSATIONS["two users"])

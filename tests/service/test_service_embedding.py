@@ -68,7 +68,7 @@ def refused(ask: Ask, model: Path, *inputs: Any, **more: Any) -> MLXProviderErro
     return caught.value
 
 
-def test_texts_and_token_ids(ask: Ask, embedder: Path) -> None:
+def test_a_text_and_its_token_ids_give_the_same_unit_vector(ask: Ask, embedder: Path) -> None:
     texts, count = ask(embedder, "Hello there", "The quick brown fox")
     assert [round(float(np.linalg.norm(each)), 5) for each in texts] == [1, 1]
     ids = json.loads((embedder / "tokenizer.json").read_text())
@@ -116,12 +116,12 @@ def test_an_invalid_input_is_refused_with_its_index(ask: Ask, embedder: Path) ->
         assert words in found.message
 
 
-def test_too_many_tokens_in_all(ask: Ask, embedder: Path, monkeypatch: Any) -> None:
+def test_an_embedding_of_too_much_is_refused(ask: Ask, embedder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("mlx_provider.serving.prepared.MAX_INPUT_TOKENS", 100)
     assert "send it in several requests" in refused(ask, embedder, *[[40] * 30] * 4).message
 
 
-def test_a_model_without_files_for_embedding(ask: Ask, tmp_path: Path) -> None:
+def test_a_model_without_embedding_files_needs_the_pooling_option(ask: Ask, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", "qwen3")
     assert "let the operator choose model_info.mlx.pooling" in refused(ask, folder, "a").message
     (last,), _ = ask(folder, "Hello there", options=ModelOptions(pooling="last"))
@@ -174,7 +174,7 @@ def test_unknown_values_in_files_are_ignored(ask: Ask, tmp_path: Path) -> None:
         ({}, {"is_causal": False}, "attend to both sides"),
     ],
 )
-def test_a_model_that_cannot_embed_says_why(
+def test_a_model_that_cannot_embed_is_refused_with_the_reason(
     ask: Ask, tmp_path: Path, how: Any, config: Any, words: str
 ) -> None:
     folder = as_embedding(build(tmp_path / "m", "qwen3", **config), **how)
@@ -184,7 +184,7 @@ def test_a_model_that_cannot_embed_says_why(
     assert found.param == "model"
 
 
-def test_a_checkpoint_of_a_backbone_alone(ask: Ask, tmp_path: Path, embedder: Path) -> None:
+def test_a_backbone_without_output_matrix_embeds(ask: Ask, tmp_path: Path, embedder: Path) -> None:
     folder = without_head(as_embedding(build(tmp_path / "m", "qwen3"), "mean_tokens"))
     (found,), _ = ask(folder, "Hello there")
     (whole,), _ = ask(embedder, "Hello there", options=ModelOptions(pooling="mean"))
@@ -203,7 +203,7 @@ def test_vision_models_embed_text(ask: Ask, tmp_path: Path) -> None:
     assert "family 'gemma3' shows no hidden states" in found.message
 
 
-def test_a_reproducible_model(ask: Ask, embedder: Path) -> None:
+def test_a_reproducible_model_gives_nearly_the_usual_vectors(ask: Ask, embedder: Path) -> None:
     (plain,), _ = ask(embedder, "Hello there")
     (fixed,), _ = ask(embedder, "Hello there", options=ModelOptions(reproducible=True))
     np.testing.assert_allclose(fixed, plain, atol=logprob_tolerance())

@@ -139,7 +139,7 @@ def test_bad_images_of_earlier_turns_become_text(own_model: Any, tmp_path: Path)
     assert (text.count("not shown]"), text.count("<|image_pad|>")) == (80, 1)
 
 
-def test_pixels_are_held_until_the_prefill_and_request_data_until_the_end(
+def test_pixels_are_kept_until_the_prefill_and_request_data_until_the_end(
     own_model: Any, tmp_path: Path
 ) -> None:
     tiny = own_model(build(tmp_path / "tiny", "qwen3_vl"), kv_layout="solo")

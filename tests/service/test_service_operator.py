@@ -82,7 +82,7 @@ def test_the_tower_of_a_model_served_as_text_is_not_in_memory(
     [("gpt_oss", {"head_dim": 32}), ("deepseek_v3", {}), ("llama", {"head_dim": 24})],
     ids=["sinks", "latent attention", "narrow heads"],
 )
-def test_a_quantised_cache_that_a_model_cannot_read(tiny: Any, family: str, shape: Any) -> None:
+def test_kv_bits_that_a_model_cannot_read_are_refused(tiny: Any, family: str, shape: Any) -> None:
     model = tiny(family, **shape)
     with pytest.raises(BadRequest, match=r"^model_info.mlx.kv_bits: .*leave kv_bits out$") as error:
         model.ask(options=ModelOptions(kv_bits=4))

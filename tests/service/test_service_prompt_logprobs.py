@@ -7,7 +7,7 @@ import pytest
 from mlx_provider.errors import BadRequest
 
 
-def test_a_vision_model_returns_them_for_text(tiny: Any) -> None:
+def test_a_vision_model_returns_prompt_logprobs_of_text(tiny: Any) -> None:
     asked = {"prompt": "The quick brown fox", "logprobs": True, "top_logprobs": 1, "max_tokens": 3}
     model = tiny("qwen3_vl")
     answer = model.ask(echo=True, **asked)
@@ -18,7 +18,7 @@ def test_a_vision_model_returns_them_for_text(tiny: Any) -> None:
     assert "".join(each.token for each in answer.only.logprobs[:-3]) == asked["prompt"]
 
 
-def test_a_family_without_them_is_refused(tiny: Any) -> None:
+def test_a_family_without_prompt_logprobs_is_refused(tiny: Any) -> None:
     with pytest.raises(BadRequest, match="family 'gemma3' does not tell how likely") as caught:
         tiny("gemma3").ask(prompt="fox", echo=True, logprobs=True)
     assert caught.value.param == "logprobs"

@@ -110,7 +110,7 @@ def narrow(own_model: Any, qwen: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [12, pytest.param(40, marks=pytest.mark.sweep)])
-def test_more_constrained_rows_than_decode_together_beside_free_ones(
+def test_many_constrained_rows_are_valid_and_do_not_change_free_rows(
     narrow: Any, rows: int
 ) -> None:
     """Each is valid, or is reported as cut; other rows do not change."""
@@ -170,7 +170,7 @@ def test_one_call_if_parallel_calls_are_off(qwen: Any) -> None:
     assert several
 
 
-def test_tool_choice_none_shows_no_tools_and_calls_none(qwen: Any) -> None:
+def test_tool_choice_none_gives_no_tools_in_the_prompt_and_no_calls(qwen: Any) -> None:
     messages = [{"role": "user", "content": "x"}]
     shown = qwen.prompt_of(messages=messages, tools=[GREP])
     hidden = qwen.prompt_of(messages=messages, tools=[GREP], tool_choice="none")
@@ -188,7 +188,7 @@ def test_tool_choice_none_shows_no_tools_and_calls_none(qwen: Any) -> None:
     assert called.reason == "tool_calls"
 
 
-def test_several_choices_each_under_the_grammar(qwen: Any) -> None:
+def test_each_of_several_choices_follows_the_grammar(qwen: Any) -> None:
     given = {"response_format": json_schema(TREE), "n": 3, "max_tokens": 2000}
     answer = qwen.ask(**given, sampling=warm(7))
     for choice in answer.choices:

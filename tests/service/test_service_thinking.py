@@ -69,7 +69,7 @@ def test_a_budget_ends_the_thought(thinker: Any, budget: int, seeds: int) -> Non
         assert answer.only.reason == "length"
 
 
-def test_a_budget_of_nothing(thinker: Any) -> None:
+def test_a_thinking_budget_of_zero_gives_no_reasoning(thinker: Any) -> None:
     answer = thinker.ask(sampling=warm(1), thinking_budget=0, max_tokens=40)
     assert answer.only.reasoning == ""
     assert answer.only.content
@@ -84,7 +84,7 @@ def test_without_a_budget_the_model_continues_to_think(thinker: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_budget_before_a_schema(thinker: Any, n: int) -> None:
+def test_a_thinking_budget_ends_the_thought_before_a_schema(thinker: Any, n: int) -> None:
     for seed in range(3):
         answer = thinker.ask(
             sampling=warm(seed), thinking_budget=12, response_format=FORMAT, max_tokens=200, n=n
@@ -95,7 +95,7 @@ def test_a_budget_before_a_schema(thinker: Any, n: int) -> None:
             assert set(json.loads(choice.content)) == {"x"}
 
 
-def test_a_budget_before_a_required_call(thinker: Any) -> None:
+def test_a_thinking_budget_ends_the_thought_before_a_required_call(thinker: Any) -> None:
     for seed in range(3):
         choice = thinker.ask(
             sampling=warm(seed), thinking_budget=12, tools=[PING], tool_choice="required",
@@ -108,7 +108,7 @@ def test_a_budget_before_a_required_call(thinker: Any) -> None:
         assert choice.arguments[0] == ("ping", {})
 
 
-def test_template_variables_arrive(thinker: Any) -> None:
+def test_template_variables_of_a_request_reach_the_template(thinker: Any) -> None:
     messages = [{"role": "user", "content": "x"}]
     opened = thinker.prompt_of(messages=messages)
     closed = thinker.prompt_of(messages=messages, template={"enable_thinking": False})
@@ -142,7 +142,7 @@ def test_reasoning_is_the_same_streamed_or_not(thinker: Any) -> None:
         assert getattr(joined.only, part) == getattr(streamed.only, part)
 
 
-def test_a_template_that_leaves_the_opener_to_the_model(tiny: Any) -> None:
+def test_text_before_a_closer_is_reasoning_in_a_format_that_always_thinks(tiny: Any) -> None:
     """Formats that always think: text before any closer is thought, unless the prompt closed it."""
     plain = template("<think>", "</think>").replace("<think>\n{%- else", "{%- else")
     model = tiny("qwen3", plain)

@@ -38,7 +38,7 @@ def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_provider.serving.stats.WINDOW", 300)
 
 
-def test_stats_of_an_idle_service(make_service: Any) -> None:
+def test_an_idle_service_has_empty_stats_and_a_memory_limit(make_service: Any) -> None:
     stats = make_service()[0].stats()
     assert (stats.requests, stats.engines, stats.prefix_cache.entries) == ([], [], 0)
     assert stats.memory.limit > 0
@@ -53,7 +53,7 @@ def test_a_request_is_told_of_the_load_of_its_own_model_alone(make_service: Any)
         assert "other" not in service.loading("a") + service.loading("oth")
 
 
-def test_what_is_loaded_and_measured(
+def test_stats_report_the_phases_of_a_load(
     own_model: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefixes, "STATS_WAIT", 0)  # the engine thread is busy
@@ -87,7 +87,7 @@ def test_what_is_loaded_and_measured(
     assert (client.stats().loading, client.health().detail) == ([], "")
 
 
-def test_rows_and_memory_while_it_works(own: Any) -> None:
+def test_stats_report_rows_and_memory_of_running_requests(own: Any) -> None:
     drawn = Sampling(temperature=1, seed=1, logit_bias=QUIET)
     with own.pausing(after=40):
         states = lambda: [each.state for each in own.client.stats().requests]  # noqa: E731
@@ -119,7 +119,7 @@ def test_rows_and_memory_while_it_works(own: Any) -> None:
     assert own.client.stats().memory.models[0].rows == 0
 
 
-def test_models_are_told_apart_by_the_names_of_their_requests(
+def test_models_with_one_base_name_are_reported_by_their_full_names(
     own_model: Any, build_tiny: Any, tmp_path: Path, caplog: Any
 ) -> None:
     """Two folders with one base name, in stats, metrics and log."""
@@ -140,7 +140,7 @@ def test_models_are_told_apart_by_the_names_of_their_requests(
         assert f"loaded {name} in" in caplog.text
 
 
-def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
+def test_stats_of_a_cache_miss_have_the_reason_and_no_prompt_text(own: Any) -> None:
     own.client.cache_clear()
     text = SECRET * 4
     for asked in (text, text, text[:90] + "Q" + text[91:]):
@@ -157,7 +157,7 @@ def test_a_miss_has_its_reason_and_no_text(own: Any) -> None:
     assert "/" not in cache.model_dump_json(), "no folder either"
 
 
-def test_the_engine_thread_is_not_waited_for(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_do_not_wait_for_the_engine_thread(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own.ask(SECRET, max_tokens=2)
     before, busy = own.client.stats().prefix_cache, threading.Event()
     monkeypatch.setattr(prefixes, "STATS_WAIT", 0.05)

@@ -23,7 +23,7 @@ def test_the_estimate_equals_the_memory_after_loading(family: str, tmp_path: Pat
     assert weights_estimate(folder) == sum(array.nbytes for array in weights.values())
 
 
-def test_types(tmp_path: Path) -> None:
+def test_the_size_of_each_dtype_is_counted(tmp_path: Path) -> None:
     kinds = (mx.uint8, mx.bool_, mx.float16, mx.bfloat16, mx.uint32, mx.float32, mx.int64)
     save(tmp_path / "model.safetensors", **{f"t{i}": ((3, 5), k) for i, k in enumerate(kinds)})
     assert weights_estimate(tmp_path) == 15 * (1 + 1 + 2 + 2 + 4 + 4 + 8)
@@ -42,7 +42,7 @@ def test_files_that_no_loader_reads_do_not_count(tmp_path: Path) -> None:
     assert weights_estimate(tmp_path) == 16
 
 
-def test_shards_of_other_names(tmp_path: Path) -> None:
+def test_shards_are_found_by_pattern_and_by_the_index(tmp_path: Path) -> None:
     save(tmp_path / "weights-1.safetensors", a=((4,), mx.float32))
     assert weights_estimate(tmp_path) == 16
     save(tmp_path / "model.safetensors", b=((4,), mx.float32))
@@ -53,7 +53,7 @@ def test_shards_of_other_names(tmp_path: Path) -> None:
     assert weights_estimate(tmp_path) == 16
 
 
-def test_an_adapter_counts(tmp_path: Path) -> None:
+def test_the_weights_of_an_adapter_are_counted(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     save(tmp_path / "model.safetensors", a=((4,), mx.float32))
     save(tmp_path / "adapter" / "adapters.safetensors", a=((3,), mx.float32))
@@ -73,5 +73,5 @@ def test_a_file_of_another_format_counts_with_its_size(content: bytes, tmp_path:
     assert weights_estimate(tmp_path) == len(content)
 
 
-def test_no_weights(tmp_path: Path) -> None:
+def test_a_folder_without_weights_counts_zero(tmp_path: Path) -> None:
     assert weights_estimate(tmp_path) == 0

@@ -91,7 +91,7 @@ ANSWER = chat("What is the capital of France?")
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_rolling_restart_loses_nothing(server, start, engine):
+def test_a_rolling_restart_of_the_proxy_loses_no_stream(server, start, engine):
     """The old proxy ends its streams before it goes, while the new one takes what comes."""
     before = engine.health().pid
     whole = ask(start(), STORY).text
@@ -118,7 +118,7 @@ def test_a_rolling_restart_loses_nothing(server, start, engine):
     assert engine.health().pid == before
 
 
-def test_a_restart_of_the_engine_is_told_with_a_time_to_try_again(start, engine):
+def test_requests_during_an_engine_restart_get_503_with_retry_after(start, engine):
     proxy = start(*WORKERS)
     before = engine.health().pid
     headers = {"authorization": f"Bearer {proxy.key}"}
@@ -202,7 +202,7 @@ class Crowd:
         return "answered"
 
 
-def test_a_crowd_that_comes_and_goes(start, engine, capsys):
+def test_a_crowd_that_joins_and_leaves_gets_right_answers_despite_kills(start, engine, capsys):
     proxy = start(*WORKERS)
     alone = {at: ask(proxy, body).text for at, body in enumerate(bodies())}
     crowd = Crowd(proxy, alone)

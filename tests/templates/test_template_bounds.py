@@ -44,14 +44,14 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "SECONDS", 0.5)
     with pytest.raises(UnsupportedModel, match=r"chat template is refused: .*; put its maker"):
         render(BOMBS[name])
     assert render("{{ messages[0].content }}") == ASKED[0]["content"], "another one is served"
 
 
-def test_others_are_rendered_beside_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_templates_are_rendered_beside_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "SECONDS", 1.5)
     with ThreadPoolExecutor(1) as pool:
         bomb = pool.submit(render, NESTED)
@@ -75,7 +75,7 @@ def test_others_are_rendered_beside_a_bomb(monkeypatch: pytest.MonkeyPatch) -> N
         "{% if %}",
     ],
 )
-def test_what_the_sandbox_refuses(source: str) -> None:
+def test_unsafe_template_expressions_are_refused_or_empty(source: str) -> None:
     try:
         text = render(source)
     except (BadRequest, UnsupportedModel) as refused:
@@ -101,7 +101,7 @@ def test_what_the_sandbox_refuses(source: str) -> None:
         "{{ 'a\nb' | indent(2) }}",
     ],
 )
-def test_a_template_sees_what_upstream_shows_it(source: str) -> None:
+def test_a_template_renders_as_in_transformers(source: str) -> None:
     messages = [{**ASKED[0], "reasoning": "xTHINKx"}]
     ours = render(source, messages)
     (theirs,), _ = render_jinja_template(
@@ -118,7 +118,7 @@ def test_a_template_that_wants_a_list_of_tools_gets_one() -> None:
     assert render("{% for tool in tools %}{% endfor %}{{ tools is none }}") == "False"
 
 
-def test_processes_are_few_and_end_with_their_owner() -> None:
+def test_template_processes_are_few_and_end_with_their_owner() -> None:
     owner = BoundedProcesses(template.PROGRAM, template.MEMORY, at_once=2)
     setups = {str(i): b'{"template": "%d", "source": "", "seconds": 1}' % i for i in range(200)}
     message = (

@@ -190,7 +190,7 @@ def form_of(name: str) -> TemplateForm:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_form_is_found(name: str) -> None:
+def test_the_form_of_each_template_is_detected(name: str) -> None:
     sets = ("text_parts", "tool_fields")
     wanted = {k: frozenset(v) if k in sets else v for k, v in FORMS[name].items()}
     assert form_of(name) == TemplateForm(**wanted)
@@ -275,7 +275,7 @@ def prompt_of(name: str, messages: list[Any], tools: list[Any]) -> str:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(drawn=CONVERSATIONS)
-def test_every_conversation_arrives(name: str, drawn: Any) -> None:
+def test_every_part_of_a_conversation_is_in_the_prompt(name: str, drawn: Any) -> None:
     system, rounds, with_tools = drawn
     messages, words = conversation(system, rounds)
     tools = [TOOL, BARE] if with_tools else []
@@ -293,7 +293,7 @@ def test_every_conversation_arrives(name: str, drawn: Any) -> None:
         assert "ping" in text
 
 
-def test_a_call_that_has_no_text_needs_no_content() -> None:
+def test_a_call_without_text_gets_the_content_that_its_template_needs() -> None:
     """`{"role": "assistant", "content": null}` is what every client sends beside calls."""
     messages, _ = conversation(system=False, rounds=[])
     for content in (None, ""):
@@ -306,14 +306,14 @@ def test_a_call_that_has_no_text_needs_no_content() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
-def test_thoughts_reach_a_template_under_each_name(name: str) -> None:
+def test_thoughts_reach_a_template_under_its_field_name(name: str) -> None:
     thought = {"role": "assistant", "content": "xSAYx", "reasoning_content": "xTHINKx"}
     source = TEMPLATES["any"].replace("reasoning_content", name)
     text = TemplateRenderer(source, {}).render([thought], [], {}, generation_prompt=False)
     assert "[assistant](xTHINKx)xSAYx" in text
 
 
-def test_results_follow_their_calls_where_a_turn_holds_one() -> None:
+def test_results_follow_their_calls_if_a_turn_can_have_one_call() -> None:
     messages, _ = conversation(
         False, [{"content": "say", "thought": True, "calls": 3, "id": "call_x", "answer": False}]
     )
@@ -324,7 +324,7 @@ def test_results_follow_their_calls_where_a_turn_holds_one() -> None:
     assert text.count("(xTHINK0x)") == text.count("xSAY0x") == 1
 
 
-def test_call_ids_of_nine_characters() -> None:
+def test_short_call_ids_have_nine_letters_or_digits_and_are_unique() -> None:
     assert short_id("abcDEF123") == "abcDEF123"
     for odd in ("call_24f5c1e07a9b4d31", "äbcdefghi", "", "toolu_01", "abc-ef123"):
         found = short_id(odd)
@@ -335,7 +335,7 @@ def test_call_ids_of_nine_characters() -> None:
     assert len({short_id(f"call_{i}") for i in range(1000)}) == 1000
 
 
-def test_a_user_speaks_after_a_result() -> None:
+def test_user_text_after_a_result_fits_the_template() -> None:
     """Claude Code sends text beside its results."""
     second = {"role": "user", "content": "xAGAINx"}
     messages, _ = conversation(
@@ -367,13 +367,13 @@ def test_calls_without_ids_are_numbered() -> None:
     assert "[call]find" in prompt_of("short ids", messages, [])
 
 
-def test_a_lone_system_message_is_the_users() -> None:
+def test_a_single_system_message_becomes_a_user_message_if_necessary() -> None:
     lone = [{"role": "system", "content": "xSYSTEMx"}]
     assert "[user]xSYSTEMx" in prompt_of("system messages beside others", lone, [])
     assert "[system]xSYSTEMx" in prompt_of("any", lone, [])
 
 
-def test_what_is_null_in_a_schema_is_left_out() -> None:
+def test_null_fields_of_a_schema_are_left_out() -> None:
     schema = {"properties": {"a": {"description": None, "default": None, "enum": [None, 1]}}}
     function = {"name": "f", "parameters": schema}
     (tool,) = fit_tools([{"type": "function", "function": function}], TemplateForm())
@@ -395,7 +395,7 @@ def test_objects_at_any_depth_have_additional_properties() -> None:
     assert found["c"] == closed
 
 
-def test_types_that_a_template_cannot_read() -> None:
+def test_type_lists_are_replaced_if_a_template_cannot_read_them() -> None:
     form = TemplateForm(type_lists=False)
     schema = {
         "type": "object",
@@ -415,7 +415,7 @@ def test_types_that_a_template_cannot_read() -> None:
     }
 
 
-def test_a_system_message_that_some_turns_lose_becomes_the_users_text() -> None:
+def test_a_system_message_that_some_turns_drop_is_moved_to_the_user_text() -> None:
     """Mistral Nemo's template writes it into the last message, where that is a user's."""
     own = "{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}"
     source = template(content=f"{own}{{{{ messages[0].content }}}} {{% endif %}}{TEXTS}")
@@ -437,7 +437,7 @@ def test_a_system_message_that_some_turns_lose_becomes_the_users_text() -> None:
         ("1 + messages", "TypeError: unsupported operand.*"),
     ],
 )
-def test_a_template_tells_the_line_of_its_complaint(expression: str, complaint: str) -> None:
+def test_a_template_error_names_the_line(expression: str, complaint: str) -> None:
     renderer = TemplateRenderer(f"a\nb{{{{ {expression} }}}}", {})
     with pytest.raises(BadRequest, match=rf"{complaint} \(line 2 of the template\)"):
         renderer.render([{"role": "user", "content": "x"}], [], {}, generation_prompt=True)

@@ -18,7 +18,7 @@ def post(engine: Any, path: str, content: bytes = b"{}", **headers: str) -> http
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stranger_is_refused_by_the_headers(engine: Any, path: str) -> None:
+def test_a_request_without_the_key_is_refused_by_its_headers(engine: Any, path: str) -> None:
     right = {"authorization": "Bearer the-key"}
     for headers, status in (
         ({}, 401),
@@ -51,7 +51,7 @@ def test_a_stranger_is_refused_by_the_headers(engine: Any, path: str) -> None:
         (b" " * (2**22 + 1), 413),
     ],
 )
-def test_a_body_that_is_no_request(engine: Any, path: str, body: bytes, status: int) -> None:
+def test_a_malformed_body_is_refused(engine: Any, path: str, body: bytes, status: int) -> None:
     answer = post(engine, path, body, authorization="Bearer the-key")
     assert answer.status_code == status
     assert answer.json()["error"]["type"] in ("invalid_request_error", "request_too_large")
@@ -72,7 +72,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_remote_client_names_models_of_the_roots_alone(engine: Any, path: str) -> None:
+def test_a_remote_client_can_name_only_models_under_the_roots(engine: Any, path: str) -> None:
     answers = [
         engine.http.post(path, json={"model": model, **FIELDS[path]})
         for model in (engine.vectors, engine.outside)

@@ -112,7 +112,7 @@ def test_a_message_is_the_same_whole_and_streamed(
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
 
 
-async def test_the_asynchronous_client(engine: Any) -> None:
+async def test_the_asynchronous_anthropic_client_streams_the_reply(engine: Any) -> None:
     async with (
         anthropic.AsyncAnthropic(
             base_url=engine.url,
@@ -125,7 +125,7 @@ async def test_the_asynchronous_client(engine: Any) -> None:
         assert "".join([text async for text in stream.text_stream]) == WORDS
 
 
-def test_events_of_a_stream(engine: Any) -> None:
+def test_the_events_of_a_messages_stream_come_in_order(engine: Any) -> None:
     body = asked(engine, ALL, {"tools": [TOOL], "stream": True})
     answer = engine.http.post("/v1/messages?beta=true", json=body).raise_for_status()
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -140,7 +140,7 @@ def test_events_of_a_stream(engine: Any) -> None:
     assert [delta, stop] == [(None, "message_delta"), (None, "message_stop")]
 
 
-def test_a_conversation_goes_on(engine: Any, claude: anthropic.Anthropic) -> None:
+def test_reply_blocks_sent_back_reuse_a_prefix(engine: Any, claude: anthropic.Anthropic) -> None:
     """Blocks of a reply come back as they were, and a prefix is computed once."""
     second = Step("done")
     text = "a long beginning " * 40 + script(ALL, second)
@@ -168,7 +168,7 @@ def test_a_conversation_goes_on(engine: Any, claude: anthropic.Anthropic) -> Non
     assert usage.cache_creation_input_tokens == 0, "it marks no part of the prompt"
 
 
-def test_what_a_marked_prompt_stores_is_counted_apart(
+def test_a_prompt_with_cache_control_reports_its_stored_tokens_separately(
     engine: Any, claude: anthropic.Anthropic
 ) -> None:
     """As for Claude Code, which marks its prompts: the three counts are the whole prompt."""
@@ -193,7 +193,7 @@ def test_what_a_marked_prompt_stores_is_counted_apart(
     assert read > 100 > new > 0
 
 
-def test_a_result_that_is_an_error_says_so() -> None:
+def test_a_tool_result_with_is_error_begins_with_error() -> None:
     text = [{"type": "text", "text": "no file"}]
     for content, shown in (
         ("no file", "Error: no file"),
@@ -289,12 +289,12 @@ DONE = Done(
 @pytest.mark.parametrize(
     ("wanted", "reason"), [(5, "max_tokens"), (6, "model_context_window_exceeded")]
 )
-def test_the_reason_of_a_reply_that_is_cut(wanted: int, reason: str) -> None:
+def test_a_cut_reply_stops_with_max_tokens_or_a_full_context(wanted: int, reason: str) -> None:
     body = json.loads(Whole(ACCEPTED, wanted).feed([ACCEPTED, Finish(reason="length"), DONE]))
     assert (body["stop_reason"], body["content"]) == (reason, [])
 
 
-def test_a_malformed_call_whose_text_follows_is_no_half_call() -> None:
+def test_a_malformed_call_is_not_repeated_as_a_partial_call() -> None:
     """As of a tagged call that names a parameter twice: a stream has sent its beginning."""
     half = ToolCallDelta(index=0, id="c", name="f", arguments='{"a": "b"')
     good = ToolCallDelta(index=1, id="d", name="g", arguments='{"a": 1}')
@@ -322,7 +322,7 @@ def test_blocks_follow_the_order_of_the_events() -> None:
 
 
 @pytest.mark.parametrize("place", ["system", "tools", "message", None])
-def test_a_long_lifetime_of_any_part_is_a_hint(place: str | None) -> None:
+def test_a_cache_lifetime_of_one_hour_asks_to_retain_the_prefix(place: str | None) -> None:
     def marked(at: str) -> dict[str, Any]:
         return {"cache_control": {"type": "ephemeral", "ttl": "1h" if at == place else "5m"}}
 

@@ -80,7 +80,7 @@ def said(path: str, content: Any) -> dict[str, Any]:
         (tool, "", "too many expressions|takes more than"),
     ],
 )
-def test_a_bomb_is_refused(
+def test_each_kind_of_bomb_is_refused_on_each_route(
     engine: Any, bomb: Callable[[str], dict[str, Any]], model: str, told: str, path: str
 ) -> None:
     answer = engine.alice.post(path, json={**bomb(path), "model": model or engine.scripted})

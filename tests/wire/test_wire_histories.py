@@ -47,7 +47,7 @@ def test_parts_of_other_servers_become_text_in_earlier_turns(path: str, case: An
 
 
 @pytest.mark.parametrize("path", PARALLEL)
-def test_results_of_parallel_calls_in_the_order_of_the_calls(path: str) -> None:
+def test_results_of_parallel_calls_follow_the_order_of_the_calls(path: str) -> None:
     turns = [*said("both?"), *PARALLEL[path]]
     text, warnings = read(path, turns)
     assert text.index("sun in Ulm") < text.index("sun in Bonn")
@@ -67,7 +67,7 @@ def test_results_of_parallel_calls_in_the_order_of_the_calls(path: str) -> None:
     assert [w.partition(" ")[0] for w in warnings] == [place]
 
 
-def test_counts_of_a_responses_prompt(client: openai.OpenAI, engine: Any) -> None:
+def test_the_count_of_a_responses_prompt_equals_usage(client: openai.OpenAI, engine: Any) -> None:
     given: Any = {"model": engine.scripted, "input": [*said("hi"), *PARALLEL["/v1/responses"]]}
     counted = client.responses.input_tokens.count(**given, instructions="Be brief.")
     response = client.responses.create(**given, instructions="Be brief.", max_output_tokens=1)

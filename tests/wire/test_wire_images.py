@@ -26,7 +26,7 @@ def by_chat(client: openai.OpenAI) -> tuple[str | None, int]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses(client: openai.OpenAI, stream: bool) -> None:
+def test_an_image_in_a_response_gives_the_text_of_chat(client: openai.OpenAI, stream: bool) -> None:
     parts: Any = [URL, {"type": "input_text", "text": SEEN}]
     fields: Any = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 40}
     fields |= {"model": MODEL, "temperature": 0}
@@ -40,7 +40,9 @@ def test_responses(client: openai.OpenAI, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages(client: openai.OpenAI, claude: anthropic.Anthropic, stream: bool) -> None:
+def test_an_image_in_messages_gives_the_text_of_chat(
+    client: openai.OpenAI, claude: anthropic.Anthropic, stream: bool
+) -> None:
     fields: Any = {"messages": [{"role": "user", "content": [BLOCK, TEXT]}], "max_tokens": 40}
     fields |= {"model": MODEL, "extra_body": {"temperature": 0}}
     if stream:
@@ -56,7 +58,7 @@ def test_messages(client: openai.OpenAI, claude: anthropic.Anthropic, stream: bo
     assert (said.text, sum(count or 0 for count in counts)) == by_chat(client)
 
 
-def test_results_of_tools(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_images_in_results_are_seen(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     """An agent reads an image file: the prompt is the same by both APIs."""
     question = {"role": "user", "content": SEEN}
     reads = {"id": "c1", "name": "read", "input": {}}

@@ -105,7 +105,7 @@ def run_judge(program: Path, *arguments: str, folder: Path, **variables: str) ->
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_llm_comply(judged_one: Judged, judges: Path, tmp_path: Path, form: str) -> None:
+def test_llm_comply_is_passed(judged_one: Judged, judges: Path, tmp_path: Path, form: str) -> None:
     one = judged_one
     server = ["-u", one.url + "/v1", "-k", one.key, "-m", one.model]
     said = run_judge(judges / "llm-comply", *server, "--format", form, "--json", folder=tmp_path)
@@ -118,7 +118,7 @@ def test_llm_comply(judged_one: Judged, judges: Path, tmp_path: Path, form: str)
         assert failed.keys() <= REASONING, failed
 
 
-def test_llama_benchy(judged_one: Judged, judges: Path, book: str, tmp_path: Path) -> None:
+def test_llama_benchy_measures(judged_one: Judged, judges: Path, book: str, tmp_path: Path) -> None:
     file, one = tmp_path / "result.json", judged_one
     said = run_judge(
         judges / "llama-benchy", "--base-url", one.url + "/v1", "--api-key", one.key,
@@ -133,7 +133,7 @@ def test_llama_benchy(judged_one: Judged, judges: Path, book: str, tmp_path: Pat
     assert all(run["tg_throughput"] is None or run["tg_throughput"]["mean"] > 0 for run in runs)
 
 
-def test_tool_eval_bench(judged_one: Judged, judges: Path, tmp_path: Path) -> None:
+def test_tool_eval_bench_is_completed(judged_one: Judged, judges: Path, tmp_path: Path) -> None:
     """A scripted model passes no scenario; each one ends by an answer of the engine."""
     file, one = tmp_path / "result.json", judged_one
     run_judge(
@@ -151,7 +151,7 @@ def aiperf(installed: Callable[..., Path]) -> Path:
     return installed(REPLAY)
 
 
-def test_aiperf_replays_agents(judged_one: Judged, aiperf: Path, tmp_path: Path) -> None:
+def test_aiperf_replays_agents_and_reuse(judged_one: Judged, aiperf: Path, tmp_path: Path) -> None:
     """Three agents at once; each conversation grows by a call and its result."""
     trace, out, one = tmp_path / "trace.jsonl", tmp_path / "out", judged_one
     trace.write_text("".join(json.dumps(turn) + "\n" for turn in turns(3)))

@@ -35,7 +35,7 @@ def prompt() -> str:
     return uuid.uuid4().hex + " word" * 200
 
 
-def test_a_prompt_of_one_key_is_no_hit_of_another(engine: Any) -> None:
+def test_keys_do_not_share_cached_prompts(engine: Any) -> None:
     said = prompt()
     assert cached(engine.alice, engine.scripted, said) < 20
     assert cached(engine.bob, engine.scripted, said) < 20
@@ -47,7 +47,7 @@ def test_a_prompt_of_one_key_is_no_hit_of_another(engine: Any) -> None:
     assert read(engine.alice, engine.scripted, said) > 200
 
 
-def test_a_named_key_names_no_tenant_of_another(engine: Any) -> None:
+def test_a_named_key_cannot_use_the_tenant_of_another_key(engine: Any) -> None:
     said = prompt()
     assert generated(engine.alice, engine.scripted, said, tenant="gateway's") < 20
     for forged in ("gateway's", "key alice:gateway's", "remote:key alice:gateway's"):
@@ -72,7 +72,7 @@ def test_a_named_key_is_one_account_with_one_share() -> None:
         ("GET", "/v1/stats"),
     ],
 )
-def test_a_named_key_neither_sees_nor_touches_what_is_of_all(
+def test_a_named_key_cannot_use_routes_of_the_whole_engine(
     engine: Any, method: str, path: str
 ) -> None:
     with engine.alice.stream(method, path) as answer:
@@ -106,7 +106,7 @@ def test_a_named_key_does_not_see_the_load(engine: Any) -> None:
         ({"model": "/etc", "origin": "owner"}, 404),
     ],
 )
-def test_a_named_key_chooses_what_any_key_on_tcp_may(
+def test_a_named_key_can_choose_the_options_of_any_key_on_tcp(
     engine: Any, more: dict[str, Any], status: int
 ) -> None:
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -122,14 +122,14 @@ def test_a_named_key_chooses_what_any_key_on_tcp_may(
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_a_named_key_makes_no_work_by_an_option(engine: Any, options: dict[str, Any]) -> None:
+def test_a_named_key_cannot_set_costly_options(engine: Any, options: dict[str, Any]) -> None:
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     answer = engine.alice.post("/v1/generate", json={**body, "options": options})
     assert answer.status_code == 403
     assert f"{next(iter(options))} cannot be set with a named key" in answer.text
 
 
-def test_a_named_key_lists_no_model_under_many_names(engine: Any) -> None:
+def test_a_named_key_cannot_add_names_of_a_model_to_the_list(engine: Any) -> None:
     def ids() -> list[str]:
         return sorted(each["id"] for each in engine.http.get("/v1/models").json()["data"])
 

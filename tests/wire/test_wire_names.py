@@ -195,13 +195,13 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("path", DECLARED)
-def test_every_parameter_of_the_sdks_is_tried(path: str) -> None:
+def test_every_sdk_parameter_has_an_error_case(path: str) -> None:
     tried = {name.partition(".")[0].partition("[")[0] for name in WRONG[path]}
     assert DECLARED[path].keys() <= tried | OPEN[path]
     assert not OPEN[path] & tried
 
 
-def test_a_count_names_the_clients_part(engine: Any) -> None:
+def test_an_error_of_a_token_count_names_the_part_of_the_client(engine: Any) -> None:
     call = {"type": "tool_use", "id": "c", "name": "", "input": {}}
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [call]}]
     body = {"model": engine.scripted, "system": "Be brief.", "messages": turns}

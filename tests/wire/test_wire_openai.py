@@ -155,7 +155,7 @@ def test_a_reply_is_the_same_whole_streamed_and_by_litellm(engine: Any, case: st
         assert ours == [c.logprobs.model_dump()["content"] for c in handler.choices]
 
 
-def test_the_sdks_own_accumulator(engine: Any, client: openai.OpenAI) -> None:
+def test_the_openai_sdk_accumulates_the_chat_stream(engine: Any, client: openai.OpenAI) -> None:
     messages: Any = CASES["thought, text and calls"]["messages"]
     tools: Any = [TOOL]
     with client.chat.completions.stream(
@@ -173,7 +173,7 @@ def test_the_sdks_own_accumulator(engine: Any, client: openai.OpenAI) -> None:
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-def test_litellms_own_providers(engine: Any, provider: str) -> None:
+def test_litellm_providers_get_equal_replies_whole_and_streamed(engine: Any, provider: str) -> None:
     place: Any = {"api_base": engine.url + "/v1", "api_key": "the-key"}
     place["model"] = f"{provider}/{engine.scripted}"
     asked = place | CASES["thought, text and calls"]
@@ -214,7 +214,7 @@ def test_a_prompt_is_cached_for_the_next_request(engine: Any, client: openai.Ope
 @pytest.mark.parametrize(
     "more", [{"prompt": ["one", [40, 41]], "n": 2, "logprobs": 2}, {"prompt": "one", "echo": True}]
 )
-def test_text_completions(engine: Any, more: dict[str, Any]) -> None:
+def test_text_completions_equal_those_of_litellm(engine: Any, more: dict[str, Any]) -> None:
     asked = {"model": engine.vectors, "temperature": 0, "max_tokens": 3, **more}
     whole = engine.http.post("/v1/completions", json=asked).raise_for_status()
     reply = Completion.model_validate_json(whole.text)
@@ -248,7 +248,7 @@ def test_text_completions(engine: Any, more: dict[str, Any]) -> None:
     assert list(texts.values()) == [c.text for c in reply.choices]
 
 
-def test_embeddings(engine: Any, client: openai.OpenAI) -> None:
+def test_embeddings_equal_those_of_the_litellm_handler(engine: Any, client: openai.OpenAI) -> None:
     given: list[str] = ["one", "two words"]
     found = client.embeddings.create(model=engine.vectors, input=given)
     plain = client.embeddings.create(model=engine.vectors, input=given, encoding_format="float")
@@ -260,7 +260,7 @@ def test_embeddings(engine: Any, client: openai.OpenAI) -> None:
     assert [each["embedding"] for each in handler.data] == [each.embedding for each in plain.data]
 
 
-def test_tokens_are_those_of_a_request(engine: Any) -> None:
+def test_tokenize_returns_the_tokens_of_the_same_request(engine: Any) -> None:
     chat = {"model": engine.scripted, **CASES["thought, text and calls"]}
     used = engine.http.post("/v1/chat/completions", json=chat).json()["usage"]["prompt_tokens"]
     found = engine.http.post("/tokenize", json=chat | {"add_generation_prompt": True}).json()
@@ -285,7 +285,7 @@ def test_tokens_are_those_of_a_request(engine: Any) -> None:
         assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), wrong
 
 
-def test_models(client: openai.OpenAI, engine: Any) -> None:
+def test_the_models_route_lists_and_retrieves_models(client: openai.OpenAI, engine: Any) -> None:
     client.embeddings.create(model=engine.vectors, input="x")
     found = engine.http.get("/v1/models").json()
     assert all(Model.model_validate(model) for model in found["data"])
@@ -327,7 +327,7 @@ def test_an_error_has_openais_form(
         assert error["param"] == param
 
 
-def test_what_has_no_effect_is_told_in_a_header(engine: Any) -> None:
+def test_chat_parameters_without_effect_are_named_in_a_header(engine: Any) -> None:
     body = {"model": engine.scripted, "messages": [{"role": "user", "content": "x"}]}
     more = {"store": True, "metadata": {"a": "b"}, "max_completion_tokens": 1}
     for stream in (False, True):

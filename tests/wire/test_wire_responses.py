@@ -66,7 +66,7 @@ def ask(engine: Any, **more: Any) -> Any:
     return engine.http.post("/v1/responses", json=body)
 
 
-def test_thoughts_text_and_calls_whole_and_streamed(engine: Any) -> None:
+def test_thoughts_text_and_calls_are_equal_whole_and_streamed(engine: Any) -> None:
     whole = Response.model_validate_json(ask(engine, **EVERY).raise_for_status().text)
     assert whole.status == "completed"
     assert whole.completed_at >= whole.created_at
@@ -120,7 +120,7 @@ def test_thoughts_text_and_calls_whole_and_streamed(engine: Any) -> None:
     assert done == last.response.output
 
 
-def test_the_sdks_own_accumulator(engine: Any, client: openai.OpenAI) -> None:
+def test_the_openai_sdk_accumulates_responses(engine: Any, client: openai.OpenAI) -> None:
     with client.responses.stream(model=engine.scripted, input=ALL, tools=[LOOK]) as stream:
         reply = stream.get_final_response()
     assert reply.output_text == "Here it is."
@@ -189,7 +189,7 @@ def test_the_format_of_a_custom_tool_is_enforced(engine: Any, syntax: str, choic
     assert (call.input, call.status) == (fits, "completed")
 
 
-def test_a_format_that_does_not_compile_is_refused_by_its_place(engine: Any) -> None:
+def test_a_tool_format_that_does_not_compile_is_refused_by_its_place(engine: Any) -> None:
     space = {**SPACE, "tools": [LOOK, formed("start: nobody")]}
     for tools, place in (
         ([LOOK, formed("(a", "regex")], "tools[1]"),
@@ -202,7 +202,7 @@ def test_a_format_that_does_not_compile_is_refused_by_its_place(engine: Any) -> 
         assert error["message"].startswith(f"{place}.format")
 
 
-def test_the_body_of_codex(engine: Any) -> None:
+def test_a_recorded_codex_body_is_answered_and_reused(engine: Any) -> None:
     body = json.loads(CODEX.read_text())["body"]
     turns = body["input"]
     turns[3]["content"] = [{"type": "input_text", "text": script(Step("Done."))}]
@@ -218,7 +218,7 @@ def test_the_body_of_codex(engine: Any) -> None:
     assert usage.input_tokens_details.cached_tokens > 0.9 * usage.input_tokens
 
 
-def test_a_history_is_the_chat_that_it_was(engine: Any) -> None:
+def test_a_history_of_items_gives_the_prompt_of_the_same_chat(engine: Any) -> None:
     """The same prompt as the messages of chat, and so the same prefix."""
     items = [
         {"role": "developer", "content": "Be brief."},
@@ -334,7 +334,7 @@ def test_an_error_in_a_conversation_names_the_item(
     assert "messages" not in error["message"]
 
 
-def test_a_conversation_that_is_too_long(engine: Any, client: openai.OpenAI) -> None:
+def test_a_full_context_fails_with_the_code_for_codex(engine: Any, client: openai.OpenAI) -> None:
     """Codex reads the code of a stream alone."""
     asked: Any = {"model": engine.scripted, "input": "ab " * 4000}
     with pytest.raises(openai.BadRequestError) as caught:
@@ -345,7 +345,7 @@ def test_a_conversation_that_is_too_long(engine: Any, client: openai.OpenAI) -> 
     assert failed.response.error.code == "context_length_exceeded"
 
 
-def test_what_has_no_effect_is_told_in_a_header(engine: Any) -> None:
+def test_responses_parameters_without_effect_are_named_in_a_header(engine: Any) -> None:
     more = {"store": True, "truncation": "auto", "max_tool_calls": 3, "metadata": {"a": "b"}}
     more["image"] = {"context_compression": "enabled"}
     hosted = {"tools": [{"type": "web_search_preview"}, {"type": "mcp", "server_label": "s"}]}
@@ -360,7 +360,7 @@ def test_what_has_no_effect_is_told_in_a_header(engine: Any) -> None:
     assert "x-mlx-warnings" not in answer.headers
 
 
-def test_log_probabilities(engine: Any) -> None:
+def test_a_response_has_equal_log_probabilities_whole_and_streamed(engine: Any) -> None:
     text = script(Step("one two"))
     asked = {"input": text, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     reply = ask(engine, **asked).json()

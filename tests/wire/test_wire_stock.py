@@ -123,7 +123,7 @@ def entry(provider: str, model: str, name: str, url: str) -> dict[str, Any]:
     return {"model_name": f"{name}-{provider}", "litellm_params": place}
 
 
-def test_the_written_entries_answer(proxy: Proxy) -> None:
+def test_every_entry_of_the_generated_config_answers(proxy: Proxy) -> None:
     with proxy.http as http:
         for model, path in (("demo", CHAT), ("gpt-x", CHAT), ("claude-x", MESSAGES)):
             messages = [{"role": "user", "content": "x"}]
@@ -134,7 +134,7 @@ def test_the_written_entries_answer(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_with_tools(proxy: Proxy, provider: str, stream: bool) -> None:
+def test_stock_litellm_passes_chat_with_tools(proxy: Proxy, provider: str, stream: bool) -> None:
     body: Any = {
         "model": f"scripted-{provider}",
         "messages": [{"role": "user", "content": script(ALL)}],
@@ -167,7 +167,7 @@ def test_chat_with_tools(proxy: Proxy, provider: str, stream: bool) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages_with_tools(proxy: Proxy, provider: str, stream: bool) -> None:
+def test_stock_litellm_passes_messages_tools(proxy: Proxy, provider: str, stream: bool) -> None:
     body: Any = {
         "model": f"scripted-{provider}",
         "max_tokens": 200,
@@ -204,7 +204,7 @@ def test_an_image_reaches_the_model(proxy: Proxy, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_errors_keep_their_class(proxy: Proxy, provider: str) -> None:
+def test_errors_keep_their_status_through_a_stock_litellm(proxy: Proxy, provider: str) -> None:
     with proxy.http as http:
         for path in (CHAT, MESSAGES):
             long, busy = (
@@ -226,7 +226,7 @@ def test_errors_keep_their_class(proxy: Proxy, provider: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_client_that_leaves_cancels(proxy: Proxy, provider: str) -> None:
+def test_a_disconnected_client_cancels_through_a_stock_litellm(proxy: Proxy, provider: str) -> None:
     body = {
         "model": f"fake-{provider}",
         "max_tokens": 5,

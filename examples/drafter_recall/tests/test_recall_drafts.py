@@ -27,7 +27,7 @@ def followers(texts: Sequence[list[int]], run: list[int]) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=COUNTED))
-def test_the_longest_run_that_was_followed_and_by_what(said: list[tuple[int, int]]) -> None:
+def test_the_longest_seen_suffix_and_its_next_token_are_found(said: list[tuple[int, int]]) -> None:
     """Three texts that grow in any order, in an alphabet so small that much is repeated."""
     automaton = Automaton()
     texts: list[list[int]] = [[], [], []]
@@ -61,7 +61,7 @@ def say(recall: Recall, row: DraftRow, reply: Sequence[int]) -> tuple[int, int]:
     return passes, wrong
 
 
-def test_a_reply_is_foreseen_when_it_is_asked_for_again() -> None:
+def test_a_repeated_request_drafts_its_earlier_reply() -> None:
     recall = Recall()
     assert say(recall, DraftRow([*PROMPT], wanted=4), REPLY)[0] > len(REPLY) - 3
     passes, wrong = say(recall, DraftRow([*PROMPT], wanted=4), REPLY)
@@ -69,7 +69,7 @@ def test_a_reply_is_foreseen_when_it_is_asked_for_again() -> None:
     assert wrong <= 4
 
 
-def test_what_followed_once_of_many_times_is_no_draft() -> None:
+def test_a_continuation_seen_once_among_many_is_not_drafted() -> None:
     recall, drafted = Recall(), []
     for last in range(3, 9):
         row = DraftRow([1, 2, 3, 4], wanted=1)
@@ -80,7 +80,7 @@ def test_what_followed_once_of_many_times_is_no_draft() -> None:
     assert drafted[:2] == [[], [43]]
 
 
-def test_nobody_foresees_what_another_tenant_was_told() -> None:
+def test_tokens_of_one_tenant_are_never_drafted_for_another() -> None:
     recall = Recall()
     say(recall, DraftRow([*PROMPT], wanted=4, salt="one"), REPLY)
     assert recall.propose([DraftRow([*PROMPT], wanted=4, salt="two")]) == [[]]
@@ -88,7 +88,7 @@ def test_nobody_foresees_what_another_tenant_was_told() -> None:
     assert recall.propose([DraftRow([*PROMPT], wanted=4, salt="one")]) == [REPLY[:4]]
 
 
-def test_rows_are_told_apart_while_they_speak_together() -> None:
+def test_interleaved_rows_are_remembered_separately() -> None:
     recall = Recall()
     rows = [DraftRow([*PROMPT, who], wanted=3) for who in (0, 1)]
     for at in range(6):
@@ -100,7 +100,7 @@ def test_rows_are_told_apart_while_they_speak_together() -> None:
     assert recall.propose(again) == [[20, 21, 22], [120, 121, 122]]
 
 
-def test_memory_is_bounded_and_a_row_goes_on_when_it_was_forgotten() -> None:
+def test_memory_stays_bounded_and_a_forgotten_row_still_gets_drafts() -> None:
     recall = Recall(most=200)
     row = DraftRow([*PROMPT], wanted=3)
     for turn in range(50):
@@ -112,7 +112,7 @@ def test_memory_is_bounded_and_a_row_goes_on_when_it_was_forgotten() -> None:
     assert recall.propose([row]) == [[0, 1, 2]]
 
 
-def test_it_says_what_it_may_take(tmp_path) -> None:
+def test_the_drafter_reports_the_memory_that_its_room_permits(tmp_path) -> None:
     (drafter,) = mlx_drafters()
     small = drafter.start(tmp_path, None, DraftOptions(room=100 * TOKEN_BYTES + 1))
     assert keeps(small) == 100 * TOKEN_BYTES
@@ -120,7 +120,7 @@ def test_it_says_what_it_may_take(tmp_path) -> None:
     assert drafter.automatic == 0
 
 
-def test_a_token_takes_no_more_memory_than_is_said() -> None:
+def test_a_token_takes_no_more_memory_than_token_bytes() -> None:
     import random
     import tracemalloc
 

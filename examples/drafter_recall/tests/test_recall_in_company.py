@@ -26,7 +26,7 @@ def ask(engine: Any, *prompts: range, **more: Any) -> list[Any]:
     return requests
 
 
-def test_answers_stay_and_come_sooner_when_they_are_asked_for_again(model: LoadedModel) -> None:
+def test_recall_keeps_replies_equal_and_drafts_of_repeats_are_accepted(model: LoadedModel) -> None:
     speculation = Speculation(Source(Recall()), vocab=VOCAB, policy=Eager(), clock=lambda: 0.0)
     engine = new_engine(model, mixes=True, speculation=speculation, clock=lambda: 0.0)
     prompts = range(5, 30), range(40, 47), range(9, 60)
@@ -40,7 +40,7 @@ def test_answers_stay_and_come_sooner_when_they_are_asked_for_again(model: Loade
     assert max(held[0], held[2]) < held[1] / 2
 
 
-def test_it_is_found_by_its_name() -> None:
+def test_the_recall_drafter_is_found_by_name_and_not_chosen_automatically() -> None:
     registry = PluginRegistry.discover({})
     assert registry.drafter("recall").serves
     assert "recall" not in [drafter.name for drafter in registry.automatic_drafters()]

@@ -52,7 +52,7 @@ def test_rows_of_any_length_answer_as_alone(model: LoadedModel, layout: str) -> 
         assert all(abs(a.logprob - b.logprob) < CLOSE for a, b in pairs)
 
 
-def test_drafts_that_do_not_hold_leave_nothing_behind(model: LoadedModel) -> None:
+def test_rejected_drafts_do_not_change_convolution_states(model: LoadedModel) -> None:
     """Of what a convolution keeps, it is the tokens that stay which count: `lengths`."""
     prompts = [list(range(5, 5 + size)) for size in LENGTHS]
     plain = [output_of(alone(model, new_request(each, max_tokens=20))).tokens for each in prompts]
@@ -69,7 +69,7 @@ def test_drafts_that_do_not_hold_leave_nothing_behind(model: LoadedModel) -> Non
     assert all(0 < request.accepted < request.drafted for request in requests)
 
 
-def test_a_prefix_that_was_computed_before_is_not_again(model: LoadedModel) -> None:
+def test_a_cached_prefix_is_not_computed_again(model: LoadedModel) -> None:
     engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**22), max_chunk=16)
     messages = [{"role": "user", "content": "Say the alphabet twice, please. " * 8}]
     first = model.prepare(messages, tools=[], media=[], variables={})
@@ -83,7 +83,7 @@ def test_a_prefix_that_was_computed_before_is_not_again(model: LoadedModel) -> N
         assert output_of(request).tokens == output_of(alone(model, request)).tokens
 
 
-def test_four_bits_are_batched_too(plugins: PluginRegistry, tmp_path: Path) -> None:
+def test_rows_of_a_four_bit_model_decode_together(plugins: PluginRegistry, tmp_path: Path) -> None:
     folder = convert(REFERENCE, tmp_path / "new", bits=4, group=32)
     small = loaded(plugins, folder, None)
     requests = [new_request(range(5, 5 + size), max_tokens=6) for size in LENGTHS]

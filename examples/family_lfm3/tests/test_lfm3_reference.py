@@ -70,7 +70,7 @@ def test_the_chat_template_gives_the_tokens_of_transformers(model: LoadedModel) 
     assert list(prompt.tokens) == answers(REFERENCE)["prompt"].tolist()
 
 
-def test_what_a_config_leaves_out_is_as_transformers_has_it() -> None:
+def test_missing_config_fields_have_the_defaults_of_transformers() -> None:
     from transformers import Lfm3Config
 
     theirs, ours = Lfm3Config(), ModelArgs()
@@ -79,13 +79,13 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it() -> None:
         assert getattr(theirs, name) == getattr(ours, name), name
 
 
-def test_a_converted_checkpoint_answers_alike(model: LoadedModel, tmp_path: Path) -> None:
+def test_a_converted_checkpoint_has_the_same_logits(model: LoadedModel, tmp_path: Path) -> None:
     converted = load(convert(REFERENCE, tmp_path / "new"), LoadOptions(dtype="float32"))
     tokens = answers(REFERENCE)["prompt"].tolist()
     assert mx.array_equal(logits_of(converted, tokens, 16)[0], logits_of(model, tokens, 16)[0])
 
 
-def test_four_bits_take_less_and_say_what_they_say_when_expanded(
+def test_four_bit_weights_take_less_memory_and_equal_their_expanded_logits(
     in_float32: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     """Scales in float32, so that nothing but the layers' four bits can differ."""
@@ -99,13 +99,13 @@ def test_four_bits_take_less_and_say_what_they_say_when_expanded(
     assert float(mx.abs(found - wanted).max()) < CLOSE
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_convert_does_not_overwrite_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(FileExistsError, match="not empty"):
         convert(REFERENCE, tmp_path)
 
 
-def test_an_untied_output_matrix_and_no_gates(tmp_path: Path) -> None:
+def test_an_untied_output_matrix_and_a_config_without_gates_are_loaded(tmp_path: Path) -> None:
     """What the published models do not have, and their config may say."""
     folder = Path(shutil.copytree(REFERENCE, tmp_path / "changed"))
     weights = mx.load(str(folder / "model.safetensors"))
@@ -131,7 +131,7 @@ def test_layers_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
         load(folder, LoadOptions())
 
 
-def test_fresh_answers_of_torch(tmp_path: Path) -> None:
+def test_frozen_reference_logits_equal_those_of_the_installed_transformers(tmp_path: Path) -> None:
     """The frozen ones are still those of the installed transformers."""
     pytest.importorskip("torch")
     command = [sys.executable, HERE / "make_reference.py", tmp_path / "fresh"]

@@ -99,7 +99,7 @@ def found() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_reply_is_read_alike_however_it_is_cut(
+def test_a_reply_gives_the_same_calls_however_its_text_is_cut(
     name: str, found: dict[str, list[dict[str, Any]]]
 ) -> None:
     case = CASES[name]
@@ -111,7 +111,7 @@ def test_a_reply_is_read_alike_however_it_is_cut(
         assert (answer["reasoning_content"] or "") == case.thoughts
 
 
-def test_parameters_are_told_while_they_are_written() -> None:
+def test_parameters_are_reported_before_the_call_is_complete() -> None:
     (parser,) = mlx_tool_parsers()
     reader, told = TextReader(), []
     reading = parser.scan(reader, TOOLS)
