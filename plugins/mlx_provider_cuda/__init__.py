@@ -1,4 +1,4 @@
-"""Quantised products in the forms that MLX's CUDA kernels compute fast."""
+"""Products and attention in the forms that MLX's CUDA kernels compute fast."""
 
 from collections.abc import Iterable
 
@@ -7,10 +7,13 @@ from mlx_provider import Kernels, Replacement, UpstreamPatch, hookimpl
 mlx_provider_api = 1
 MLX = "mlx 0.32.4"
 REASON = "N rows of one token each cost N times one row; as one matrix they cost about one"
+PLANS = "cuDNN makes a plan for each new number of queries and keys, which takes 40 to 75 ms"
 SORTED = "CUDA's product of quantised experts makes no matrix of sorted rows"
 PATCHES = (
     UpstreamPatch("mlx.nn.layers.quantized.QuantizedEmbedding.as_linear", MLX, REASON),
     UpstreamPatch("mlx.nn.layers.quantized.QuantizedLinear.__call__", MLX, REASON),
+    UpstreamPatch("mlx_lm.models.base.scaled_dot_product_attention", MLX, PLANS),
+    UpstreamPatch("mlx_vlm.models.base.scaled_dot_product_attention", MLX, PLANS),
     UpstreamPatch("mlx_lm.models.switch_layers.QuantizedSwitchLinear.__call__", MLX, SORTED),
     UpstreamPatch("mlx_vlm.models.switch_layers.QuantizedSwitchLinear.__call__", MLX, SORTED),
 )
@@ -29,5 +32,5 @@ def replacements() -> Iterable[Replacement]:
 
 @hookimpl
 def mlx_kernels() -> Iterable[Kernels]:
-    serves = "on an NVIDIA GPU: quantised products of several rows, and of prompts"
+    serves = "on an NVIDIA GPU: quantised products, and attention of prompts in few shapes"
     yield Kernels("cuda", matches, replacements, serves=serves, patches=PATCHES)

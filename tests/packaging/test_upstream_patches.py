@@ -9,7 +9,7 @@ import pytest
 import mlx_provider_cpu
 from mlx_provider.registry import PluginRegistry
 from mlx_provider_cpu.functions import REPLACEMENTS
-from mlx_provider_cuda.products import REPLACEMENTS as CUDA
+from mlx_provider_cuda.forms import REPLACEMENTS as CUDA
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 REPLACING = re.compile(r"(?<!def )(?<!\w)(?:patch|replace_attribute)\(")

@@ -24,7 +24,7 @@ from mlx_provider.serving.loader import install, remove
 from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import new_request
 from mlx_provider_cuda import matches
-from mlx_provider_cuda.products import DEQUANTISE, REPLACEMENTS, TILE
+from mlx_provider_cuda.forms import DEQUANTISE, REPLACEMENTS, TILE
 from noted_calls import note_calls
 from tiny import build
 from tiny.models import tiny_image
@@ -169,6 +169,34 @@ def test_experts_of_a_prompt_are_matrices(
     experts = [each for _, each in model.model.named_modules() if "SwitchLinear" in kind(each)]
     assert len(gathers) == len(experts) > 0
     assert not one_by_one
+
+
+@pytest.mark.parametrize("prefix", [0, 256, 300])
+def test_prompts_of_many_lengths_have_few_shapes_of_attention(
+    prefix: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless their prefix makes the number of keys new anyway. Results are as without the plugin."""
+    qwen3 = load_text(build(tmp_path / "model", "qwen3", dtype="float32"), LoadOptions())
+    lengths = [prefix + more for more in (3, 17, 24, 30)]
+
+    def logits(total: int) -> list[mx.array]:
+        prompt, cache = Prompt([5 + i % 200 for i in range(total + 2)]), qwen3.make_cache()
+        ends = [*filter(None, (prefix,)), total, total + 2]
+        chunks = zip([0, *ends], ends, strict=False)
+        return [qwen3.prefill(PrefillChunk(prompt, *chunk, cache)) for chunk in chunks]
+
+    expected = [*map(logits, lengths)]
+    install("test", REPLACEMENTS, qwen3.model)
+    shapes = note_calls(
+        monkeypatch, mx.fast, "scaled_dot_product_attention",
+        lambda q, k, v, **more: (q.shape[-2], k.shape[-2]),
+    )  # fmt: skip
+    found = [*map(logits, lengths)]
+    remove("test", REPLACEMENTS, qwen3.model)
+    for logits_of, wanted in zip(found, expected, strict=True):
+        assert mx.allclose(mx.stack(logits_of), mx.stack(wanted), atol=logprob_tolerance())
+    widths = {shape for shape in shapes if 2 < shape[0] < 256}
+    assert (widths == {(3, prefix + 3), (32, prefix + 32)}) == (prefix % 256 == 0)
 
 
 def kind(layer: nn.Module) -> str:

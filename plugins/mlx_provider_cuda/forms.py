@@ -1,4 +1,4 @@
-"""The quantised products of a model's layers, with all tokens of a call as one matrix.
+"""The products and the attention of a model's layers in the forms that CUDA computes fast.
 
 `quantized_matmul` of CUDA (mlx 0.32.4, backend/cuda/quantized/qmm: M is `out.shape(-2)`) runs an
 input (N, 1, d) as N products of one row. Milliseconds of the products of all 36 layers of an 8B
@@ -6,6 +6,9 @@ model in 4 bit on an H100: (16, 1, d) 49, (1, 16, d) 5.0, (1, 7, d) 28, (1, 8, d
 (1, 512, d) 59, and 28 with dequantised weights. By its source and not timed: `gather_qmm` makes
 each row of an expert a product of its own, sorted or not (quantized.cpp); `gather_mm` makes one
 matrix of the sorted rows of each expert (matmul.cpp).
+
+Attention of prompts: cuDNN makes a plan for each new shape and layout of queries and keys (40 to
+75 ms on an H100; mlx 0.32.4, scaled_dot_product_attention.cpp, `SDPACacheKey`).
 """
 
 from typing import Any
@@ -19,6 +22,10 @@ TILE = 8
 """Fewer rows, but more than one, take longer than so many."""
 DEQUANTISE = 192
 """From so many tokens, it is faster to dequantise the weights for each call."""
+GRID = 256
+"""Behind a prefix of other lengths, the number of keys is new nearly each time, padded or not."""
+PARAMETERS = ("scale", "mask", "sinks")
+"""Of upstream's `scaled_dot_product_attention`, after the cache."""
 
 
 def _as_one_matrix(original: Function) -> Function:
@@ -63,10 +70,33 @@ def _weights(layer: Any, dtype: mx.Dtype) -> mx.array:
     return found.astype(dtype).swapaxes(-1, -2)
 
 
+def _in_few_shapes(original: Function) -> Function:
+    """Pads the end of queries, keys and values to a power of two of queries, where a pass begins at
+    a multiple of `GRID`. A causal mask hides the padding from every query whose result is used."""
+
+    def call(
+        queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
+        count, mask = queries.shape[-2], named.get("mask")
+        more = (1 << (count - 1).bit_length()) - count
+        causal = isinstance(mask, str) and mask == "causal" and isinstance(keys, mx.array)
+        if not causal or not more or count <= TILE or (keys.shape[-2] - count) % GRID:
+            return original(queries, keys, values, cache, **named)
+        width = [(0, 0), (0, 0), (0, more), (0, 0)]
+        padded = (mx.pad(each, width) for each in (queries, keys, values))
+        return original(*padded, cache, **named)[..., :count, :]
+
+    return call
+
+
 LAYERS, EXPERTS = "mlx.nn.layers.quantized", "QuantizedSwitchLinear.__call__"
+ATTENTION = "scaled_dot_product_attention"
 REPLACEMENTS = (
     Replacement(LAYERS, "QuantizedEmbedding.as_linear", _as_one_matrix, at_home=True),
     Replacement(LAYERS, "QuantizedLinear.__call__", _as_one_matrix, at_home=True),
     Replacement("mlx_lm.models.switch_layers", EXPERTS, _as_matrices_of_experts, at_home=True),
+    Replacement("mlx_lm.models.base", ATTENTION, _in_few_shapes),
+    Replacement("mlx_vlm.models.base", ATTENTION, _in_few_shapes),
     Replacement("mlx_vlm.models.switch_layers", EXPERTS, _as_matrices_of_experts, at_home=True),
 )
