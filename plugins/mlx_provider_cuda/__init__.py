@@ -25,7 +25,7 @@ def matches(device: str, precision: str) -> bool:
 
 
 def replacements() -> Iterable[Replacement]:
-    from .products import REPLACEMENTS
+    from .forms import REPLACEMENTS
 
     return REPLACEMENTS
 

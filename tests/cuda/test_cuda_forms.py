@@ -23,14 +23,15 @@ from mlx_provider.serving.engine_builder import cache_maker
 from mlx_provider.serving.loader import install, remove
 from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import new_request
-from mlx_provider_cuda import matches
-from mlx_provider_cuda.forms import DEQUANTISE, REPLACEMENTS, TILE
+from mlx_provider_cuda import matches, replacements
+from mlx_provider_cuda.forms import DEQUANTISE, TILE
 from noted_calls import note_calls
 from tiny import build
 from tiny.models import tiny_image
 from tolerances import logprob_tolerance
 
 SIZE, OUT = 64, 32
+REPLACEMENTS = tuple(replacements())
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_experts_of_a_prompt_are_matrices(
 def test_prompts_of_many_lengths_have_few_shapes_of_attention(
     prefix: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless their prefix makes the number of keys new anyway. Results are as without the plugin."""
+    """Unless a prefix makes the number of keys new anyway. Results are those without the plugin."""
     qwen3 = load_text(build(tmp_path / "model", "qwen3", dtype="float32"), LoadOptions())
     lengths = [prefix + more for more in (3, 17, 24, 30)]
 
