@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 CORE = __name__.partition(".")[0]
 """Our package, and the group of plugins' entry points."""
 MACHINE_ERRORS = (OSError, MemoryError)
-DEVICE_ERRORS = ("[metal", "[malloc", "[cuda", "out of memory", "insufficient memory")
+NO_MEMORY = ("[malloc", "out of memory", "insufficient memory")
+DEVICE_ERRORS = ("[metal", "[cuda", *NO_MEMORY)
+MEMORY_HINT = "; if this repeats, set a lower MLX_PROVIDER_MEMORY_LIMIT"
 """Parts of MLX's messages about the device."""
 LOG_HINT = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
@@ -149,7 +151,9 @@ class Fault:
         """The error for a client if this fault ended a part of its request."""
         if isinstance(self.error, MLXProviderError):
             return self.error
-        return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}")
+        full = any(words in self.summary.lower() for words in NO_MEMORY)
+        remedy = MEMORY_HINT if full else ""
+        return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}{remedy}")
 
     def of_plugin(self) -> PluginError | None:
         """The error of a plugin that the same request would cause again. `None`: the machine is the

@@ -58,7 +58,9 @@ def test_a_prefill_that_fails_ends_its_request_alone(qwen3: TextModel) -> None:
     engine = new_engine(model)  # type: ignore[arg-type]
     requests = start(engine, [*prompts(2), [40, POISON, 41]])
     run(engine)
-    assert "command buffer failed" in error_of(requests[2])
+    message = error_of(requests[2])
+    assert "command buffer failed" in message
+    assert message.endswith("set a lower MLX_PROVIDER_MEMORY_LIMIT")
     assert_as_alone(qwen3, requests[0])
     assert_as_alone(qwen3, requests[1])
 

@@ -59,7 +59,7 @@ class Failing(WrappedModel):
 
 def _checked(logits: mx.array, *, fails: bool) -> mx.array:
     if fails:
-        raise RuntimeError("[metal] command buffer failed")
+        raise RuntimeError("[METAL] command buffer failed: Insufficient Memory")
     return logits
 
 
