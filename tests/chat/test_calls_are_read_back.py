@@ -30,6 +30,11 @@ THOUGHTS = {parser.name: parser for parser in mlx_reasoning_parsers()}
 WIDELY = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+def reads_back(name: str, text: str, arguments: dict[str, Any]) -> bool:
+    expected = [("put", expected_arguments(PARSERS[name], arguments))]
+    return read(text, PARSERS[name], [TOOL], THOUGHTS.get(name)) == (expected, "")
+
+
 @pytest.mark.parametrize("name", sorted(PARSERS))
 @WIDELY
 @given(data=st.data())
@@ -41,10 +46,7 @@ def test_the_parser_reads_back_every_call_that_the_grammar_accepts(
     text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
     constraint = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     if model.accepts(constraint, text):
-        assert read(text, parser, [TOOL], THOUGHTS.get(name)) == (
-            [("put", expected_arguments(parser, arguments))],
-            "",
-        )
+        assert reads_back(name, text, arguments)
     else:
         assert arguments, "the first example, a call without arguments, may always be written"
 
@@ -58,10 +60,7 @@ def test_pieces_of_the_format_inside_values_stay_values(model: Any, name: str) -
         for arguments in ({"text": f"a{piece}b", "note": ""}, {"note": piece}, {"list": [piece]}):
             text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
             if model.accepts(first.fork(), text):
-                assert read(text, parser, [TOOL], THOUGHTS.get(name)) == (
-                    [("put", expected_arguments(parser, arguments))],
-                    "",
-                )
+                assert reads_back(name, text, arguments)
                 written += 1
     assert written
 

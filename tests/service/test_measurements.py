@@ -76,7 +76,11 @@ def load(make_service: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> Load
         lease.release()
         return view
 
+    def calibrate(make: Callable[[Probe], Measured]) -> None:
+        monkeypatch.setattr(engine_builder, "calibrate", lambda a, b, found, d: make(found))
+
     run.measured, run.services = counted, services  # type: ignore[attr-defined]
+    run.calibrate = calibrate  # type: ignore[attr-defined]
     return run
 
 
@@ -216,16 +220,8 @@ def test_the_status_reports_how_rows_decode(load: Any, folder: Path) -> None:
         assert status.noise_floor == served.weights.instance.probe.noise_floor < 1e-3
 
 
-def test_the_status_names_the_padded_layout(
-    load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        engine_builder,
-        "calibrate",
-        lambda model, make_cache, found, reserve: replace(
-            MEASURED, probe=replace(found, layout="padded")
-        ),
-    )
+def test_the_status_names_the_padded_layout(load: Any, folder: Path) -> None:
+    load.calibrate(lambda found: replace(MEASURED, probe=replace(found, layout="padded")))
     served = load(folder)
     assert served.status.kv_layout == "padded"
     assert decoding(served.status).startswith("rows decode together (padded)")
@@ -237,13 +233,7 @@ def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
     load: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a device where that is not faster."""
-    monkeypatch.setattr(
-        engine_builder,
-        "calibrate",
-        lambda model, make_cache, found, reserve: replace(
-            MEASURED, probe=found, least_shared=NOT_FASTER
-        ),
-    )
+    load.calibrate(lambda found: replace(MEASURED, probe=found, least_shared=NOT_FASTER))
     policy, shared = engine_builder.PrefixCachePolicy, []
 
     def made(*given: Any, memory: MemoryProfile, least: int, **more: Any) -> Any:
