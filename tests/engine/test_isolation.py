@@ -108,7 +108,7 @@ def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
     assert engine.scheduler.idle
 
 
-@pytest.mark.parametrize("part", ["insert", "match", "acquire", "release", "save_head"])
+@pytest.mark.parametrize("part", ["insert", "match", "acquire", "release", "save_prefill"])
 def test_no_request_fails_if_the_prefix_cache_is_broken(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
