@@ -12,12 +12,12 @@ The tokens of a row. Nodes count positions from 0, too, so a division moves none
                   |<---- `stored` (its bytes) ----->|            |
                   |<------------------ the arrays in `layers` ------------------>|
 
-| buffers of  | `users`         | `intact` | `nodes`       | `base`  | until                        |
-|-------------|-----------------|----------|---------------|---------|------------------------------|
-| running row | its lease       | no       | from `insert` | or none | `release`: idle; else lost   |
-| idle entry  | none, or claims | yes      | some          | or none | `fill_in_place`: a row again |
-| prefix      | leases of rows  | yes      | or none       | none    | no row and no node has it    |
-| lost row    | none            | no       | some          | or none | `PrefixCache._drop_lost`     |
+| buffers of  | `users`         | `intact` | `nodes`       | `base`  | until                       |
+|-------------|-----------------|----------|---------------|---------|-----------------------------|
+| running row | its lease       | no       | from `insert` | or none | `release`: idle; else lost  |
+| idle entry  | none, or claims | yes      | some          | or none | `fill_in_place`: row again  |
+| prefix      | leases of rows  | yes      | or none       | none    | no row and no node has it   |
+| lost row    | none            | no       | some          | or none | `PrefixCache._drop_lost`    |
 
 `divide_at` moves the first tokens of a row into a prefix; `evict` removes nodes in buffers that are
 not `needed`. A lease that goes without `release` means a failed pass, which may also show later
