@@ -234,7 +234,7 @@ def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: Text
     limit = 10**6
     prefixes = PrefixCache(budget=lambda: 2**24)
     engine = new_engine(qwen3, available=lambda: limit, reserve=4, prefix_cache=prefixes)
-    vars(engine.scheduler.ledger).update(alone=lambda: 10**6)
+    vars(engine.scheduler.ledger).update(available_alone=lambda: 10**6)
     (other,) = start(engine, prompts(1))
     run(engine)
     request = new_request([41] * 60, max_tokens=80, n=2)
