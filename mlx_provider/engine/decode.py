@@ -239,7 +239,7 @@ def _advance(engine: Engine, row: Row, work: Callable[[], Progress]) -> None:
     if reason is None:
         return
     row.finish = reason
-    engine.release(request, [row])
+    engine.free(request, [row])
     if not request.unfinished_rows:
         engine.output.end(request, reason)
 
@@ -282,6 +282,8 @@ def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     log.warning("a decode step of %d rows failed (%s); they run again", len(rows), fault.summary)
     engine.timer.forget()
     engine.drop_rows(rows)
+    for row in rows:
+        row.lease = None  # without `release`, so that its buffers are lost
     for job in engine.scheduler.retry_rows(rows):
         engine.look_up(job)
     engine.batch.record_failure()  # also restarts prompts in the failed pass

@@ -58,9 +58,6 @@ class Engine:
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache
         self.sparse_prefill = sparse_prefill
-        if prefix_cache is not None:
-            scheduler.offers = prefix_cache.offers
-            scheduler.fork_bytes = prefix_cache.fork_bytes
         self.deliver: Callable[[list[Post]], object] | None = None
         """Gets the events so far before a prompt runs in its own pass."""
         self._blocked = False
@@ -79,10 +76,10 @@ class Engine:
     def schedule(self, now: float) -> StepRecord:
         """Decide the step. Changes nothing."""
         # a row that runs again has a pass of its own, so that a failure is its own
-        alone = [row for row in self.scheduler.running if row.retry_alone]
+        retrying = any(row.retry_alone for row in self.scheduler.running)
         return self.scheduler.schedule(
             now,
-            mixes=self.batch.mixes and not alone,
+            mixes=self.batch.mixes and not retrying,
             stalled=self.timer.stall_seconds(now),
             passes=self.batch.layout.pass_count,
         )
@@ -130,7 +127,7 @@ class Engine:
         for row, tokens in record.trims.items():
             if row.lease is not None and row not in record.preempted:
                 row.lease.trim(tokens)
-        if prefixes is not None and record.leases and record.admitted in self.scheduler.waiting:
+        if prefixes and record.lease_admitted and record.admitted in self.scheduler.waiting:
             prefixes.lease(record.admitted)  # before preempted rows are stored, which evicts others
         for row in record.preempted:
             if row in self.scheduler.running:  # else its request failed when another row was cut
@@ -210,13 +207,13 @@ class Engine:
             return False
         for row in request.unfinished_rows:
             row.finish = "cancelled"
-        self.release(request, request.rows)
+        self.free(request, request.rows)
         if request.ahead:
             request.unlink()  # no client reads it
         return True
 
-    def release(self, request: Request, rows: Sequence[Row]) -> None:
-        """Free the resources of rows: their place in the batch, or their prefill."""
+    def free(self, request: Request, rows: Sequence[Row]) -> None:
+        """Store rows that have ended, and free their place in the batch, or their prefill."""
         scheduler = self.scheduler
         running = [row for row in rows if row in scheduler.running]
         self.store(request, rows)
@@ -232,7 +229,7 @@ class Engine:
         self.drafting.forget(rows)
         self.charge_merged()
         for row in rows:
-            row.lease, row.merged = None, 0  # `store` has released it, unless a pass has failed
+            row.merged = 0
 
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,
@@ -243,8 +240,8 @@ class Engine:
 
     def store(self, request: Request, rows: Sequence[Row]) -> None:
         """Store what rows have computed, and prefills if the request has ended. Then the leases of
-        the rows end. If a pass or this has failed, without `release`: no row may use their buffers
-        again."""
+        the rows end: with `release`, unless a pass or this has failed, so that their buffers are
+        lost."""
         prefixes, ended = self.prefix_cache, not request.unfinished_rows
         if prefixes is None:
             return

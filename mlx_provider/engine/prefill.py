@@ -242,7 +242,7 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
         return
     for row in request.rows:
         row.finish = "stop"
-    engine.release(request, request.rows)
+    engine.free(request, request.rows)
     engine.output.end(request, "stop")
     if request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()

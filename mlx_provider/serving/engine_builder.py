@@ -109,7 +109,7 @@ class EngineBuilder:
             room = (ledger.free - ledger.live()) // 2  # the rest is for rows
             loaded = load_drafters(self._registry, weights.key.folder, weights.model, options, room)
         policy = self._policy(weights, options, kv, measured, fixed)
-        scheduler = self._scheduler(weights, measured, limits, fixed)
+        scheduler = self._scheduler(weights, measured, limits, fixed, policy)
         engine = Engine(
             weights.model,
             scheduler,
@@ -172,7 +172,12 @@ class EngineBuilder:
         )
 
     def _scheduler(
-        self, weights: Weights, measured: Measured, limits: Limits, fixed: Reproducible | None
+        self,
+        weights: Weights,
+        measured: Measured,
+        limits: Limits,
+        fixed: Reproducible | None,
+        prefixes: PrefixCachePolicy,
     ) -> Scheduler:
         memory, curve = measured.probe.memory, measured.curve
         longest = max(limits.stall_target, LONGEST_GAP)
@@ -183,6 +188,7 @@ class EngineBuilder:
             Costs(curve),
             grid=GRID if memory.recurrent else 1,
             fixed=fixed.shapes if fixed else None,
+            prefixes=prefixes,
         )
 
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:

@@ -54,7 +54,7 @@ class RowLedger(Ledger):
     def available(self) -> int:
         return self._process.ledger.free - self._others()
 
-    def alone(self) -> int:
+    def available_alone(self) -> int:
         return self._process.ledger.limit - self._process.ledger.of(self._weights.key)
 
     def image_bytes(self) -> int:

@@ -86,7 +86,7 @@ class TokenLedger(Ledger):
     def available(self) -> int:
         return 2**40
 
-    def alone(self) -> int:
+    def available_alone(self) -> int:
         return self.available()
 
     def reclaim(self, need: int) -> None:
@@ -131,7 +131,7 @@ def new_engine(
     ledger = TokenLedger(limits).give(row_bytes=row_bytes, available=available)
     return Engine(
         model,
-        scheduler(ledger, costs, grid=grid, fixed=fixed),
+        scheduler(ledger, costs, grid=grid, fixed=fixed, prefixes=policy),
         layout=layout,
         mixes=mixes,
         make_cache=fresh,

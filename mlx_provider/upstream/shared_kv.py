@@ -35,7 +35,7 @@ class Prefix:
     def length(self) -> int:
         return _length(self.keys)
 
-    def head(self, length: int) -> Prefix:
+    def first_tokens(self, length: int) -> Prefix:
         if length == self.length:
             return self
         return Prefix(_cut(self.keys, 0, length), _cut(self.values, 0, length))

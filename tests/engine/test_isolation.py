@@ -110,7 +110,7 @@ def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
     assert engine.scheduler.idle
 
 
-@pytest.mark.parametrize("part", ["insert", "match", "acquire", "release", "save_head"])
+@pytest.mark.parametrize("part", ["insert", "match", "acquire", "release", "save_prefill"])
 def test_no_request_fails_if_the_prefix_cache_is_broken(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -233,7 +233,7 @@ def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: Text
     limit = 10**6
     prefixes = PrefixCache(budget=lambda: 2**24)
     engine = new_engine(qwen3, available=lambda: limit, reserve=4, prefix_cache=prefixes)
-    vars(engine.scheduler.ledger).update(alone=lambda: 10**6)
+    vars(engine.scheduler.ledger).update(available_alone=lambda: 10**6)
     (other,) = start(engine, prompts(1))
     run(engine)
     request = new_request([41] * 60, max_tokens=80, n=2)

@@ -173,7 +173,7 @@ def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
         row_bytes=memory.row_bytes, available=lambda: room - stored.in_use,
     )  # fmt: skip
     vars(engine.scheduler.ledger).update(
-        alone=lambda: room,
+        available_alone=lambda: room,
         reclaim=lambda need: stored.evict(room - need) and None,
     )
     return engine, stored, each
@@ -314,7 +314,7 @@ class Shrinking:
             row_bytes=self.memory.row_bytes, available=lambda: self.room - self.stored.in_use,
         )  # fmt: skip
         self.scheduler = self.engine.scheduler
-        vars(self.scheduler.ledger).update(alone=lambda: self.room, reclaim=self.reclaim)
+        vars(self.scheduler.ledger).update(available_alone=lambda: self.room, reclaim=self.reclaim)
 
     def reclaim(self, need: int) -> None:
         if self.stored.in_use + need <= self.room:
@@ -480,8 +480,8 @@ def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) 
             own.engine.step()
     own.engine.submit(new_request([*LONG, 50, 51], max_tokens=12, account="b"))
     step = StepBuilder(own.scheduler, StepRecord(own.engine.clock()))
-    leases = own.scheduler.offers(own.scheduler.waiting[0])
+    leases = own.scheduler.prefixes.offers(own.scheduler.waiting[0])
     assert buffers_of(leases) == buffers_of([rows[1].lease])
-    freed = [-step._pinned_bytes(leases, rows[:n]) for n in range(3)]
+    freed = [-step._newly_pinned(leases, rows[:n]) for n in range(3)]
     assert freed == [0, rows[0].lease.stored_bytes, rows[0].lease.stored_bytes]
-    assert -step._pinned_bytes((), rows) == own.stored.in_use
+    assert -step._newly_pinned((), rows) == own.stored.in_use

@@ -164,7 +164,7 @@ def test_the_budget_is_kept_and_every_request_ends_once(
 
 def test_a_prompt_is_refused_only_if_it_never_fits_without_other_models() -> None:
     """Other models can be unloaded, so that their memory is no reason to refuse a prompt."""
-    plan = scheduler(memory=50, alone=lambda: 200)
+    plan = scheduler(memory=50, available_alone=lambda: 200)
     plan.check(make(100))
     with pytest.raises(BadRequest, match="needs 304 bytes of cache; the memory limit leaves 200"):
         plan.check(make(300))
@@ -172,7 +172,7 @@ def test_a_prompt_is_refused_only_if_it_never_fits_without_other_models() -> Non
 
 def test_the_last_row_waits_only_for_rows_that_can_continue() -> None:
     others = True
-    plan = scheduler(memory=50, alone=lambda: 200, others_go_on=lambda: others)
+    plan = scheduler(memory=50, available_alone=lambda: 200, others_go_on=lambda: others)
     request = make(100)
     plan.running = dict.fromkeys(request.rows)
     (row,) = request.rows
@@ -191,7 +191,7 @@ def test_a_row_is_admitted_if_others_give_back_memory() -> None:
         nonlocal free
         free = max(free, need)
 
-    plan = scheduler(available=lambda: free, reclaim=reclaim, alone=lambda: 200)
+    plan = scheduler(available=lambda: free, reclaim=reclaim, available_alone=lambda: 200)
     plan.submit(make(100), 0.0)
     assert decide(plan).admitted is None
     assert free > 50, "memory is reclaimed for it"

@@ -254,7 +254,7 @@ def storm(
         model, lambda: budget, available=lambda: room - cache.in_use, row_bytes=memory.row_bytes,
         make_cache=make_cache, scheduler=Watched,
     )  # fmt: skip
-    vars(engine.scheduler.ledger).update(alone=lambda: room)
+    vars(engine.scheduler.ledger).update(available_alone=lambda: room)
     requests: list[Request] = []
     cancelled: set[str] = set()
     for each, which, steps in what:

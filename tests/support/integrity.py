@@ -75,14 +75,14 @@ def check_integrity(cache: PrefixCache) -> None:
         found = {node for node in every if node.row is row}
         stored = sum(segment_of(node).kv_bytes for node in found)
         path, spare = row.path, totals.rows[row]
-        whole = (path[-1].stop - row.first) * segment_of(path[0]).token_bytes
+        whole = (path[-1].stop - row.base_tokens) * segment_of(path[0]).token_bytes
         idle = row.is_prefix or spare == row.spare(path[-1].stop)
         rules += [
             ("a row counts its nodes", (found, stored) == (row.nodes, row.stored)),
             ("and what it has before them", row.lost or stored == whole),
             ("and unused capacity", row.lost or idle or (row.in_use and spare == 0)),
             ("they are on one path", {*path} <= {*path[-1].path()}),
-            ("they are in its buffers", row.lost or row.first <= path[0].start),
+            ("they are in its buffers", row.lost or row.base_tokens <= path[0].start),
             ("it has their capacity", row.lost or path[-1].stop <= row.capacity),
         ]
     for node in every:

@@ -3,6 +3,25 @@
 MLX updates a row's layers in place only while nothing else refers to their arrays. So a segment
 refers to the layers, and cuts views out of them only while they are read. When a second row
 branches off within a row's tokens, these are copied once, into a `Prefix`.
+
+The tokens of a row. Nodes count positions from 0, too, so a division moves none of them:
+
+    0 ...... base_tokens ...... refers_from ...... stop ...... offset ...... capacity
+    in `base`     | doubled: in nodes | its nodes   | the row's  | spare: counts
+                  | of others, too    |             | own charge | once it is idle
+                  |<---- `stored` (its bytes) ----->|            |
+                  |<------------------ the arrays in `layers` ------------------>|
+
+| buffers of  | `users`         | `intact` | `nodes`       | `base`  | until                       |
+|-------------|-----------------|----------|---------------|---------|-----------------------------|
+| running row | its lease       | no       | from `insert` | or none | `release`: idle; else lost  |
+| idle entry  | none, or claims | yes      | some          | or none | `fill_in_place`: row again  |
+| prefix      | leases of rows  | yes      | or none       | none    | no row and no node has it   |
+| lost row    | none            | no       | some          | or none | `PrefixCache._drop_lost`    |
+
+`divide_at` moves the first tokens of a row into a prefix; `evict` removes nodes in buffers that are
+not `needed`. A lease that goes without `release` means a failed pass, which may also show later
+(`lose_unread`). `tests/support/integrity.py` checks all of this after each step.
 """
 
 from __future__ import annotations
@@ -30,22 +49,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RowBuffers:
-    """Keys and values of tokens `[first, capacity)` of a row or a prefix, by layer index."""
+    """Keys and values of tokens `[base_tokens, capacity)` of a row or a prefix, by layer index."""
 
     layers: dict[int, Any]
-    first: int = 0
+    base_tokens: int = 0
     base: RowBuffers | None = None
-    """The common prefix, which holds tokens `[0, first)`."""
+    """The common prefix, which holds tokens `[0, base_tokens)`."""
     nodes: set[Node] = field(default_factory=set)
     """The nodes whose tokens are in these buffers. They are on one path."""
     stored: int = 0
     """Bytes of the nodes and of the tokens before them, which are not charged to the row."""
     intact: bool = True
-    """False while a row has them, until `release`: a lease that goes without it means failure."""
     tails: weakref.WeakSet[RowBuffers] = field(default_factory=weakref.WeakSet)
     """The buffers of rows that continue this prefix."""
     _users: tuple[weakref.ref[Lease], ...] = ()
-    _heads: dict[int, weakref.WeakValueDictionary[int, Prefix]] = field(default_factory=dict)
+    _prefixes: dict[int, weakref.WeakValueDictionary[int, Prefix]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.base is not None:
@@ -66,7 +84,7 @@ class RowBuffers:
     @property
     def capacity(self) -> int:
         """Tokens that fit, including those of its prefix."""
-        return self.first + max(int(a.shape[-2]) for a in self.own_arrays)
+        return self.base_tokens + max(int(a.shape[-2]) for a in self.own_arrays)
 
     @property
     def users(self) -> list[Lease]:
@@ -84,25 +102,25 @@ class RowBuffers:
 
     @property
     def lost(self) -> bool:
-        """Whether its row has failed, so that its arrays may be corrupted."""
+        """Whether a pass of its row has failed, so that its arrays may be corrupted."""
         return not self.intact and not self.in_use
 
     @property
     def path(self) -> list[Node]:
         return sorted(self.nodes, key=lambda node: node.start)
 
-    def arrays(self, layer_index: int, start: int, stop: int) -> list[Any]:
+    def views(self, layer_index: int, start: int, stop: int) -> list[Any]:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
         layer = self.layers[layer_index]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
         return [each[..., start:stop, :] for each in found]
 
-    def head(self, length: int) -> Mapping[int, Prefix]:
-        """The first `length` tokens. The same objects as long as a row has them: rows with the same
-        objects attend to them together."""
-        held = self._heads.setdefault(length, weakref.WeakValueDictionary())
-        found = {i: held.get(i) or each.head(length) for i, each in self.layers.items()}
-        held.update(found)
+    def prefix_of_length(self, length: int) -> Mapping[int, Prefix]:
+        """The same objects as long as a row has them: rows with the same objects attend to them
+        together."""
+        known = self._prefixes.setdefault(length, weakref.WeakValueDictionary())
+        found = {i: known.get(i) or each.first_tokens(length) for i, each in self.layers.items()}
+        known.update(found)
         return found
 
     def add_user(self, lease: Lease) -> None:
@@ -110,15 +128,16 @@ class RowBuffers:
 
     def spare(self, length: int) -> int:
         """Bytes of capacity after so many tokens."""
-        arrays, used = self.own_arrays, length - self.first
+        arrays, used = self.own_arrays, length - self.base_tokens
         return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - used) for a in arrays)
 
     def trim(self, length: int) -> None:
         """Free the capacity after so many tokens, layer by layer, as far as the device can. A pass
         of the row may have failed."""
+        used = length - self.base_tokens
         with Isolation(lambda fault: log.warning("a row keeps its capacity: %s", fault.summary)):
             for layer in self.layers.values():
-                cut = [mx.contiguous(a[..., : length - self.first, :]) for a in own_arrays(layer)]
+                cut = [mx.contiguous(a[..., :used, :]) for a in own_arrays(layer)]
                 mx.eval(cut)
                 set_arrays(layer, cut)
                 if not isinstance(layer, Prefix):
@@ -139,7 +158,7 @@ class RowBuffers:
         """Make capacity for `room` tokens after the first `length`. If it must grow, then for as
         many again, as a conversation that continues may continue again, but at most for
         `spare_tokens`. Copies layer by layer."""
-        used = length - self.first
+        used = length - self.base_tokens
         if all(a.shape[-2] >= used + room for a in self.own_arrays):
             return
         capacity = whole_steps(used + room + min(used, spare_tokens))
@@ -154,11 +173,11 @@ class RowBuffers:
         room = self.capacity - at
         layers = {i: divide(layer, at, room) for i, layer in self.layers.items()}
         prefix = RowBuffers(layers)
-        self.first, self.base = at, prefix
+        self.base_tokens, self.base = at, prefix
         prefix.tails.add(self)
         for user in [ref() for ref in self._users]:
             if user is not None and user.row is self:
-                user.base, user.shared, user.token_bytes = prefix, at, prefix.token_bytes
+                user.base, user.base_tokens, user.token_bytes = prefix, at, prefix.token_bytes
                 user.capacity = self.capacity
                 prefix.add_user(user)
         return prefix
@@ -166,15 +185,15 @@ class RowBuffers:
 
 @dataclass(eq=False)
 class Lease:
-    """What a row or a queued prompt uses of the prefix cache. Not evicted once it is acquired. A
-    queued prompt has `claimed` (its further choices only `claimed_bytes`), a row has `row` until it
-    is merged, and `base` if it shares a prefix."""
+    """What is not evicted, once acquired: of a queued prompt what it will use (`claimed`; of its
+    further choices only `claimed_bytes`), of a row its buffers and the prefix that it shares.
+    Buffers refer to it weakly, and a `Fault` keeps no frames: it is gone once no row has it."""
 
     row: RowBuffers | None = None
-    """The row's buffers. `None` if no entry can refer to them."""
+    """The row's buffers. `None` if no entry can refer to them, or the row was merged."""
     base: RowBuffers | None = None
-    """The buffers of the common prefix with tokens `[0, shared)`."""
-    shared: int = 0
+    """The buffers of the common prefix with tokens `[0, base_tokens)`."""
+    base_tokens: int = 0
     claimed: tuple[RowBuffers, ...] = ()
     claimed_bytes: int = 0
     """Bytes of its tokens that will not be charged to it."""
@@ -207,7 +226,7 @@ class Lease:
     def stored_bytes(self) -> int:
         """Bytes of the row's KV that the prefix cache counts."""
         row = 0 if self.row is None else self.row.stored
-        base, shared = 0, self.shared * self.token_bytes
+        base, shared = 0, self.base_tokens * self.token_bytes
         if self.base is not None:
             # of a prefix that is not stored, each of the rows is charged for its part
             part = shared // max(1, len(self.base.users))
@@ -223,7 +242,7 @@ class Lease:
     def extra_bytes(self, tokens: int) -> int:
         """How much more a row of this capacity takes because the tokens after its common prefix are
         rounded up to whole steps separately. May be negative."""
-        whole = self.shared + whole_steps(tokens - self.shared)
+        whole = self.base_tokens + whole_steps(tokens - self.base_tokens)
         return (whole - whole_steps(tokens)) * self.token_bytes
 
 
@@ -241,7 +260,8 @@ class Reuse:
 @dataclass(eq=False)
 class Leases:
     """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
-    Engine thread only."""
+    Engine thread only. `prepare` changes the tree so that `fill_in_place` copies less: the caller
+    matches again in between, and each chooses by its own match."""
 
     _totals: Totals
     _in_place: bool
@@ -257,15 +277,15 @@ class Leases:
         taken, base, tokens = found.taken, found.base, found.tokens
         each = segment_of(match.path[0]).token_bytes
         claimed = tuple(x for x in (base, taken and taken.base, taken) if x is not None)
-        shared = tokens if taken is None else taken.first
+        base_tokens = tokens if taken is None else taken.base_tokens
         if base is not None and not base.is_prefix:
             tokens -= STEP_TOKENS  # a row that is divided may take one more step
-        return Lease(shared=shared, claimed=claimed, claimed_bytes=tokens * each, token_bytes=each)
+        return Lease(None, None, base_tokens, claimed, tokens * each, token_bytes=each)
 
     def prepare(self, match: Match) -> bool:
         """Split the entry where the row will leave it. Returns whether to match again."""
         found = self._choose_reuse(match)
-        if found.taken is not None and _overwritten(found.taken, match):
+        if found.taken is not None and _tokens_after(found.taken, match):
             last = match.path[-1]
             if match.length < last.stop:
                 split(last, match.length - last.start)
@@ -284,17 +304,17 @@ class Leases:
         its tokens in place. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
         found = self._choose_reuse(match)
         row, base, length = found.taken, found.base, found.tokens
-        if row is not None and not _overwritten(row, match):
+        if row is not None and not _tokens_after(row, match):  # else nothing was prepared
             row.move_to(cache, length)
             self._totals.set_spare(row, 0)
-            lease = Lease(row, row.base, row.first).acquire()
+            lease = Lease(row, row.base, row.base_tokens).acquire()
             row.grow(length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
             lease.capacity = row.capacity
             return lease, length
-        layers = own_layers(cache)
+        layers = append_layers(cache)
         if base is None or not base.is_prefix:
             return self.lease_row(cache), 0
-        for i, prefix in base.head(length).items():
+        for i, prefix in base.prefix_of_length(length).items():
             begin_with(layers[i], prefix)
         lease = Lease(RowBuffers(layers, length, base), base, length).acquire()
         lease.capacity = length + whole_steps(match.length + room - length)
@@ -302,7 +322,7 @@ class Leases:
 
     def lease_row(self, cache: list[Any]) -> Lease | None:
         """Of a row that has copied all its tokens. `None`: entries may not refer to rows."""
-        layers = own_layers(cache)
+        layers = append_layers(cache)
         return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
 
     def fork(self, lease: Lease | None, cache: list[Any]) -> tuple[list[Any], Lease | None]:
@@ -316,17 +336,17 @@ class Leases:
         copied = deepcopy(cache)
         if row is None or row.base is None:
             return copied, None
-        other = RowBuffers(own_layers(copied), row.first, row.base)
-        return copied, Lease(other, row.base, row.first, capacity=other.capacity).acquire()
+        other = RowBuffers(append_layers(copied), row.base_tokens, row.base)
+        return copied, Lease(other, row.base, row.base_tokens, capacity=other.capacity).acquire()
 
     def _choose_reuse(self, match: Match) -> Reuse:
         rows = [node.row for node in match.path]
         if not rows or not self._in_place:
             return Reuse()
         base, row = rows[0], rows[-1]
-        if row is not None and _takeable(row, match):
+        if row is not None and _can_take_over(row, match):
             return Reuse(taken=row, tokens=match.length)
-        if base is None or base.first:
+        if base is None or base.base_tokens:
             return Reuse()
         shared = [*takewhile(lambda node: node.row is base, match.path)]
         end = min(shared[-1].stop, match.length)
@@ -351,7 +371,7 @@ class Leases:
         return tried.fault is None
 
 
-def own_layers(cache: Sequence[Any]) -> dict[int, Any]:
+def append_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by layer index."""
     return {i: each for i, each in enumerate(leaves(cache)) if kind(each) is Kind.APPEND}
 
@@ -365,15 +385,16 @@ def extend(array: Any, tokens: int) -> Any:
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
 
 
-def _takeable(row: RowBuffers, match: Match) -> bool:
+def _can_take_over(row: RowBuffers, match: Match) -> bool:
     """Whether a row may take the buffers over: unused, intact, and with the whole match."""
     if row.is_prefix or row.needed or not row.intact:
         return False
-    first = row.path[0].start  # it has the tokens before, whose nodes may be others'
-    fits = all(node.row is row for node in match.path if node.start >= first)
-    return fits and _overwritten(row, match) <= match.length - row.first  # few enough to copy out
+    refers_from = row.path[0].start
+    has_all = all(node.row is row for node in match.path if node.start >= refers_from)
+    few = _tokens_after(row, match) <= match.length - row.base_tokens  # to copy out
+    return has_all and few
 
 
-def _overwritten(row: RowBuffers, match: Match) -> int:
+def _tokens_after(row: RowBuffers, match: Match) -> int:
     """Stored tokens after the match, which a row that takes the buffers over would overwrite."""
     return max(node.stop for node in row.nodes) - match.length

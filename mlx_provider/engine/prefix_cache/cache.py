@@ -109,7 +109,7 @@ class PrefixCache:
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
             for node in match.path:
                 stop = min(node.stop, match.length)
-                filler.put(segment_of(node).arrays(), node.start, stop, skip=0)
+                filler.put(segment_of(node).views(), node.start, stop, skip=0)
             filler.finish(match.length, state)
         elif room:
             grow_by(cache, room)
@@ -128,8 +128,9 @@ class PrefixCache:
             self._counted["restored_tokens"] += restored
 
     def release(self, lease: Lease) -> None:
-        """A row ends, and none of its passes has failed. Its capacity counts as that of its nodes,
-        as far as it fits. Of a prefix that no other row uses, only what nodes store remains."""
+        """A row ends or is merged, and none of its passes has failed. Its capacity counts as that
+        of its nodes, as far as it fits. Of a prefix that no other row uses, only what nodes store
+        remains; `base` itself stays in the lease, as a merged row reads it until it ends."""
         row, base, lease.row, lease.capacity = lease.row, lease.base, None, 0
         last = base is not None and base.users == [lease]
         if base is not None and last and base.nodes and base.spare(base.path[-1].stop):
@@ -177,10 +178,11 @@ class PrefixCache:
             if ends_here and (last := take_snapshot(cache)) is not None:
                 states[kv.length] = last
             row = None if lease is None else lease.row_of(cache)
-            new = NewPath(ids, kv, states, kv.length if reply_at is None else reply_at, row)
+            reply_at = kv.length if reply_at is None else reply_at
+            new = NewPath(ids, kv, states, reply_at, row, found.shared, len(ids))
             leaf = self._add(key, new, found, session)
             if self.disk is not None:
-                self.disk.save(key, ids, kv, states, reply_at=new.reply_at)
+                self.disk.save(key, ids, kv, states, reply_at=reply_at)
         except Unstorable as reason:
             self._warn(reason)
         if leaf is None:
@@ -196,8 +198,9 @@ class PrefixCache:
         self, limit: float = inf, *, max_buffers: float = inf, keep: Collection[Node] = ()
     ) -> int:
         """Shrink to `limit` bytes and `max_buffers`, if rows and `keep` permit. Returns the freed
-        bytes. If unused capacity is enough, only that is freed. Else nodes go first, with that of
-        their rows, and other capacity only if it is still too much."""
+        bytes. If unused capacity is enough, only that is freed, the least recently used first. Else
+        nodes go, then the capacity of rows that have lost nodes, then as much other capacity as is
+        needed."""
         self._drop_lost()
         totals, before = self.totals, self.nbytes
         if before <= limit and totals.buffers <= max_buffers:
@@ -230,7 +233,7 @@ class PrefixCache:
             self._warn(reason)
             return None
 
-    def save_head(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
+    def save_prefill(self, key: CacheKey, ids: Ids, cache: list[Any], start: int) -> None:
         """Write a row to disk during its prefill, if the disk is fast enough. The last pass
         computed the tokens of `ids` from `start` on."""
         if self.disk is not None and self.disk.due(start, len(ids)):
@@ -286,49 +289,53 @@ class PrefixCache:
         return chain.from_iterable(map(tree.nodes, self._roots.values()))
 
     def _add(self, key: CacheKey, new: NewPath, found: Match, session: str | None) -> Node | None:
-        """Store tokens `[found.shared, stop)` of a path, as far as its session's share permits,
-        evicting others for it. Returns the last stored node, if any. Raises `Unstorable` if it
-        cannot be joined with the stored ones."""
+        """Store a path as far as its session's share permits, evicting others for it. Returns the
+        last stored node, if any. Raises `Unstorable` if it cannot be joined with stored ones."""
         if self._layouts.get(key, new.kv.layout) != new.kv.layout:
             raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.split_path(found, new), self._budget_after(new)
-        new, share = tree.refer(new, stored), self.sessions.share(session, budget)
-        stop, kept = fit(stored, new, share)
-        if new.row is not None and stop < len(new.ids):  # what is cut is copied
-            new = replace(new, row=None)
-            stop, kept = fit(stored, new, share)
-        path = tree.cut_back(stored, stop, kept, len(new.ids))
-        kept -= {node.stop for node in path if node.snapshot is not None}
-        states = {at: state for at, state in new.states.items() if at in kept}
-        grows = new.head_bytes + max(0, stop - found.shared) * new.token_bytes
-        grows += sum(state.nbytes for state in states.values())
-        if self.nbytes > budget - grows:
-            heads = self.sessions.split_heads(session, budget)
-            self.evict(budget - grows, keep={*path, *heads})  # first spare the heads of others
-            self.evict(budget - grows, keep=path)  # states may have made heads larger than shares
-        if stop == 0:
+        new, path = self._fit(new, stored, self.sessions.share(session, budget))
+        added = new.added_bytes
+        if self.nbytes > (limit := budget - added):
+            others = self.sessions.split_at_shares(session, budget)
+            self.evict(limit, keep={*path, *others})  # first spare the shares of others
+            self.evict(limit, keep=path)  # states may have made them larger than that
+        if new.stop == 0:
             return None
         self._roots[key], self._layouts[key] = root, new.kv.layout
-        above, continued = path[-1] if path else root, 2 * found.shared > len(new.ids)
         try:
-            for node in above.path():  # `split_heads` may have split some
-                if new.row is not None and node.start >= new.own:
-                    node.set_payload(new.segment(node.start, node.stop), node.snapshot)
-            leaf = tree.add_nodes(above, new, stop, states, continued=continued)
+            leaf = tree.add_nodes(path[-1] if path else root, new)
         finally:
             if not root.children:
                 self._drop_empty()
-        self._clock += grows + 1
+        self._clock += added + 1
         for node in leaf.path():
             node.used = self._clock
         return leaf
 
+    def _fit(
+        self, new: NewPath, stored: Sequence[Node], share: int
+    ) -> tuple[NewPath, Sequence[Node]]:
+        """What of a path fits its session's share, with the states that are new; and the nodes of
+        it that are `stored` already, cut to that."""
+        new = tree.refer(new, stored)
+        stop, states_at = fit(stored, new, share)
+        if new.row is not None and stop < len(new.ids):  # what is cut is copied
+            new = replace(new, row=None)
+            stop, states_at = fit(stored, new, share)
+        new = replace(new, stop=stop)
+        path = tree.cut_back(stored, new, states_at)
+        states_at -= {node.stop for node in path if node.snapshot is not None}
+        states = {at: state for at, state in new.states.items() if at in states_at}
+        return replace(new, states=states), path
+
     def _budget_after(self, new: NewPath) -> int:
-        """The budget once these tokens count as `stored`, and are not charged to their row."""
+        """The budget once these tokens count as `stored`. `budget()` leaves out what rows need, and
+        a row needs only what is not `stored` of it."""
         if new.row is None:
             return self.budget()
-        before, whole = new.row.stored, (len(new.ids) - new.row.first) * new.kv.token_bytes
+        before, whole = new.row.stored, (len(new.ids) - new.row.base_tokens) * new.kv.token_bytes
         new.row.stored = max(before, whole)
         try:
             return self.budget()

@@ -210,7 +210,7 @@ class DiskTier:
         for start, end in pairwise(_cuts(covered, stop, reply_at)):
             segment, tokens = kv.slice(start, end), ids[start:end]
             header = Header(digest(start), start, tokens, kv.complete, segment.layers)
-            arrays = [array for each in segment.own.values() for array in each]
+            arrays = [array for each in segment.arrays.values() for array in each]
             if not self._write(header, arrays, left):
                 break
             path.append(header)
@@ -285,7 +285,7 @@ class DiskTier:
         for node, agreed in match.nodes:
             stop = min(node.start + agreed, goal)
             if node.start < stop:
-                filler.put(segment_of(node).arrays(), node.start, stop, skip=0)
+                filler.put(segment_of(node).views(), node.start, stop, skip=0)
                 reached = stop
         for header, start, stop in steps:
             try:

@@ -68,15 +68,15 @@ class Sessions(dict[str, Pin]):
 
     def share(self, session: str | None, budget: int) -> int:
         """The part of `budget` bytes that a path of the session may use. Sessions that take turns
-        each keep the head of their path: more than an equal share would be evicted before their
+        each keep the start of their path: more than an equal share would be evicted before their
         next turn. A session that has never returned keeps none."""
         others, equal = self._others(session, budget)
         return budget - sum(min(equal, pin.nbytes) for pin in others)
 
-    def split_heads(self, session: str | None, budget: int) -> list[Node]:
-        """The nodes that other sessions keep, after a split where the head of one ends."""
+    def split_at_shares(self, session: str | None, budget: int) -> list[Node]:
+        """The nodes that other sessions keep, after a split where the share of one ends."""
         others, equal = self._others(session, budget)
-        return [node for pin in others for node in _split_head(pin.leaf, equal)]
+        return [node for pin in others for node in _split_at(pin.leaf, equal)]
 
     def _others(self, session: str | None, budget: int) -> tuple[list[Pin], int]:
         """The newest paths of other sessions that take turns with this one, and an equal share."""
@@ -90,9 +90,9 @@ class Sessions(dict[str, Pin]):
         return {n: AWAITED if pin.awaited else NEWEST for pin in every for n in pin.leaf.path()}
 
 
-def _split_head(leaf: Node, nbytes: int) -> list[Node]:
-    """The nodes of the longest head of a path within `nbytes` from which a row can resume. Splits
-    the node in which it ends."""
+def _split_at(leaf: Node, nbytes: int) -> list[Node]:
+    """The first nodes of a path, within `nbytes`, from which a row can resume. Splits the node in
+    which these bytes end."""
     found: list[Node] = []
     for node in [node for node in leaf.path() if node.segment is not None]:
         left = nbytes - sum(above.nbytes for above in found)
@@ -111,8 +111,8 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     """How much of a new path fits into `budget` bytes: tokens `[0, stop)`, where a row can resume,
     and the snapshots at the returned positions. `path`: its stored nodes.
 
-    The next prompt may tokenize the reply differently, so a head that ends in the reply also keeps
-    the last snapshot of the prompt.
+    The next prompt may tokenize the reply differently, so a path that is cut in the reply also
+    keeps the last snapshot of the prompt.
     """
     length = len(new.ids)
     held = {node.stop: node.snapshot for node in path if node.snapshot is not None}
@@ -120,7 +120,7 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     shared = path[-1].stop if path else 0
 
     def size(stop: int, kept: Collection[int] = ()) -> int:
-        nbytes = new.head_bytes + max(0, stop - shared) * new.token_bytes
+        nbytes = new.doubled_bytes + max(0, stop - shared) * new.token_bytes
         nbytes += sum(sizes[at] for at in kept)
         for node in path:
             tokens = max(0, min(stop, node.stop) - node.start)
@@ -165,14 +165,15 @@ def prune(leaf: Node) -> None:
 
 def hand_over(nodes: Sequence[Node], keep: Collection[Node]) -> None:
     """Let nodes, except those in `keep`, refer to the row of a child that has their tokens, too
-    (`Segment.head`): a row in use could not be evicted below them. `nodes`: parents first."""
+    (`Segment.doubled_tokens`): if a row uses it, they are never leaves. `nodes`: parents first."""
     for node in reversed(nodes):
-        heir = next((each for each in node.children.values() if segment_of(each).head), None)
+        heirs = (child for child in node.children.values() if segment_of(child).doubled_tokens)
         is_last = node.row is None or node.row.path[-1] is node
-        if heir is not None and is_last and not node.needed and node not in keep:
+        if (heir := next(heirs, None)) and is_last and not node.needed and node not in keep:
             segment, tokens = segment_of(heir), len(node.tokens)
-            heir.set_payload(replace(segment, head=0), heir.snapshot)
-            moved = replace(segment, length=tokens, start=node.start, head=segment.head - tokens)
+            heir.set_payload(replace(segment, doubled_tokens=0), heir.snapshot)
+            doubled = segment.doubled_tokens - tokens
+            moved = replace(segment, length=tokens, start=node.start, doubled_tokens=doubled)
             node.set_payload(moved, node.snapshot)
 
 
@@ -203,7 +204,7 @@ def evict_nodes(
     while heap and (totals.nbytes > limit or totals.buffers > max_buffers):
         _, _, is_leaf, node = heapq.heappop(heap)
         parent = node.parent
-        if is_leaf == bool(node.children):
+        if is_leaf != (not node.children):
             continue  # became a leaf, and has a newer entry as one
         if not is_leaf:
             node.set_payload(node.segment, None)
@@ -220,8 +221,8 @@ def value(node: Node, clock: int, stored: int) -> float:
     if not node.complete and node.snapshot is None:
         return 0.0  # no row can resume here
     recompute = len(node.tokens) if node.complete else node.stop - resumable_before(node)
-    inner = node.children and node.snapshot
-    cost = recompute * (1 + node.stop / ATTENTION_DEPTH) / max(1, (inner or node).nbytes)
+    evicted = (node.children and node.snapshot) or node  # of an inner node, only the snapshot
+    cost = recompute * (1 + node.stop / ATTENTION_DEPTH) / max(1, evicted.nbytes)
     disuse = (clock - node.used) / max(1, stored)
     return cost * (1 + min(node.hits, PROVEN)) / (FRESH + disuse)
 

@@ -22,7 +22,7 @@ from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
-from .buffers import Lease, Leases, RowBuffers, own_layers
+from .buffers import Lease, Leases, RowBuffers, append_layers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -70,7 +70,7 @@ class PrefixCachePolicy:
         share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
         between all configurations that may compute different bits. `memory`: of a row; `None`:
         prompts are taken to fit the prefix cache."""
-        types = {type(layer) for layer in own_layers(make_cache()).values()}
+        types = {type(layer) for layer in append_layers(make_cache()).values()}
         shares = in_place and least is not None and types and types <= {*SHAREABLE}
         self._least = max(1, least or 0) if shares else inf
         self._leases = Leases(cache.totals, in_place, self._least)
@@ -183,7 +183,7 @@ class PrefixCachePolicy:
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
-            self.cache.save_head(self._key(job.request), ids, job.row_cache(), start)
+            self.cache.save_prefill(self._key(job.request), ids, job.row_cache(), start)
         for at in job.keeps:
             if start < at <= job.done:
                 within = None if at == job.done else at

@@ -28,8 +28,8 @@ Encoded = list[Any]
 
 @dataclass(frozen=True)
 class Segment:
-    """Immutable tokens of all layers that can be cut: `[0, length)` of arrays of its own, or
-    `[start, start + length)` of a row's buffers (`row`)."""
+    """Immutable tokens of all layers that can be cut: `[0, length)` of `arrays`, or
+    `[start, start + length)` of the buffers of `row`."""
 
     length: int
     token_bytes: int
@@ -37,12 +37,12 @@ class Segment:
     """(layer index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
     complete: bool
     """Whether these are all layers, so that a row can resume at any token."""
-    own: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    arrays: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     """Arrays (1, heads, tokens, dim) by layer index: first those of keys, then of values."""
     row: RowBuffers | None = None
     start: int = 0
-    head: int = 0
-    """Tokens before `start` in the row's buffers that other nodes store. They count here, too."""
+    doubled_tokens: int = 0
+    """Tokens before `start` that are in the row's buffers and in other nodes. They count twice."""
 
     @property
     def buffers(self) -> int:
@@ -51,7 +51,7 @@ class Segment:
 
     @property
     def kv_bytes(self) -> int:
-        return (self.head + self.length) * self.token_bytes
+        return (self.doubled_tokens + self.length) * self.token_bytes
 
     @property
     def nbytes(self) -> int:
@@ -60,26 +60,27 @@ class Segment:
     def slice(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they are in a row's buffers."""
         if self.row is not None:
-            head = 0 if start else self.head
-            return replace(self, length=stop - start, start=self.start + start, head=head)
-        views = {i: [a[..., start:stop, :] for a in each] for i, each in self.own.items()}
-        return replace(self, length=stop - start, own=copies(views))
+            doubled, first = 0 if start else self.doubled_tokens, self.start + start
+            return replace(self, length=stop - start, start=first, doubled_tokens=doubled)
+        views = {i: [a[..., start:stop, :] for a in each] for i, each in self.arrays.items()}
+        return replace(self, length=stop - start, arrays=copies(views))
 
     def copy(self) -> Segment:
-        return replace(self, own=copies(self.arrays()), row=None, start=0, head=0)
+        return replace(self, arrays=copies(self.views()), row=None, start=0, doubled_tokens=0)
 
-    def arrays(self) -> Mapping[int, Sequence[Any]]:
+    def views(self) -> Mapping[int, Sequence[Any]]:
+        """Its tokens, by layer index. Drop them before the row's next pass."""
         if self.row is None:
-            return self.own
+            return self.arrays
         stop = self.start + self.length
-        return {i: self.row.arrays(i, self.start, stop) for i, _ in self.layers}
+        return {i: self.row.views(i, self.start, stop) for i, _ in self.layers}
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """Equal for rows whose segments can be joined."""
         return tuple(
             (i, *((a.shape[:-2], a.shape[-1], str(a.dtype)) for a in each))
-            for i, each in self.own.items()
+            for i, each in self.arrays.items()
         )
 
 
@@ -170,14 +171,19 @@ class RowFiller:
     """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece."""
 
     def __init__(
-        self, cache: list[Any], length: int, room: int, states: Collection[int] = (), first: int = 0
+        self,
+        cache: list[Any],
+        length: int,
+        room: int,
+        states: Collection[int] = (),
+        in_place: int = 0,
     ) -> None:
         """`length`: most tokens. `room`: capacity for more. `states`: leaves that get the state of
-        a snapshot. `first`: the other layers have the tokens before it."""
+        a snapshot. `in_place`: tokens that the other layers have already."""
         self._cache = cache
         self._length = length
         self._room = room
-        self._first = first
+        self._in_place = in_place
         self._buffers: dict[int, list[Any]] = {}
         self._layers = {i: layer for i, layer in enumerate(leaves(cache)) if i not in states}
 
@@ -187,7 +193,7 @@ class RowFiller:
         for i, layer in self._layers.items():
             if i not in arrays:
                 raise ValueError(f"layer {i} cannot be resumed at token {stop}")
-            parts, first = arrays[i], max(start, self._first)
+            parts, first = arrays[i], max(start, self._in_place)
             if not parts:
                 continue
             if kind(layer) is not Kind.APPEND or len(parts) != (6 if hasattr(layer, "bits") else 2):
@@ -195,22 +201,22 @@ class RowFiller:
             if first >= stop:
                 continue
             if i not in self._buffers:
-                tokens = self._length - self._first
+                tokens = self._length - self._in_place
                 tokens += _slack(layer, tokens, self._room)
                 shapes = [(*part.shape[:-2], tokens, part.shape[-1]) for part in parts]
                 pairs = zip(shapes, parts, strict=True)
                 self._buffers[i] = [mx.zeros(shape, part.dtype) for shape, part in pairs]
             for buffer, part in zip(self._buffers[i], parts, strict=True):
                 piece = part[..., skip + first - start : skip + stop - start, :]
-                copy_tokens(piece, buffer, first - self._first)
+                copy_tokens(piece, buffer, first - self._in_place)
         mx.eval([self._buffers[i] for i in arrays if i in self._buffers])
 
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
         """The row cache, with tokens `[0, length)` and the states of `snapshot`."""
         for i, layer in self._layers.items():
-            buffers, tokens = self._buffers.get(i), length - self._first
+            buffers, tokens = self._buffers.get(i), length - self._in_place
             if buffers is None:
-                if self._first:
+                if self._in_place:
                     grow_by([layer], max(1, self._room))
                 continue
             if not _slack(layer, tokens, self._room):

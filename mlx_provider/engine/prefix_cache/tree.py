@@ -21,8 +21,8 @@ Ids = NDArray[np.int64]
 ID_BYTES = 8
 MAX_EDGE = 2048
 """Most tokens of a node: limits the copy of a split, and lets a long tail be evicted in pieces."""
-HEAD_SHARE = 4
-"""At most this fraction (1/n) of a row's buffers may have tokens that nodes of others store."""
+DOUBLED_SHARE = 4
+"""Tokens of a row that nodes of others store, too, are at most this fraction (1/n) of it."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Node:
     """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
     def set_payload(self, segment: Segment | None, snapshot: Snapshot | None) -> None:
-        """Replace KV and state. Nothing else changes the totals of nodes."""
+        """Replace KV and state. Besides `Totals.set_spare`, only this changes the totals."""
         totals, old, nbytes, buffers = self.totals, self.row, self.nbytes, self.buffers
         totals.version += 1
         if old is not None:
@@ -254,10 +254,10 @@ def split(node: Node, at: int) -> Node:
         node.tokens[:at].copy(), node.start, parent, node.totals, used=node.used, hits=node.hits,
         generated=node.generated,
     )  # fmt: skip
-    head, tail = segment.slice(0, at), segment.slice(at, len(node.tokens))
-    upper.set_payload(head, None)
+    first, rest = segment.slice(0, at), segment.slice(at, len(node.tokens))
+    upper.set_payload(first, None)
     parent.children[int(node.tokens[0])] = upper
-    node.set_payload(tail, node.snapshot)
+    node.set_payload(rest, node.snapshot)
     node.tokens = node.tokens[at:].copy()
     node.start += at
     node.parent = upper
@@ -267,7 +267,7 @@ def split(node: Node, at: int) -> Node:
 
 @dataclass(frozen=True)
 class NewPath:
-    """A row to store."""
+    """A row to store, first all of it, then as much as fits."""
 
     ids: Ids
     kv: Segment
@@ -278,85 +278,102 @@ class NewPath:
     """Tokens before the reply."""
     row: RowBuffers | None
     """The row's buffers, if nodes can refer to them."""
-    own: int = 0
-    """They refer to them from this token on; others hold the tokens before (`Segment.head`)."""
+    shared: int
+    """Tokens that were stored before."""
+    stop: int
+    """Tokens that are stored then."""
+    refers_from: int = 0
+    """Nodes refer to `row` from this token on. Nodes of others store those before."""
 
     @property
     def token_bytes(self) -> int:
         return self.kv.token_bytes + ID_BYTES
 
     @property
-    def head_bytes(self) -> int:
-        """Of the row's tokens before `own`, unless they count already."""
+    def doubled_bytes(self) -> int:
+        """Of the row's tokens before `refers_from` (`Segment.doubled_tokens`), unless they count
+        already."""
         row = self.row
-        return 0 if row is None or row.nodes else (self.own - row.first) * self.kv.token_bytes
+        doubled = 0 if row is None or row.nodes else self.refers_from - row.base_tokens
+        return doubled * self.kv.token_bytes
+
+    @property
+    def added_bytes(self) -> int:
+        added = max(0, self.stop - self.shared) * self.token_bytes
+        return self.doubled_bytes + added + sum(state.nbytes for state in self.states.values())
 
     def segment(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they stay in the row's buffers."""
-        if self.row is None or start < self.own:
+        if self.row is None or start < self.refers_from:
             return self.kv.slice(start, stop)
-        head = self.own - self.row.first if start == self.own else 0
-        return replace(self.kv, length=stop - start, own={}, row=self.row, start=start, head=head)
+        doubled = self.refers_from - self.row.base_tokens if start == self.refers_from else 0
+        part = replace(self.kv, length=stop - start, arrays={}, start=start)
+        return replace(part, row=self.row, doubled_tokens=doubled)
 
 
 def refer(new: NewPath, path: Sequence[Node]) -> NewPath:
-    """Decide whether nodes of a path may refer to the row's buffers, from `own` on. Tokens before
-    are held twice, so they must be few (`HEAD_SHARE`). `path`: its stored nodes."""
+    """Decide whether nodes of a path refer to the row's buffers, and from which token on. Those
+    before it count twice, so they must be few. `path`: its stored nodes."""
     row = new.row
-    last = next((node.row for node in path if row and node.stop == row.first), None)
-    if row is None or last is not row.base:  # other rows have the prefix, but no node does
-        return replace(new, row=None)
+    if row is None:
+        return new
+    # without a common prefix, both are `None`; with one that no node has, only `last` is
+    last = next((node.row for node in path if node.stop == row.base_tokens), None)
 
-    def fits(node: Node) -> bool:  # a copy can go
+    def refers(node: Node) -> bool:  # already, or in place of a copy
         return node.row in (None, row) and segment_of(node).layers == new.kv.layers
 
-    others = [node.stop for node in path if node.start >= row.first and not fits(node)]
-    own = max(others, default=row.first)
-    is_short = HEAD_SHARE * (own - row.first) <= len(new.ids) - row.first
-    consecutive = all(node.start >= own for node in row.nodes)
-    contains = all(node.stop <= len(new.ids) for node in path)
-    return replace(new, row=row if is_short and consecutive and contains else None, own=own)
+    others = [node.stop for node in path if node.start >= row.base_tokens and not refers(node)]
+    start = max(others, default=row.base_tokens)
+    is_possible = (
+        last is row.base
+        and DOUBLED_SHARE * (start - row.base_tokens) <= len(new.ids) - row.base_tokens
+        and all(node.start >= start for node in row.nodes)  # none of others between them
+        and all(node.stop <= len(new.ids) for node in path)  # else the row lacks the rest of one
+    )
+    return replace(new, row=row if is_possible else None, refers_from=start)
 
 
 def split_path(found: Match, new: NewPath) -> list[Node]:
     """The stored nodes of the path. The last node is split where the path leaves it, but not where
-    the path ends in it and needs no state there."""
+    the path ends in it and needs no state there: then there is nothing to add."""
     path = [node for node, _ in found.nodes]
     agreed = found.nodes[-1][1] if path else 0
-    is_stored = new.kv.complete and found.shared == len(new.ids)
+    is_stored = new.kv.complete and new.shared == len(new.ids)
     if path and agreed < len(path[-1].tokens) and not is_stored:
         path[-1] = split(path[-1], agreed)
     return path
 
 
-def cut_back(path: Sequence[Node], stop: int, kept: Set[int], length: int) -> list[Node]:
-    """The stored nodes of tokens `[0, stop)` of a path, with the snapshots that it keeps. `length`:
-    tokens of the whole path."""
-    nodes = [node for node in path if node.start < stop]
-    if nodes and stop < nodes[-1].stop and stop < length:
+def cut_back(path: Sequence[Node], new: NewPath, states_at: Set[int]) -> list[Node]:
+    """The nodes of `path`, the stored part of a new one, up to `new.stop`. They keep the snapshots
+    at `states_at`."""
+    nodes, stop = [node for node in path if node.start < new.stop], new.stop
+    if nodes and stop < nodes[-1].stop and stop < len(new.ids):
         nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
     for node in nodes:
-        if node.snapshot is not None and node.stop not in kept:
+        if node.snapshot is not None and node.stop not in states_at:
             node.set_payload(node.segment, None)
     return nodes
 
 
-def add_nodes(
-    parent: Node, new: NewPath, stop: int, states: Mapping[int, Snapshot], *, continued: bool
-) -> Node:
-    """Add tokens `[parent.stop, stop)` of a path below `parent`, and states. Returns the last
-    node."""
-    first = parent.stop
+def add_nodes(parent: Node, new: NewPath) -> Node:
+    """Let the nodes up to `parent` refer to the row, add tokens `[parent.stop, new.stop)` below it,
+    and the states. Returns the last node."""
+    for node in parent.path():
+        if new.row is not None and node.start >= new.refers_from:
+            node.set_payload(new.segment(node.start, node.stop), node.snapshot)
+    first, stop = parent.stop, new.stop
     edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
-    inner = {at for at in {new.reply_at, *states, *edges} if first < at < stop}
+    inner = {at for at in {new.reply_at, *new.states, *edges} if first < at < stop}
     for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
         child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
         # a conversation that continues may continue again
-        child.hits, child.generated = int(continued), start >= new.reply_at
+        child.hits, child.generated = int(2 * new.shared > len(new.ids)), start >= new.reply_at
         child.set_payload(new.segment(start, end), None)
         parent.children[int(child.tokens[0])] = child
         parent = child
-    for at, state in states.items():
+    for at, state in new.states.items():
         node = next(node for node in parent.path() if node.start < at <= node.stop)
         if at < node.stop:
             node = split(node, at - node.start)

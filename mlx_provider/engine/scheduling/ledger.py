@@ -40,11 +40,13 @@ def kv_growth(first: int, longest: int) -> int:
     return whole_steps(max(1, min(wanted, left)))
 
 
-def kv_capacity(first: int, longest: int, needed: int, before: int = 0) -> int:
-    """Tokens: `first` or `before` (with which its buffers began), then equal steps to `longest`."""
-    if needed <= first and before < first:
+def kv_capacity(first: int, longest: int, needed: int, leased: int = 0) -> int:
+    """Capacity in tokens for `needed` ones. `leased`: of the buffers with which the row began. With
+    300 as `first`, and steps of 1,024, it is 300, 512, 1,536, ...; with 768 `leased`, it is 768,
+    1,792, ..."""
+    if needed <= first and leased < first:
         return first
-    step, whole = kv_growth(first, longest), before if before >= first else whole_steps(first)
+    step, whole = kv_growth(first, longest), leased if leased >= first else whole_steps(first)
     return whole + -(-max(0, needed - whole) // step) * step
 
 
@@ -95,7 +97,7 @@ class Ledger(ABC):
         """Bytes for all live rows: those that weights and the rows of other engines leave."""
 
     @abstractmethod
-    def alone(self) -> int:
+    def available_alone(self) -> int:
         """Bytes for live rows if no other model were loaded."""
 
     def pass_bytes(self, tokens: int, rows: int) -> int:
@@ -129,19 +131,19 @@ class Ledger(ABC):
         rows = list(rows)
         if not rows:
             return 0
-        nbytes = sum(self._own_bytes(row, offers.get(row, row.lease)) for row in rows)
+        nbytes = sum(self._charged_bytes(row, offers.get(row, row.lease)) for row in rows)
         return nbytes + self.pass_bytes(max(map(self._tokens_to_run, rows)), len(rows))
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""
-        full = self.row_bytes(self._own_capacity(row))  # a shared prefix included
-        if full + self.pass_bytes(self._tokens_to_run(row), 1) > self.alone():
+        full = self.row_bytes(self._unmerged_capacity(row))  # a shared prefix included
+        if full + self.pass_bytes(self._tokens_to_run(row), 1) > self.available_alone():
             return False
         return active_rows > 1 or self.others_go_on()
 
     def capacity_for(self, job: PrefillJob) -> int:
         """Token capacity for the caches of the prompt's rows."""
-        return max(map(self._own_capacity, job.rows))
+        return max(map(self._unmerged_capacity, job.rows))
 
     def growth_for(self, job: PrefillJob) -> int:
         return kv_growth(*self._first_capacity(job.request))
@@ -165,7 +167,7 @@ class Ledger(ABC):
         """The same as `outgrown`, or because of a longer row in the same cache."""
         return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
 
-    def _own_bytes(self, row: Row, lease: Lease | None) -> int:
+    def _charged_bytes(self, row: Row, lease: Lease | None) -> int:
         stored = 0 if lease is None else lease.stored_bytes
         return max(0, self._bytes(lease, self._tokens_reserved(row)) - stored)
 
@@ -180,13 +182,13 @@ class Ledger(ABC):
         return length if self.outgrown(row) else min(length, len(row.request.prompt.tokens))
 
     def _tokens_reserved(self, row: Row) -> int:
-        return max(self._own_capacity(row), row.merged)
+        return max(self._unmerged_capacity(row), row.merged)
 
-    def _own_capacity(self, row: Row) -> int:
+    def _unmerged_capacity(self, row: Row) -> int:
         """Token capacity of a row in a cache of its own."""
         first, longest = self._first_capacity(row.request)
-        before = 0 if row.lease is None else row.lease.capacity
-        return kv_capacity(first, longest, row.cached_length + 1, before)
+        leased = 0 if row.lease is None else row.lease.capacity
+        return kv_capacity(first, longest, row.cached_length + 1, leased)
 
     def _first_capacity(self, request: Request) -> tuple[int, int]:
         """The first capacity of its rows in tokens, and their largest length."""

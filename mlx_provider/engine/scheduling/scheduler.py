@@ -9,17 +9,17 @@ chunk follow until the average time of a token is within the stall target.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from .chunking import IDLE_SECONDS, Chunking, FixedShapes
 from .costs import Costs
 from .ledger import Ledger
-from .step import Chunk, StepBuilder, StepPlan, StepRecord, prefilling
+from .step import Chunk, MemoryCheck, StepBuilder, StepPlan, StepRecord, prefilling
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease
@@ -65,6 +65,16 @@ class FairShares:
         return sorted(jobs, key=tags.__getitem__)
 
 
+class PrefixOffers(Protocol):
+    """What rows will use of the prefix cache in place. Changes nothing."""
+
+    def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
+        """Of each row of a queued prompt. May be empty."""
+
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        """Bytes that so many rows of a prompt save because they share its tokens."""
+
+
 class Scheduler:
     """Queue, admission and order. `now` is in monotonic seconds."""
 
@@ -75,29 +85,21 @@ class Scheduler:
         *,
         grid: int = 1,
         fixed: FixedShapes | None = None,
+        prefixes: PrefixOffers | None = None,
     ) -> None:
-        """`grid`, `fixed`: see `Chunking`."""
+        """`grid`, `fixed`: see `Chunking`. `prefixes`: of the prefix cache, if there is one."""
         self.ledger = ledger
+        self.prefixes = prefixes
         self.chunking = Chunking(ledger.limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
         self.waiting: list[PrefillJob] = []
         """Prompts in the queue or in prefill (`admitted`), until their rows decode."""
         self.running: dict[Row, None] = {}
         """The rows that decode, in the order in which they joined. This is the only such list."""
-        self.offers: Callable[[PrefillJob], Sequence[Lease | None]] = lambda job: ()
-        """What rows of a queued prompt would use of the cache in place. Changes nothing."""
-        self.fork_bytes: Callable[[int, int], int] = lambda tokens, rows: 0
-        """Bytes that so many rows of a prompt save because they share its tokens."""
         self.shares = FairShares()
-        self._decoded = False
-        """Rows have decoded since memory was last checked."""
+        self.memory_check = MemoryCheck()
         self._itl_debt = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
-        self.reclaimed_bytes = 0
-        """Bytes of live rows when they were last counted."""
-        self.fitting_limit: int | None = None
-        """The limit at which all rows were last found to fit. It holds until a row exceeds its
-        reservation."""
 
     def schedule(
         self, now: float, *, mixes: bool = False, stalled: float = 0.0, passes: int = 1
@@ -108,34 +110,37 @@ class Scheduler:
         late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
         record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
         step = StepBuilder(self, record)
-        if self._decoded:
+        if self.memory_check.due:
             step.fit_rows()
         record.admitted = step.choose_prompt(step.displace())
-        record.offered = [*step.offers]
+        record.offered = [*step.offers]  # those that `displace` and `choose_prompt` have tried
         started = [job for job in step.jobs if job.admitted or job is record.admitted]
         record.begins = [job for job in started if job.cache is None and not job.restoring]
         if record.begins:  # where a prompt stands is known once it has begun
             return record
         rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
-        alone = self.chunking.seconds(rows, passes=passes)
-        record.plan = StepPlan(rows, pass_seconds=alone, passes=passes)
+        rows_seconds = self.chunking.seconds(rows, passes=passes)
+        record.plan = StepPlan(rows, pass_seconds=rows_seconds, passes=passes)
         if (job := next((job for job in started if not job.restoring), None)) is not None:
             record.plan = self._add_prompt(record.plan, job, mixes, stalled)
         return record
 
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
         """Add a prompt's chunk or earlier work."""
-        chunking, rows, alone = self.chunking, plan.rows, plan.pass_seconds
+        chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
         brief = self._precedes(job)
         if rows and self._itl_debt and (job.spans_to_embed or not brief):
             return plan  # rows decode alone until they have waited no longer than is fair
         if job.spans_to_embed or job.scoring is not None:
-            share = chunking.fair(alone) - alone
+            share = chunking.fair(rows_seconds) - rows_seconds
             limit = share if job.spans_to_embed else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
         own_pass = job.own_pass
         mixed = bool(rows) and mixes and job.text_follows and not (brief or own_pass)
-        size = chunking.own_size(job) if own_pass else chunking.size(job, rows, alone, mixed=mixed)
+        if own_pass:
+            size = chunking.own_size(job)
+        else:
+            size = chunking.size(job, rows, rows_seconds, mixed=mixed)
         chunk = Chunk(job, job.done, job.done + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
@@ -161,9 +166,8 @@ class Scheduler:
     def apply(self, record: StepRecord) -> list[PrefillJob]:
         """Requeue preempted rows, reclaim memory and admit a prompt, after the engine has ended
         requests. Returns the prefills of the requeued rows."""
-        if record.need is not None:
-            self.reclaimed_bytes = record.need
-            self.fitting_limit = record.limit if record.need <= record.limit else None
+        if record.memory_check is not None:
+            self.memory_check = record.memory_check
         requeued = [self.preempt_row(row) for row in record.preempted if row in self.running]
         if record.reclaim:
             self.ledger.reclaim(record.reclaim)
@@ -176,12 +180,12 @@ class Scheduler:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose
         prompt does not stand where the plan expected it. `readable`: whether the tokens of the
         last pass could be read."""
-        rows, whole = tuple(row for row in plan.rows if row in self.running), plan
+        rows, before = tuple(row for row in plan.rows if row in self.running), plan
         if plan.prepared is not None and plan.prepared.cache is None:
             plan = replace(plan, prepared=None, preparing_seconds=0.0)
         if plan.chunk is not None and not (plan.chunk.due and (readable or not plan.mixed)):
             plan = replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
-        if len(rows) == len(whole.rows) and plan.mixed == whole.mixed:
+        if len(rows) == len(before.rows) and plan.mixed == before.mixed:
             return plan  # the pass of the rows is the same
         chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
         return replace(plan, rows=rows, pass_seconds=self.chunking.seconds(rows, chunk, passes))
@@ -190,11 +194,12 @@ class Scheduler:
 
     def charge_step(self, plan: StepPlan) -> None:
         """A step begins. Steps without a chunk compensate for its time beyond the fair time, so
-        that the average time of a token stays within that."""
-        self._decoded = bool(plan.rows)
+        that the average time of a token stays within that. An empty plan, of a record in which
+        prompts begin, charges nothing."""
+        self.memory_check = replace(self.memory_check, due=bool(plan.rows))
         took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
-        alone = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
-        fair = self.chunking.fair(alone) if plan.rows else 0.0
+        rows_seconds = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
+        fair = self.chunking.fair(rows_seconds) if plan.rows else 0.0
         self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
 
     def charge_token(self, request: Request) -> None:
@@ -231,8 +236,9 @@ class Scheduler:
         if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
-        need = ledger.reservation(request.rows) - self.fork_bytes(tokens, n)
-        if need > (limit := ledger.alone()):
+        need = ledger.reservation(request.rows)
+        need -= 0 if self.prefixes is None else self.prefixes.fork_bytes(tokens, n)
+        if need > (limit := ledger.available_alone()):
             raise BadRequest(
                 f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
                 f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "

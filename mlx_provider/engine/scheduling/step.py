@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
@@ -44,7 +44,7 @@ class Chunk:
 @dataclass(frozen=True)
 class StepPlan:
     rows: tuple[Row, ...] = ()
-    """Rows that decode. Empty: none does, or all wait for a brief prompt."""
+    """All rows of the batch, which decode, or none: all wait for a brief prompt."""
     chunk: Chunk | None = None
     mixed: bool = False
     """Whether the chunk is in the pass of the rows, not in its own pass."""
@@ -61,6 +61,17 @@ class StepPlan:
     """Time limit for that in this step. At least one piece, or image, runs."""
 
 
+@dataclass(frozen=True)
+class MemoryCheck:
+    """The last count of the bytes of live rows."""
+
+    need: int = 0
+    limit: int | None = None
+    """Bytes that were available, if they fit. They fit until a row exceeds its reservation."""
+    due: bool = False
+    """Whether rows have decoded in the last step, after which they may need more."""
+
+
 @dataclass
 class StepRecord:
     """A step, or its part until prompts begin. Fields before `plan` are done first, in order."""
@@ -72,24 +83,23 @@ class StepRecord:
     cut: list[Row] = field(default_factory=list)
     """Rows that end because memory is full."""
     trims: dict[Row, int] = field(default_factory=dict)
-    """Rows that give back capacity, and the tokens that they keep room for."""
+    """Rows that give back spare capacity, and the tokens that they keep room for. They may also be
+    cut or preempted, which is decided later."""
     preempted: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
-    leases: bool = False
+    lease_admitted: bool = False
     """Whether the admitted prompt leases the stored buffers that it will use in place, before
     memory is reclaimed. Prefixes that it will copy are not protected."""
     reclaim: int = 0
     """Bytes of rows for which prefixes and idle models make room, also for a prompt that waits."""
     admitted: PrefillJob | None = None
     offered: Sequence[PrefillJob] = ()
-    """Prompts that were tried with what they can use in place. The engine looks them up again."""
+    """Prompts that asked what they can use in place. The engine looks them up again."""
     begins: Sequence[PrefillJob] = ()
     """Prompts that get a cache, or start a restore from disk. The record then has no plan."""
     plan: StepPlan = field(default_factory=StepPlan)
-    need: int | None = None
-    """Bytes of all rows. `None`: they are known to fit, as none has outgrown what was counted."""
-    limit: int = 0
-    """Bytes that were available for them."""
+    memory_check: MemoryCheck | None = None
+    """`None`: nothing was counted, as no row has outgrown the last count."""
 
     @property
     def empty(self) -> bool:
@@ -117,16 +127,17 @@ class StepBuilder:
 
     @property
     def live(self) -> list[Row]:
+        """Rows that are charged. A background prefill is not: it starts only in unused memory."""
         return [*prefilling(self.jobs), *self.rows]
 
     def fit_rows(self) -> None:
         """If rows have outgrown the memory, they give back spare capacity, or else the youngest
         waits, or ends if it could never continue."""
-        checked_limit, limit = self.scheduler.fitting_limit, self.ledger.available()
-        if limit == checked_limit and not any(map(self.ledger.exceeds, self.rows)):
+        last = self.scheduler.memory_check
+        if last.limit == self.ledger.available() and not any(map(self.ledger.exceeds, self.rows)):
             return
         need = self._need(self.live)
-        grown = need > self.scheduler.reclaimed_bytes
+        has_grown = need > last.need
         if need > self._limit(need):
             self._trim(self.live)
             need = self._need(self.live)
@@ -135,13 +146,14 @@ class StepBuilder:
             can_return = self.ledger.may_wait(row, len(self.live))
             self._remove(row, self.record.preempted if can_return else self.record.cut)
             need = self._need(self.live)
-        self.record.need, self.record.limit = need, self._limit(need)
-        self.record.reclaim = need if grown else 0
+        limit = self._limit(need)
+        self.record.memory_check = replace(last, need=need, limit=limit if need <= limit else None)
+        self.record.reclaim = need if has_grown else 0
 
     def displace(self) -> PrefillJob | None:
         """Preempt rows so that the first prompt of an account without rows can be admitted. Returns
         the prompt. `None`: every account has rows, the prompt fits anyway, or preempting would
-        not free enough."""
+        not free enough: then memory is reclaimed for it while it waits."""
         if not self.scheduler.shares.several or not self.live:
             return None
         present = {row.request.account for row in self.live}
@@ -190,7 +202,7 @@ class StepBuilder:
         if not room.fits:
             self.record.reclaim = self.record.reclaim or room.need
             return False
-        self.record.reclaim, self.record.leases = room.need, room.in_place
+        self.record.reclaim, self.record.lease_admitted = room.need, room.in_place
         if room.trims:
             self._trim(self.live)
         return True
@@ -201,33 +213,35 @@ class StepBuilder:
         self._leaving.append(row)
 
     def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
+        """Bytes of rows, without the capacity that some of them give back (`record.trims`)."""
         spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
         return self.ledger.reservation(rows, offers) - spare
 
     def _offers_to(self, job: PrefillJob) -> Sequence[Lease | None]:
         if job not in self.offers:
-            self.offers[job] = self.scheduler.offers(job)
+            prefixes = self.scheduler.prefixes
+            self.offers[job] = () if prefixes is None else prefixes.offers(job)
         return self.offers[job]
 
     def _limit(
         self, need: int, leases: Sequence[Lease | None] = (), leaving: Sequence[Row] = ()
     ) -> int:
         """Bytes for live rows once memory is reclaimed for `need`."""
-        pinned = self._pinned_bytes(leases, leaving)
+        pinned = self._newly_pinned(leases, leaving)
         limit = self.ledger.available() - pinned
         return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
 
-    def _pinned_bytes(self, leases: Sequence[Lease | None], leaving: Sequence[Row]) -> int:
-        """How many more bytes of the prefix cache cannot be evicted, if `leases` are acquired and
-        more rows are `leaving`. Each buffer counts once, and not if another row uses it, too."""
-        claimed, leaving = buffers_of(leases), [*self._leaving, *leaving]
-        pinned = sum(each.stored for each in claimed if not each.in_use)
+    def _newly_pinned(self, leases: Sequence[Lease | None], leaving: Sequence[Row]) -> int:
+        """By how many bytes that part of the prefix cache grows that cannot be evicted, if `leases`
+        are acquired and more rows are `leaving`. Negative: more is freed than leased."""
+        leased, leaving = buffers_of(leases), [*self._leaving, *leaving]
+        pinned = sum(buffers.stored for buffers in leased if not buffers.in_use)
         if not (left := buffers_of(row.lease for row in leaving)):
             return pinned  # as nearly always: the rest takes time in a long queue
         waiting = (row for job in self.scheduler.waiting for row in job.rows)
         others = [row for row in (*self.scheduler.running, *waiting) if row not in leaving]
-        unused = left - buffers_of(row.lease for row in others) - claimed
-        return pinned - sum(each.stored for each in unused)
+        freed = left - buffers_of(row.lease for row in others) - leased
+        return pinned - sum(buffers.stored for buffers in freed)
 
     def _trim(self, rows: Sequence[Row]) -> None:
         """Free the capacity of rows that is only for later turns."""
@@ -236,12 +250,27 @@ class StepBuilder:
 
     def _room(self, job: PrefillJob, leaving: Sequence[Row] = (), *, in_place: bool = True) -> Room:
         """The room for a prompt beside the live rows without those that are `leaving`. `in_place`:
-        the prompt uses stored buffers in place, which stay and are not part of its need."""
+        the prompt uses stored buffers in place, if it fits so."""
         rows = [row for row in self.live if row not in leaving]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
+        room = self._room_beside(rows, job, leaving, in_place=in_place)
+        if room.fits or rows or not in_place:
+            return room
+        # behind a prefix, a row may need more than without it, perhaps more than is available
+        copied = self._room_beside(rows, job, leaving, in_place=False)
+        return copied if copied.fits else room
+
+    def _room_beside(
+        self, rows: Sequence[Row], job: PrefillJob, leaving: Sequence[Row], *, in_place: bool
+    ) -> Room:
+        """`in_place`: what it uses in place stays, and is no part of its need. Else it copies."""
         leases = self._offers_to(job) if in_place else ()
-        need, images = self._need_beside(rows, job, in_place=in_place), self.ledger.image_bytes()
+        need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
+        if rows and not in_place and job.uses_prefix_cache:
+            # a copy and the prefix that it leaves are rounded up separately: one step each
+            need += self.ledger.row_bytes(2 * STEP_TOKENS)
+        images = self.ledger.image_bytes()
         limit = self._limit(need + images, leases, leaving)
         # images are temporary, and may be its own, so none block a prompt that would run alone
         if need + (images if rows else 0) <= limit:
@@ -249,24 +278,13 @@ class StepBuilder:
         spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, in_place=in_place, trims=True)
-        # behind a prefix, a row may need more than without it, perhaps more than is available
-        if in_place and not rows and (copied := self._room(job, leaving, in_place=False)).fits:
-            return copied
-        # else memory would be reclaimed from what the prompt will use
-        pinned = max(0, self._pinned_bytes(leases, leaving))
+        # if memory is reclaimed for it, then not from what it will use
+        pinned = max(0, self._newly_pinned(leases, leaving))
         return Room(need + images + pinned, fits=False)
-
-    def _need_beside(self, rows: Sequence[Row], job: PrefillJob, *, in_place: bool) -> int:
-        leases = self._offers_to(job) if in_place else ()
-        need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
-        if in_place or not rows or not job.uses_prefix_cache:
-            return need
-        # a copy and the prefix that it leaves are rounded up separately: one step each
-        return need + self.ledger.row_bytes(2 * STEP_TOKENS)
 
 
 def buffers_of(leases: Iterable[Lease | None]) -> set[RowBuffers]:
-    return {each for lease in leases if lease is not None for each in lease.buffers}
+    return {buffers for lease in leases if lease is not None for buffers in lease.buffers}
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
