@@ -1,15 +1,15 @@
-"""The pass of the rows that decode, and of a mixed chunk; draws of their next tokens; and recovery
-from a device failure: rows start again, each alone until it has decoded once.
+"""Decode step: run the forward pass of all rows and of a mixed chunk, draw their next tokens, and
+recover from device failures, by running each row alone until it has decoded once.
 
-A pass is launched before the tokens of the last one are read, so that the device does not wait for
-the host. Only drafts need those tokens first. Each step calls `commit_and_draft`, `run` and
-`commit`, in this order.
+A pass is launched before the tokens of the previous one are read, so that the device does not wait
+for the host. Only drafts need those tokens first. Each step calls `commit_and_draft`, `launch_pass`
+and `commit`, in this order.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,8 +23,7 @@ from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassRes
 from .execution.sampler import draw
 from .request import Request, Row
 from .scheduling.step import Chunk, StepPlan
-from .speculation.policy import Asks
-from .speculation.tokens_ahead import Mask, Place, ahead, places
+from .speculation.tokens_ahead import Mask, places, row_with_drafts
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -36,45 +35,52 @@ Progress = tuple[Sequence[Event], FinishReason | None]
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """Result of a pass of the rows."""
+class LaunchedPass:
+    """A pass of the rows, which may still run."""
 
     forward: Forward
     chunk: Chunk | None
     """The mixed chunk."""
-    reads: Sequence[PassResult] | Fault = ()
-    """Tokens of the last pass; empty if `commit_and_draft` has taken them. A fault: they cannot be
-    read, or no pass was launched."""
+    previous: Sequence[PassResult] | Fault = ()
+    """Tokens of the previous pass; empty if `commit_and_draft` has taken them. A fault: they cannot
+    be read, or no pass was launched."""
     read_at: float | None = None
-    """When `reads` were read. `None`: there are none."""
+    """When `previous` was read. `None`: there is nothing to take."""
 
 
 def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
-    """If drafts pay, read and commit the tokens of the last pass first, because drafts follow them.
-    Returns the plan without what ended with them, the drafts, and when they were read, if so."""
-    requested: Mapping[Row, Asks] = {}
-    read_first, drafting = False, engine.drafting
-    alone = any(row.retry_alone for row in plan.rows)
-    may_draft = engine.batch.can_verify_drafts and drafting.may_draft(plan) and not alone
-    if may_draft:
-        seconds_with = engine.scheduler.chunking.with_drafts(plan)
-        requested, read_first = drafting.plan_drafts(plan.rows, seconds_with)
-    if not (requested or read_first or (plan.rows and engine.batch.drafted_rows)):
+    """If drafts are expected to pay, first read and commit the previous pass's tokens. Returns the
+    remaining plan, the drafts, and the time of the read (`None`: nothing was read)."""
+    drafting, batch = engine.drafting, engine.batch
+    must_read = bool(plan.rows and batch.drafted_rows)
+    retrying = any(row.retry_alone for row in plan.rows)
+    if retrying or not (batch.can_verify_drafts and drafting.may_draft(plan)):
+        return _commit_previous(engine, plan) if must_read else (plan, NO_DRAFTS, None)
+    pass_seconds_with = engine.scheduler.chunking.with_drafts(plan)
+    requested, read_first = drafting.plan_drafts(plan.rows, pass_seconds_with)
+    if not (requested or read_first or must_read):
         return plan, NO_DRAFTS, None
-    found, read_at = attempt(engine.batch.catch_up), engine.clock()
-    if isinstance(found, Fault):
-        _retry_all(engine, found)
+    make = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested, isolate_row)
+    return _commit_previous(engine, plan, make)
+
+
+def _commit_previous(
+    engine: Engine, plan: StepPlan, make_drafts: Callable[[], Drafts] = lambda: NO_DRAFTS
+) -> tuple[StepPlan, Drafts, float | None]:
+    results, read_at = attempt(engine.batch.catch_up), engine.clock()
+    if isinstance(results, Fault):
+        _retry_all(engine, results)
         return engine.scheduler.remaining_plan(plan, readable=False), NO_DRAFTS, read_at
-    _take(engine, found, read_at, before=True)
-    if not may_draft:
-        return engine.scheduler.remaining_plan(plan), NO_DRAFTS, read_at
-    drafts = drafting.make_drafts(plan.rows, seconds_with, requested, fails_next)
+    _commit_results(engine, results, read_at, before=True)
+    drafts = make_drafts()
     return engine.scheduler.remaining_plan(plan), drafts, read_at
 
 
-def run(engine: Engine, plan: StepPlan, drafts: Drafts, idle_at: float | None) -> Decoded | None:
-    """Launch the pass, and read the tokens of the last one while it runs. `idle_at`: when they
-    were read before it, so that the device became idle."""
+def launch_pass(
+    engine: Engine, plan: StepPlan, drafts: Drafts, read_at: float | None
+) -> LaunchedPass | None:
+    """Launch the pass, and read the previous tokens while it runs. `read_at`: when they were read,
+    if before this; the device has been idle since."""
     chunk = plan.chunk if plan.mixed else None
     if not plan.rows and chunk is None:
         return None
@@ -82,38 +88,39 @@ def run(engine: Engine, plan: StepPlan, drafts: Drafts, idle_at: float | None) -
     count = sum(map(len, drafts.values()))
     expected = chunking.with_drafts(plan)(count) if count else plan.pass_seconds
     mixed_chunk = engine.batch.mixed.begin_pass(chunk)
-    # of every row in the batch: `plan.rows`
+    # runs all rows of the batch, which are `plan.rows`
     forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
     if isinstance(forward, Fault):  # the rows' caches could not be copied for it
-        return Decoded(Forward([], None, []), chunk, forward)
-    load = chunking.load(plan.rows, chunk)
-    engine.timer.launch(expected, began if idle_at is None else engine.clock(), load)
-    if drafts and idle_at is not None:
-        engine.drafting.record_idle(drafts, engine.clock() - idle_at)
+        return LaunchedPass(Forward([], None, []), chunk, forward)
+    pass_load = chunking.load(plan.rows, chunk)
+    engine.timer.launch(expected, began if read_at is None else engine.clock(), pass_load)
+    if drafts and read_at is not None:
+        engine.drafting.record_idle(drafts, engine.clock() - read_at)
     for row in [row for rows, _ in forward.failed for row in rows]:
         row.corrupted = True
-    if idle_at is not None:
-        return Decoded(forward, chunk)
-    return Decoded(forward, chunk, attempt(engine.batch.read), engine.clock())
+    if read_at is not None:
+        return LaunchedPass(forward, chunk)
+    return LaunchedPass(forward, chunk, attempt(engine.batch.read), engine.clock())
 
 
-def commit(engine: Engine, decoded: Decoded) -> None:
-    """Take the tokens that were read, and draw the next ones."""
-    forward, chunk, reads = decoded.forward, decoded.chunk, decoded.reads
-    if isinstance(reads, Fault):
-        _retry_all(engine, reads)
+def commit(engine: Engine, launched: LaunchedPass) -> None:
+    """Take the tokens that were read, fail or retry the rows of failed passes, and draw the next
+    tokens of the others."""
+    forward, chunk, previous = launched.forward, launched.chunk, launched.previous
+    if isinstance(previous, Fault):
+        _retry_all(engine, previous)
         return
-    if decoded.read_at is not None:
-        _take(engine, reads, decoded.read_at)
-    # a row alone in its pass is to blame; otherwise all run again. Without rows, a chunk failed
+    if launched.read_at is not None:
+        _commit_results(engine, previous, launched.read_at)
     for rows, cause in forward.failed:
-        left = [row for row in rows if row.finish is None]
-        alone = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
-        if alone and left:
-            engine.fail_by_fault(left[0].request, "its decode step", cause)
-        elif left or chunk is not None:
-            retry(engine, left, cause)
-    recovers = [row for row in forward.rows if row.retry_alone]  # until the draws
+        unfinished = [row for row in rows if row.finish is None]
+        # a row that is retried shares its pass with no chunk; without rows, a chunk failed
+        is_single = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
+        if is_single and unfinished:
+            engine.fail_by_fault(unfinished[0].request, "its decode step", cause)
+        elif unfinished or chunk is not None:
+            retry(engine, unfinished, cause)
+    recovers = [row for row in forward.rows if row.retry_alone]  # before `_draw_next` resets it
     if forward.logits is not None:
         _draw_next(engine, forward, forward.logits)
     engine.timer.token_at = engine.clock()
@@ -121,17 +128,19 @@ def commit(engine: Engine, decoded: Decoded) -> None:
         engine.batch.record_success(len(forward.rows))
 
 
-def _take(engine: Engine, found: Sequence[PassResult], now: float, *, before: bool = False) -> None:
-    """Take the result of the last pass, perhaps `before` the next one is launched: then rows with
-    drafts one by one, after the others, whose caches have all their tokens already."""
+def _commit_results(
+    engine: Engine, results: Sequence[PassResult], now: float, *, before: bool = False
+) -> None:
+    """`before`: the next pass is not launched yet. Then rows with drafts come last, one by one: the
+    caches of the others have just their tokens, but theirs are cut to the accepted drafts."""
     if engine.prefix_cache is not None:
         engine.prefix_cache.record_read()
-    with_drafts = any(result.drafts for result in found)
+    with_drafts = any(result.drafts for result in results)
     times = engine.timer.end_rows(now, newer=not before, usual=not with_drafts)
-    engine.drafting.record_pass(found, times)
-    together = [result for result in found if not (before and result.drafts)]
+    engine.drafting.record_pass(results, times)
+    together = [result for result in results if not (before and result.drafts)]
     take_tokens(engine, [read for result in together for read in result.reads], now)
-    for result in found:
+    for result in results:
         if before and result.drafts:
             _take_drafts(engine, result, now)
 
@@ -141,48 +150,49 @@ def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
     row, accepted = result.row, len(result.reads) - 1
     engine.drafting.record_accepted(row, result.drafts, accepted)
     engine.output.add_drafts(result.drafts, accepted)
-    for stay, read in enumerate(result.reads, 1):
+    for tokens, read in enumerate(result.reads, 1):
         if row.finish is None:
-            engine.batch.layout.keep(row, stay)
+            engine.batch.layout.keep(row, tokens)
             take_tokens(engine, [read], now)
 
 
 def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
-    """Draw a token for every position of the rows, as if all their drafts were accepted."""
-    engine.drafting.show(forward)
+    """Draw a token for every position of the rows, as if the drafts before it were accepted."""
+    engine.drafting.record_hidden_states(forward)
     scheduler, batch, fixed = engine.scheduler, engine.batch, engine.scheduler.chunking.fixed
-    wanted: Sequence[Place] = list(places(forward.rows))
-    kept = [  # with fixed passes, a row may have its next token already, to replay it
+    positions = list(places(forward.rows))
+    indices = [  # in fixed passes, a replayed row has its next token already
         i
-        for i, (row, _) in enumerate(wanted)
+        for i, (row, _) in enumerate(positions)
         if row in scheduler.running and not (fixed and batch.replays(row))
     ]
-    if len(kept) < len(wanted):
-        wanted, logits = [wanted[i] for i in kept], logits[mx.array(kept, dtype=mx.int32)]
-    rows = [row for row, _ in wanted]
+    if len(indices) < len(positions):
+        logits = logits[mx.array(indices, dtype=mx.int32)]
+        positions = [positions[i] for i in indices]
+    rows = [row for row, _ in positions]
     if fixed is not None:
         for i, row in enumerate(rows):
-            again = partial(retry, engine, [row])
-            own = engine.isolate(row.request, "its sampling")
-            with own if row.retry_alone else Isolation(again):
-                batch.set_drawn([row], draw(logits[i : i + 1], [row], [mask(row, 0)]))
+            by_itself = engine.isolate(row.request, "its sampling")
+            with by_itself if row.retry_alone else Isolation(partial(retry, engine, [row])):
+                batch.set_drawn([row], draw(logits[i : i + 1], [row], [grammar_mask(row)]))
                 row.retry_alone = False
     elif rows:
         with Isolation(partial(retry, engine, list(dict.fromkeys(rows)))):
-            masks = [mask(row, at, forward.drafts) for row, at in wanted]
-            drawn = [ahead(row, forward.drafts.get(row, ()), at) for row, at in wanted]
-            batch.set_drawn(rows, draw(logits, drawn, masks), forward.drafts)
+            drafts = forward.drafts
+            masks = [grammar_mask(row, before, drafts) for row, before in positions]
+            draft_rows = [row_with_drafts(row, drafts.get(row, ()), n) for row, n in positions]
+            batch.set_drawn(rows, draw(logits, draft_rows, masks), drafts)
             for row in rows:
                 row.retry_alone = False  # its own pass has worked
 
 
-def mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
-    """The grammar's mask after `at` of the row's drafts."""
+def grammar_mask(row: Row, before: int = 0, drafts: Drafts = NO_DRAFTS) -> Mask | None:
+    """The grammar's mask for the token after `before` of the row's drafts."""
     if row.constraint is None:
         return None
-    if row in drafts:
-        return row.masks[at]  # type: ignore[no-any-return]
-    with fails_next(row, "its grammar"):
+    if row in drafts:  # `make_drafts` has asked the grammar
+        return row.masks[before]  # type: ignore[no-any-return]
+    with isolate_row(row, "its grammar"):
         return row.constraint.mask()
     return None  # its request ends with the next token
 
@@ -191,13 +201,13 @@ def mask(row: Row, at: int, drafts: Drafts = NO_DRAFTS) -> Mask | None:
 
 
 def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
-    live = [read for read in reads if read[0].finish is None]
-    for row, token, _ in live:  # before a failure, which stores its request's other rows
+    unfinished = [read for read in reads if read[0].finish is None]
+    for row, token, _ in unfinished:  # all first: a failure below stores its request's other rows
         engine.output.add_token(row.request, now)
         engine.scheduler.charge_token(row.request)
         row.tokens.append(token)
-    for row, token, logprob in live:
-        _advance(engine, row, partial(_push_token, engine, row, token, logprob))
+    for row, token, logprob in unfinished:
+        _apply(engine, row, partial(_push_token, engine, row, token, logprob))
 
 
 def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -> Progress:
@@ -217,18 +227,18 @@ def _push_token(engine: Engine, row: Row, token: int, logprob: Logprob | None) -
     return deltas, None
 
 
-def cut(engine: Engine, row: Row) -> None:
-    _advance(engine, row, partial(_finish, row, "length"))
+def finish_by_length(engine: Engine, row: Row) -> None:
+    _apply(engine, row, partial(_finish, row, "length"))
 
 
-def _advance(engine: Engine, row: Row, work: Callable[[], Progress]) -> None:
-    """Do the row's own work, post its events, and end the row or its request if need be."""
+def _apply(engine: Engine, row: Row, work: Callable[[], Progress]) -> None:
+    """Do the row's work, post its events, and end the row, or on an error its request."""
     request = row.request
     progress: Progress = (), None
     if row.finish is not None:  # another choice made its request fail
         return
     if row.error is None:
-        with fails_next(row, "its text"):
+        with isolate_row(row, "its text"):
             progress = work()
     if row.error is not None:
         engine.fail(request, row.error)
@@ -250,16 +260,16 @@ def _finish(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Pro
     return [*deltas, *last, end], reason
 
 
-def fails_next(row: Row, part: str) -> Isolation:
+def isolate_row(row: Row, part: str) -> Isolation:
     """Wraps a row's own work. An error in it ends its request as `Row.error` says."""
 
     def store(fault: Fault) -> None:
-        row.error = error_of(row.request, part, fault)
+        row.error = log_and_convert(row.request, part, fault)
 
     return Isolation(store)
 
 
-def error_of(request: Request, part: str, fault: Fault) -> MLXProviderError:
+def log_and_convert(request: Request, part: str, fault: Fault) -> MLXProviderError:
     if not fault.deliberate:
         log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
     return fault.of_request(part)
@@ -278,7 +288,7 @@ def _retry_all(engine: Engine, fault: Fault) -> None:
 
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
-    """Prefill the rows of a failed pass again, each alone, and its prompts from their beginning."""
+    """Requeue the rows of a failed pass, each to run alone; prompts in it start over."""
     log.warning("a decode step of %d rows failed (%s); they run again", len(rows), fault.summary)
     engine.timer.forget()
     engine.drop_rows(rows)

@@ -10,10 +10,10 @@ from ..errors import MLXProviderError, RequestTimedOut
 from ..isolation import Fault, Isolation
 from ..records import LoadedModel
 from . import decode, prefill
-from .decode import Decoded
+from .decode import LaunchedPass
 from .execution.decode_batch import DecodeBatch
 from .inputs import FeatureCache
-from .prefill import Prefilled
+from .prefill import ChunkResult
 from .prefix_cache.policy import PrefixCachePolicy, isolated_cache
 from .request import Phase, PrefillJob, Request, Row
 from .scheduling.costs import PassTimer
@@ -84,17 +84,17 @@ class Engine:
             passes=self.batch.layout.pass_count,
         )
 
-    def run(self, record: StepRecord) -> Iterator[Decoded | Prefilled]:
+    def run(self, record: StepRecord) -> Iterator[LaunchedPass | ChunkResult]:
         """Execute the decisions of the record, and launch its passes. Changes requests, events,
         the queue, costs and all caches. The caller commits each result before it asks for the next
         one: the rows' last tokens are delivered, and their next ones drawn, before a chunk runs in
         its own pass. If drafts pay, the last tokens are committed before any pass."""
         self._apply_decisions(record)
         plan = self.scheduler.remaining_plan(record.plan)
-        plan, drafts, idle_at = decode.commit_and_draft(self, plan)
+        plan, drafts, read_at = decode.commit_and_draft(self, plan)
         self.scheduler.charge_step(plan)
-        if (decoded := decode.run(self, plan, drafts, idle_at)) is not None:
-            yield decoded
+        if (launched := decode.launch_pass(self, plan, drafts, read_at)) is not None:
+            yield launched
         waits = plan.prepared is not None or (plan.chunk is not None and not plan.mixed)
         if waits and self.deliver is not None and not self.output.empty:
             self.deliver(self.output.take())
@@ -107,12 +107,12 @@ class Engine:
             self.output.add_step(plan, record.now)
         self._blocked = record.empty
 
-    def commit(self, result: Decoded | Prefilled) -> None:
+    def commit(self, result: LaunchedPass | ChunkResult) -> None:
         """Take tokens and draw the next ones, or count a chunk and let a complete prompt decode.
         Changes requests, events, the queue, costs, statistics, the batch and the prefix cache."""
-        if isinstance(result, Decoded):
+        if isinstance(result, LaunchedPass):
             decode.commit(self, result)
-            if result.chunk is not None and not isinstance(result.reads, Fault):
+            if result.chunk is not None and not isinstance(result.previous, Fault):
                 prefill.commit_mixed(self, result.chunk, result.forward)
         else:
             prefill.commit(self, result)
@@ -123,7 +123,7 @@ class Engine:
         for request in record.expired:
             self.fail(request, RequestTimedOut("the request's time limit has passed"))
         for row in record.cut:
-            decode.cut(self, row)
+            decode.finish_by_length(self, row)
         for row, tokens in record.trims.items():
             if row.lease is not None and row not in record.preempted:
                 row.lease.trim(tokens)
@@ -198,7 +198,7 @@ class Engine:
         return Isolation(partial(self.fail_by_fault, request, part))
 
     def fail_by_fault(self, request: Request, part: str, fault: Fault) -> None:
-        self.fail(request, decode.error_of(request, part, fault))
+        self.fail(request, decode.log_and_convert(request, part, fault))
 
     def abandon(self, request: Request) -> bool:
         """End a request without an event, and keep what it has computed. Returns whether it was

@@ -21,6 +21,7 @@ from .execution.grouped_kv import MixedChunk
 from .execution.sampler import Drawn, draw, score
 from .inputs import Inputs
 from .prefix_cache.policy import isolated_cache
+from .prefix_cache.tree import Match
 from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
 from .scheduling.step import Chunk, StepPlan
@@ -39,7 +40,7 @@ size."""
 
 
 @dataclass(frozen=True)
-class Prefilled:
+class ChunkResult:
     """Result of a chunk in its own pass."""
 
     job: PrefillJob
@@ -53,28 +54,19 @@ class Prefilled:
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
-    """Give an admitted prompt its row cache, or start a restore from disk."""
-    inputs, match = job.request.inputs, None
+    """Give an admitted prompt its row cache, or start a restore from disk, and go on when it has
+    ended. Sparse prefill is for what is hardly cached, by the look-up; if less was found than that
+    promised, as files may be damaged, this is decided again."""
+    inputs, restores = job.request.inputs, job.restore is not None
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.capacity_for(job)
-    sparse_prefill = engine.sparse_prefill if job.uses_prefix_cache else None
-    if sparse_prefill is not None and job.restore is None:
+    if engine.sparse_prefill is not None and job.uses_prefix_cache and not restores:
         engine.look_up(job)
-        sparse_prefill.begin(job, job.estimated_cached)
-    expected, restores = job.estimated_cached, job.restore is not None
-    if not job.uses_prefix_cache:  # sparse prefill may have begun
-        job.leave_prefix()
-    elif engine.prefix_cache is not None:
-        with isolated_cache(job.request) as found:
-            match = engine.prefix_cache.begin(job, capacity)
-        if found.fault is not None:
-            job.leave_prefix()
-        if job.restoring:
-            return
-        if sparse_prefill is not None and (restores or job.done < expected):  # else as decided
-            sparse_prefill.begin(job, job.done)
-            if job.scoring is not None:
-                engine.prefix_cache.release(job.rows)
-                job.leave_prefix()
+        _choose_sparse(engine, job, job.estimated_cached)
+    expected, match = job.estimated_cached, _fill(engine, job, capacity)
+    if job.restoring:
+        return
+    if job.uses_prefix_cache and (restores or job.done < expected):
+        _choose_sparse(engine, job, job.done)
     if job.cache is None:
         job.cache = engine.make_cache()
         grow_by(job.cache, capacity)
@@ -85,32 +77,54 @@ def begin(engine: Engine, job: PrefillJob) -> None:
         engine.output.recorder.count("prompt_tokens_cached", job.done)
 
 
-def run(engine: Engine, plan: StepPlan) -> Prefilled | None:
+def _choose_sparse(engine: Engine, job: PrefillJob, cached: int) -> None:
+    """Let the prompt be scored, without a stored prefix, if few of its tokens are `cached`."""
+    if engine.sparse_prefill is not None:
+        engine.sparse_prefill.begin(job, cached)
+    if job.scoring is not None:
+        if engine.prefix_cache is not None:
+            engine.prefix_cache.release(job.rows)
+        job.leave_prefix()
+
+
+def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
+    """Give the prompt a row cache with a stored prefix, or start a restore. Returns the match if it
+    is to be reported."""
+    if job.uses_prefix_cache:
+        if engine.prefix_cache is None:
+            return None
+        with isolated_cache(job.request):
+            return engine.prefix_cache.begin(job, capacity)
+    job.leave_prefix()  # also after a fault
+    return None
+
+
+def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
     """Launch the chunk with its own pass, or do what comes before the chunks of a prompt."""
     job, chunk = plan.prepared, None if plan.mixed else plan.chunk
-    found: Prefilled | Fault | None
+    found: ChunkResult | Fault | None
     if job is not None and job.cache is not None:
         found = attempt(partial(_prepare, engine, job, plan))
     elif chunk is not None and chunk.due:  # else its request ended, or a failed pass corrupted it
         job, found = chunk.job, attempt(partial(_run_chunk, engine, chunk, plan))
     else:
         return None
-    return Prefilled(job, fault=found) if isinstance(found, Fault) else found
+    return ChunkResult(job, fault=found) if isinstance(found, Fault) else found
 
 
-def commit(engine: Engine, prefilled: Prefilled) -> None:
+def commit(engine: Engine, result: ChunkResult) -> None:
     """Count the chunk. After the last one, let the prompt's rows decode, or take the vector of an
     input. A failure ends only its request."""
-    job, chunk, request = prefilled.job, prefilled.chunk, prefilled.job.request
-    if prefilled.fault is not None:
+    job, chunk, request = result.job, result.chunk, result.job.request
+    if result.fault is not None:
         engine.timer.forget()
         job.drop_cache()  # corrupted, so it must not reach the prefix cache
-        engine.fail_by_fault(request, "its prefill", prefilled.fault)
+        engine.fail_by_fault(request, "its prefill", result.fault)
     if chunk is None:
         return
     with engine.isolate(request, "its prefill"):
         if job.wants_prompt_logprobs:
-            _post_prompt_logprobs(engine, chunk, prefilled.scored)
+            _post_prompt_logprobs(engine, chunk, result.scored)
         job.done = chunk.stop
         engine.scheduler.charge_chunk(chunk)
         engine.output.add_chunk(chunk)
@@ -123,8 +137,8 @@ def commit(engine: Engine, prefilled: Prefilled) -> None:
             _end_input(engine, job, request.inputs)
         elif request.ahead:
             engine.abandon(request)
-        elif prefilled.logits is not None:
-            _end_prefill(engine, job, prefilled.logits)
+        elif result.logits is not None:
+            _end_prefill(engine, job, result.logits)
 
 
 def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
@@ -138,7 +152,7 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
         log.warning("request %s starts its prefill again: %s", job.request.id, failed.summary)
         engine.batch.mixed.restart_prompts()
     else:
-        commit(engine, Prefilled(job, chunk, logits))
+        commit(engine, ChunkResult(job, chunk, logits))
 
 
 def _prepare(engine: Engine, job: PrefillJob, plan: StepPlan) -> None:
@@ -169,7 +183,7 @@ def _run_tower(engine: Engine, job: PrefillJob, seconds: float) -> None:
         job.request.features[span.content_hash] = features
 
 
-def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
+def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> ChunkResult:
     """Append the chunk to its row's cache."""
     job, request = chunk.job, chunk.job.request
     inputs, cache, last = request.inputs, job.row_cache(), chunk.stop == len(job.tokens)
@@ -195,7 +209,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
     prefixes = engine.prefix_cache
     copies = prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop)
     if plan.rows and engine.scheduler.running and not (last or media or copies):
-        # the pass of the next token follows without a gap
+        # rows decode, so the pass of their next tokens follows without a gap
         mx.async_eval(wanted)  # type: ignore[no-untyped-call]
         engine.batch.mixed.may_fail_later(job)
     else:
@@ -203,7 +217,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> Prefilled:
         if media:  # a family may run a whole image with its first tokens, and others without cost
             engine.timer.forget()
         engine.timer.end(engine.clock())
-    return Prefilled(job, chunk, logits if last else None, scored)
+    return ChunkResult(job, chunk, logits if last else None, scored)
 
 
 def _score(engine: Engine, chunk: PrefillChunk, request: Request) -> tuple[mx.array, Drawn | None]:
@@ -260,7 +274,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
             engine.prefix_cache.keep_prefill(job)
     if job.request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-    cache, job.cache = job.row_cache(), None
+    cache, job.cache = job.row_cache(), None  # after it was stored: rows share what nodes have
     grow_by(cache, engine.scheduler.ledger.growth_for(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:
@@ -281,7 +295,7 @@ def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
     if row.finish is not None:  # another choice of its request has failed
         return
     with engine.isolate(row.request, "its sampling") as work:
-        drawn = draw(logits[None], [row], [decode.mask(row, 0)])
+        drawn = draw(logits[None], [row], [decode.grammar_mask(row)])
         (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
     if work.fault is None:
         decode.take_tokens(engine, first.reads, engine.clock())

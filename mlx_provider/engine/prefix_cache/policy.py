@@ -157,19 +157,19 @@ class PrefixCachePolicy:
         restored, job.match = job.restore, None
         counted = not (job.request.ahead or job.request.looked_up)
         job.request.looked_up = True
-        if restored is None or restored.cache is None:
+        if restored is not None and restored.cache is not None:
+            job.cache, restored.cache, length = restored.cache, None, restored.length
+            self.cache.count(replace(match, counted=counted), length)
+            shared = max(match.shared, length)
+            match = replace(match, length=length, shared=shared, counted=counted)
+            first = self._leases.lease_row(job.cache)
+        else:  # from memory alone
             if self._leases.prepare(match):
                 match = self._match(job)
             match = replace(match, counted=counted)
             job.cache, first = self.cache.acquire(
                 match, self._make_cache, room=capacity - match.length, leases=self._leases
             )
-        else:
-            match, length = replace(match, counted=counted), restored.length
-            job.cache, restored.cache = restored.cache, None
-            self.cache.count(match, length)
-            match = replace(match, length=length, shared=max(match.shared, length))
-            first = self._leases.lease_row(job.cache)
         for row, lease in zip(job.rows, (first, *self._forks(job, first)), strict=True):
             row.lease = lease
         return match

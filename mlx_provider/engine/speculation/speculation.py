@@ -67,7 +67,7 @@ class DraftedRow:
     """States of its last pass with drafts, until the result is known or the drafter has them."""
     origin: Origin = field(default_factory=Origin)
 
-    def show(self, hidden: mx.array) -> None:
+    def add_hidden(self, hidden: mx.array) -> None:
         if len(self.shown) >= KEPT:
             self.shown = []
         self.shown.append(hidden)
@@ -119,7 +119,7 @@ class Speculation:
             hidden = [hidden[-1][-1:]]
         self._track(row).shown = hidden
 
-    def show(self, forward: Forward) -> None:
+    def record_hidden_states(self, forward: Forward) -> None:
         """Keep the states (1 + drafts, hidden) from which the rows' next tokens are drawn."""
         if forward.hidden is None:
             return
@@ -130,7 +130,7 @@ class Speculation:
             if drafts:
                 own.drawn_from = forward.hidden[at : at + 1 + drafts]
             else:
-                own.show(forward.hidden[at : at + 1])
+                own.add_hidden(forward.hidden[at : at + 1])
 
     def may_draft(self, plan: StepPlan) -> bool:
         beside = plan.chunk is None or self.policy.beside_prompts
@@ -327,7 +327,7 @@ class Speculation:
         if origin.source is not None and guessed > 0 and right >= 0:
             self.policy.learn(origin.source, own.rates[origin.source], guessed, right)
         if own.drawn_from is not None:
-            own.show(own.drawn_from[: accepted + 1])
+            own.add_hidden(own.drawn_from[: accepted + 1])
             own.drawn_from = None
 
     def forget(self, rows: Sequence[Row]) -> None:

@@ -42,7 +42,7 @@ class TokensAhead(Sequence[int]):
         return self._tokens[place] if place < known else self._drafts[place - known]
 
 
-def ahead(row: Row, drafts: Sequence[int], count: int) -> Row:
+def row_with_drafts(row: Row, drafts: Sequence[int], count: int) -> Row:
     """For one draw. `row` does not change."""
     if not count:
         return row
