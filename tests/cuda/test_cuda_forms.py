@@ -29,6 +29,7 @@ from noted_calls import note_calls
 from tiny import build
 from tiny.models import tiny_image
 from tolerances import logprob_tolerance
+from unpatched import Unpatched
 
 SIZE, OUT = 64, 32
 REPLACEMENTS = tuple(replacements())
@@ -186,14 +187,16 @@ def test_prompts_of_many_lengths_have_few_shapes_of_attention(
         chunks = zip([0, *ends], ends, strict=False)
         return [qwen3.prefill(PrefillChunk(prompt, *chunk, cache)) for chunk in chunks]
 
-    expected = [*map(logits, lengths)]
-    install("test", REPLACEMENTS, qwen3.model)
+    with Unpatched(qwen3.model):
+        expected = [*map(logits, lengths)]
     shapes = note_calls(
         monkeypatch, mx.fast, "scaled_dot_product_attention",
         lambda q, k, v, **more: (q.shape[-2], k.shape[-2]),
     )  # fmt: skip
-    found = [*map(logits, lengths)]
-    remove("test", REPLACEMENTS, qwen3.model)
+    with Unpatched(qwen3.model):
+        install("test", REPLACEMENTS, qwen3.model)
+        found = [*map(logits, lengths)]
+        remove("test", REPLACEMENTS, qwen3.model)
     for logits_of, wanted in zip(found, expected, strict=True):
         assert mx.allclose(mx.stack(logits_of), mx.stack(wanted), atol=logprob_tolerance())
     widths = {shape for shape in shapes if 2 < shape[0] < 256}
