@@ -109,7 +109,13 @@ class EngineBuilder:
             room = (ledger.free - ledger.live()) // 2  # the rest is for rows
             loaded = load_drafters(self._registry, weights.key.folder, weights.model, options, room)
         policy = self._policy(weights, options, kv, measured, fixed)
-        scheduler = self._scheduler(weights, measured, limits, fixed, policy)
+        scheduler = Scheduler(
+            self._row_ledger(weights, measured, limits, fixed),
+            Costs(measured.curve),
+            grid=GRID if found.memory.recurrent else 1,
+            fixed=fixed.shapes if fixed else None,
+            prefixes=policy,
+        )
         engine = Engine(
             weights.model,
             scheduler,
@@ -171,25 +177,13 @@ class EngineBuilder:
             shapes=fixed.shapes if fixed else None,
         )
 
-    def _scheduler(
-        self,
-        weights: Weights,
-        measured: Measured,
-        limits: Limits,
-        fixed: Reproducible | None,
-        prefixes: PrefixCachePolicy,
-    ) -> Scheduler:
-        memory, curve = measured.probe.memory, measured.curve
-        longest = max(limits.stall_target, LONGEST_GAP)
-        passes = PassMemory.of(measured.passes, curve, longest, limits.max_chunk)
+    def _row_ledger(
+        self, weights: Weights, measured: Measured, limits: Limits, fixed: Reproducible | None
+    ) -> RowLedger:
+        memory, longest = measured.probe.memory, max(limits.stall_target, LONGEST_GAP)
+        passes = PassMemory.of(measured.passes, measured.curve, longest, limits.max_chunk)
         passing = fixed.passing(passes, memory.state_bytes) if fixed else passes
-        return Scheduler(
-            RowLedger(limits, self._memory, weights, memory, passing),
-            Costs(curve),
-            grid=GRID if memory.recurrent else 1,
-            fixed=fixed.shapes if fixed else None,
-            prefixes=prefixes,
-        )
+        return RowLedger(limits, self._memory, weights, memory, passing)
 
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         model, make_cache, reserve = weights.model, kv.make_cache, self._memory.reserve

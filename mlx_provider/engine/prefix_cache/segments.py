@@ -167,25 +167,24 @@ def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
     return items if tag == "list" else tuple(items)
 
 
+@dataclass
 class RowFiller:
     """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece."""
 
-    def __init__(
-        self,
-        cache: list[Any],
-        length: int,
-        room: int,
-        states: Collection[int] = (),
-        in_place: int = 0,
-    ) -> None:
-        """`length`: most tokens. `room`: capacity for more. `states`: leaves that get the state of
-        a snapshot. `in_place`: tokens that the other layers have already."""
-        self._cache = cache
-        self._length = length
-        self._room = room
-        self._in_place = in_place
+    cache: list[Any]
+    length: int
+    """Most tokens."""
+    room: int
+    """Capacity for more."""
+    states: Collection[int] = ()
+    """Layers that get the state of a snapshot."""
+    in_place: int = 0
+    """Tokens that the other layers have already."""
+
+    def __post_init__(self) -> None:
         self._buffers: dict[int, list[Any]] = {}
-        self._layers = {i: layer for i, layer in enumerate(leaves(cache)) if i not in states}
+        layers = enumerate(leaves(self.cache))
+        self._layers = {i: layer for i, layer in layers if i not in self.states}
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
         """Copy tokens `[start, stop)` of the row, which begin at `skip` in the arrays. Raises
@@ -193,7 +192,7 @@ class RowFiller:
         for i, layer in self._layers.items():
             if i not in arrays:
                 raise ValueError(f"layer {i} cannot be resumed at token {stop}")
-            parts, first = arrays[i], max(start, self._in_place)
+            parts, first = arrays[i], max(start, self.in_place)
             if not parts:
                 continue
             if kind(layer) is not Kind.APPEND or len(parts) != (6 if hasattr(layer, "bits") else 2):
@@ -201,36 +200,36 @@ class RowFiller:
             if first >= stop:
                 continue
             if i not in self._buffers:
-                tokens = self._length - self._in_place
-                tokens += _slack(layer, tokens, self._room)
+                tokens = self.length - self.in_place
+                tokens += _slack(layer, tokens, self.room)
                 shapes = [(*part.shape[:-2], tokens, part.shape[-1]) for part in parts]
                 pairs = zip(shapes, parts, strict=True)
                 self._buffers[i] = [mx.zeros(shape, part.dtype) for shape, part in pairs]
             for buffer, part in zip(self._buffers[i], parts, strict=True):
                 piece = part[..., skip + first - start : skip + stop - start, :]
-                copy_tokens(piece, buffer, first - self._in_place)
+                copy_tokens(piece, buffer, first - self.in_place)
         mx.eval([self._buffers[i] for i in arrays if i in self._buffers])
 
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
         """The row cache, with tokens `[0, length)` and the states of `snapshot`."""
         for i, layer in self._layers.items():
-            buffers, tokens = self._buffers.get(i), length - self._in_place
+            buffers, tokens = self._buffers.get(i), length - self.in_place
             if buffers is None:
-                if self._in_place:
-                    grow_by([layer], max(1, self._room))
+                if self.in_place:
+                    grow_by([layer], max(1, self.room))
                 continue
-            if not _slack(layer, tokens, self._room):
+            if not _slack(layer, tokens, self.room):
                 buffers = [mx.contiguous(buffer[..., :tokens, :]) for buffer in buffers]
             set_arrays(layer, buffers)
             layer.offset = length
-        every, fresh = leaves(self._cache), list[Any]()
+        every, fresh = leaves(self.cache), list[Any]()
         if snapshot is not None:
             for i, state in snapshot.layers.items():
                 attributes = decode(state, snapshot.arrays)
                 vars(every[i]).update(attributes)
                 fresh += [a for _, a in tree_flatten(attributes) if isinstance(a, mx.array)]
         mx.eval(fresh, list(self._buffers.values()))
-        return self._cache
+        return self.cache
 
 
 def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
