@@ -86,10 +86,10 @@ def subjects(models: Sequence[str], written: Sequence[str]) -> list[Subject]:
     values: dict[str, dict[str, None]] = {}
     for word in written:
         name, sign, value = (part.strip() for part in word.partition("="))
-        if not (name and sign):
+        if not (name and sign and value):
             raise BadRequest(f"--option {word}: write name=value", param="--option")
         values.setdefault(name, {})[value] = None
-    names = [full_name(model) for model in dict.fromkeys(models)]
+    names = list(dict.fromkeys(map(full_name, models)))
     found = []
     for model, choice in product(names, list(product(*values.values()))):
         short = Path(model).name if model.startswith("/") else model
@@ -118,7 +118,7 @@ def _value(name: str, text: str) -> Any:
     """A value as in a config file: a number, `true`, a text."""
     try:
         return full_name(text) if name in FOLDERS else yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError):
         return text
 
 

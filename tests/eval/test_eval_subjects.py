@@ -9,10 +9,7 @@ from mlx_provider.errors import MLXProviderError
 from mlx_provider.registry import PluginRegistry
 from mlx_provider_eval.subjects import Subject, _config, prepare, subjects
 
-
-@pytest.fixture(scope="module")
-def registry() -> PluginRegistry:
-    return PluginRegistry.discover()
+NO_YAML = ("a: [", "2026-13-45", "!!int x", "!!bool x", "!!timestamp x")
 
 
 def test_values_of_one_name_are_compared() -> None:
@@ -24,7 +21,8 @@ def test_values_of_one_name_are_compared() -> None:
 
 
 def test_every_model_meets_every_combination(tmp_path: Path) -> None:
-    found = subjects(["mlx/demo", str(tmp_path)], ["kv_bits=4", "kv_bits=8", "dtype=auto"])
+    models = ["mlx/demo", str(tmp_path), "demo", f"{tmp_path}/"]
+    found = subjects(models, ["kv_bits=4", "kv_bits=8", "dtype=auto"])
     assert len(found) == 4
     assert found[0] == Subject("demo", {"kv_bits": 4, "dtype": "auto"}, "demo, kv_bits=4")
     assert found[-1].model == str(tmp_path)
@@ -41,10 +39,10 @@ def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("kv_bits", "--option kv_bits: write name=value"),
+        *((word, f"--option {word}: write name=value") for word in ("kv_bits", "=8", "adapter=")),
         ("kv_bits=3", "--option kv_bits: Input should be 4 or 8"),
         ("kvbits=8", "--option kvbits: no such option; there are adapter"),
-        ("context_length=a: [", "--option context_length: "),
+        *((f"context_length={text}", "--option context_length: Input") for text in NO_YAML),
     ],
 )
 def test_a_wrong_option_is_named(written: str, told: str) -> None:
@@ -61,15 +59,11 @@ def test_a_wrong_option_is_named(written: str, told: str) -> None:
     ],
 )
 def test_what_cannot_be_served_is_found_before_anything_starts(
-    subject: Subject,
-    error: type[MLXProviderError],
-    told: str,
-    registry: PluginRegistry,
-    monkeypatch: pytest.MonkeyPatch,
+    subject: Subject, error: type[MLXProviderError], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(error, match=told):
-        prepare([subject], registry)
+        prepare([subject], PluginRegistry.discover())
 
 
 def test_no_subject_finds_what_another_one_has_computed() -> None:
