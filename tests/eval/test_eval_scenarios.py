@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlx_provider import BadRequest
+from mlx_provider_eval.client import Reply
 from mlx_provider_eval.scenario import MATCHERS, Scenario, digest, read, shipped_scenarios
-from mlx_provider_eval.subjects import Reply
 from mlx_provider_eval.tools import FAULTS, play
 from right_replies import right
 

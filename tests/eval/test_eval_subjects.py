@@ -7,14 +7,14 @@ import pytest
 from mlx_provider import BadRequest, ModelNotFound
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.registry import PluginRegistry
-from mlx_provider_eval.subjects import Subject, _config, prepare, subjects
+from mlx_provider_eval.subjects import Subject, _config, check_subjects, make_subjects
 
 NO_YAML = ("a: [", "2026-13-45", "!!int x", "!!bool x", "!!timestamp x")
 
 
 def test_values_of_one_name_are_compared() -> None:
     options = ["kv_bits=default", "kv_bits=8", "reproducible=true"]
-    one, other = subjects(["demo"], options)
+    one, other = make_subjects(["demo"], options)
     assert one.options == {"reproducible": True}
     assert other.options == {"kv_bits": 8, "reproducible": True}
     assert [one.label, other.label] == ["demo, kv_bits=default", "demo, kv_bits=8"]
@@ -22,7 +22,7 @@ def test_values_of_one_name_are_compared() -> None:
 
 def test_every_model_meets_every_combination(tmp_path: Path) -> None:
     models = ["mlx/demo", str(tmp_path), "demo", f"{tmp_path}/"]
-    found = subjects(models, ["kv_bits=4", "kv_bits=8", "dtype=auto"])
+    found = make_subjects(models, ["kv_bits=4", "kv_bits=8", "dtype=auto"])
     assert len(found) == 4
     assert found[0] == Subject("demo", {"kv_bits": 4, "dtype": "auto"}, "demo, kv_bits=4")
     assert found[-1].model == str(tmp_path)
@@ -32,7 +32,7 @@ def test_every_model_meets_every_combination(tmp_path: Path) -> None:
 def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "draft").mkdir()
     monkeypatch.chdir(tmp_path)
-    (found,) = subjects(["demo"], ["draft_model=draft"])
+    (found,) = make_subjects(["demo"], ["draft_model=draft"])
     assert found.options == {"draft_model": str(tmp_path / "draft")}
 
 
@@ -47,7 +47,7 @@ def test_folders_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_a_wrong_option_is_named(written: str, told: str) -> None:
     with pytest.raises(BadRequest) as error:
-        subjects(["demo"], [written])
+        make_subjects(["demo"], [written])
     assert error.value.message.startswith(told)
 
 
@@ -63,11 +63,11 @@ def test_what_cannot_be_served_is_found_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(error, match=told):
-        prepare([subject], PluginRegistry.discover())
+        check_subjects([subject], PluginRegistry.discover())
 
 
 def test_no_subject_finds_what_another_one_has_computed() -> None:
-    members = subjects(["demo"], ["sparse_prefill=default", "sparse_prefill=0.5"])
+    members = make_subjects(["demo"], ["sparse_prefill=default", "sparse_prefill=0.5"])
     infos = [entry["model_info"]["mlx"] for entry in _config(members)["model_list"]]
     assert len({info["cache_salt"] for info in infos}) == 2
     assert [info.get("sparse_prefill") for info in infos] == [None, 0.5]
