@@ -37,15 +37,20 @@ class Proxy:
     log: Path
 
     def stop(self) -> None:
-        """Ends also its workers, with SIGTERM, then SIGKILL. Idempotent."""
+        """End the proxy and its workers, with SIGTERM, then SIGKILL; workers also if the proxy has
+        ended. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if self.process.poll() is not None:
-                break
+            self._signal(number)
+            deadline = time.monotonic() + STOP_LIMIT
+            while (self.process.poll() is None or self._signal(0)) and time.monotonic() < deadline:
+                time.sleep(POLL)
+
+    def _signal(self, number: int) -> bool:
+        """Whether a process of its group is left to receive it; 0 is no signal."""
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
-            try:
-                self.process.wait(STOP_LIMIT)
-            except subprocess.TimeoutExpired:
-                continue
+            return True
+        return False
 
     def wait_ready(self) -> None:
         """Raises `EngineUnavailable` with the log's last lines."""

@@ -176,7 +176,7 @@ class Gate:
         server, besides IP addresses."""
         self._app = app
         self._keys = {_digest(key.text.encode("utf-8", "surrogateescape")): key for key in keys}
-        self._hosts = frozenset(map(str.lower, hosts))
+        self._hosts = frozenset(map(host_of, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -45,8 +45,10 @@ def embed(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values", None)
     mask = arrays.pop("attention_mask", None)
     _forget(model.language_model)
-    made = model.get_input_embeddings(ids, pixels, mask=mask, **arrays)
-    _forget(model.language_model)
+    try:
+        made = model.get_input_embeddings(ids, pixels, mask=mask, **arrays)
+    finally:
+        _forget(model.language_model)
     return {key: value for key, value in made.to_dict().items() if value is not None}
 
 

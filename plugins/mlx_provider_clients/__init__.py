@@ -104,9 +104,14 @@ def _content(name: str, value: Any) -> str:
 
 
 def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[str]:
-    """Texts, numbers and booleans are the same in JSON and TOML."""
+    """Texts, numbers and booleans are the same in JSON and TOML, except that TOML has no surrogates
+    and no U+007F."""
     tables = {name: value for name, value in table.items() if isinstance(value, dict)}
-    lines = [f"{name} = {json.dumps(table[name])}" for name in table if name not in tables]
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", r"\u007f")
+        for name, value in table.items()
+        if name not in tables
+    ]
     for name, inner in tables.items():
         lines += [f"[{'.'.join((*path, name))}]", *_toml(inner, (*path, name))]
     return lines

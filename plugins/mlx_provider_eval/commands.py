@@ -115,23 +115,23 @@ def _run(
 
     from mlx_provider.commands import Ended, PluginRegistry, long_command
 
-    from .subjects import conditions, load_subjects, prepare, subjects
+    from .subjects import check_subjects, describe_run, load_subjects, make_subjects
 
-    chosen = subjects(models, options)
-    prepare(chosen, PluginRegistry.of(context))
+    subjects = make_subjects(models, options)
+    check_subjects(subjects, PluginRegistry.of(context))
     found: list[Result] = []
     try:
         with (
             long_command(partial(typer.echo, err=True)) as progress,
-            closing(load_subjects(chosen, progress.report)) as stages,
+            closing(load_subjects(subjects, progress.report)) as stages,
         ):
             for stage in stages:
                 done = stage if isinstance(stage, dict) else plan.measure(stage, progress.report)
                 found.append(done)
                 if out is not None:
-                    whole = {"eval": plan.name, **conditions(), **plan.as_json(), "subjects": found}
+                    head = {"eval": plan.name, **describe_run(), **plan.as_json()}
                     out.seek(0)
-                    json.dump(whole, out, indent=1, ensure_ascii=False)
+                    json.dump({**head, "subjects": found}, out, indent=1, ensure_ascii=False)
                     out.flush()
     except Ended as ended:
         raise typer.Exit(128 + ended.number) from None

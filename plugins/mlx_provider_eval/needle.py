@@ -17,7 +17,8 @@ from rich.text import Text
 from mlx_provider.commands import context_in_memory
 from mlx_provider.errors import ContextTooLong
 
-from .subjects import Client, LoadedSubject, Progress, Reply, Result
+from .client import Client, Reply
+from .subjects import LoadedSubject, Progress, Result
 
 Messages = list[dict[str, Any]]
 PEOPLE = ("Ines", "Bertil", "Oumar", "Yuki", "Greta", "Tomasz", "Leila", "Hugo", "Amara", "Piet")
@@ -146,7 +147,7 @@ class Needles:
         for result in found:
             for row in _rows(result):
                 tokens = max(cell["tokens"] for cell in row)
-                computed = tokens - max(cell["skipped"] for cell in row)
+                computed = tokens - max(cell["skipped_tokens"] for cell in row)
                 scores = map(_score, row)
                 table.add_row(Text(result["label"]), f"{tokens:,}", f"{computed:,}", *scores)
             table.add_section()
@@ -157,7 +158,7 @@ def _cell(asked: Sequence[tuple[int, str, Reply]]) -> Result:
     wrong = [(answer, reply) for _, answer, reply in asked if answer not in reply.text]
     return {
         "tokens": max(tokens for tokens, _, _ in asked),
-        "skipped": max(reply.skipped for _, _, reply in asked),
+        "skipped_tokens": max(reply.skipped_tokens for _, _, reply in asked),
         "asked": len(asked),
         "found": len(asked) - len(wrong),
         "failed": sum(bool(reply.failure) for _, _, reply in asked),

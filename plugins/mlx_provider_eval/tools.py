@@ -11,8 +11,9 @@ import jsonschema  # type: ignore[import-untyped]
 from rich.table import Table
 from rich.text import Text as Plain
 
+from .client import Client, Reply, ReplyCall
 from .scenario import Call, Expected, Scenario, Step, Text, Tool, differences, digest, orders
-from .subjects import HELLO, Client, LoadedSubject, Progress, Reply, ReplyCall, Result
+from .subjects import GREETING, LoadedSubject, Progress, Result
 
 FAULTS = (
     *("request failed", "cut off", "no call", "call in text", "needless call", "missing call"),
@@ -93,7 +94,7 @@ def _case(scenario: Scenario, run: Run) -> Result:
 
 def knows_tools(loaded: LoadedSubject) -> bool:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    return loaded.count(HELLO, tools=tools) > loaded.count(HELLO)
+    return loaded.count(GREETING, tools=tools) > loaded.count(GREETING)
 
 
 def play(client: Client, scenario: Scenario) -> Run:
@@ -131,7 +132,7 @@ def find_fault(reply: Reply, expected: Expected, tools: Mapping[str, Tool]) -> F
     if reply.failure:
         return Fault("request failed", reply.failure)
     if reply.finish == "length":
-        return Fault("cut off", f"after {reply.tokens} tokens")
+        return Fault("cut off", f"after {reply.completion_tokens} tokens")
     if expected.text is not None:
         return _text_fault(reply, expected.text)
     if not reply.calls:

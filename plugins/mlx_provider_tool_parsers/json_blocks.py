@@ -18,8 +18,6 @@ def scan_calling(reader: TextReader) -> Reading[None]:
     yield from reader.expect(OPENER)
     name = (yield from reader.until("(", "]")).strip()
     yield from reader.expect("(")
-    if not name:
-        raise NotACall("a call has a name")
     yield from read_call(reader, name)
     yield from reader.space()
     yield from reader.accept(")")
@@ -175,7 +173,7 @@ PARSERS = (
         **entry("llama3_json", aliases="llama llama3 llama3_1 llama3_2 llama4_json"),
     ),
     json_block(
-        ("[TOOL_CALLS]", "<tool_call>", "[", "```json", "```\\n"),
+        ("[TOOL_CALLS]", "<tool_call>", "[", "```json", "```\n"),
         "</tool_call>",
         fence="```",
         detect=lambda template: "xlam" in template.lower(),

@@ -87,6 +87,8 @@ def read_call(
     """Read the arguments, a JSON object that begins here. Raises `NotACall` with `rest`: by
     default, the text up to the closing bracket of a malformed object is no call."""
     yield from reader.space()
+    if not name:
+        raise NotACall("a call has a name")
     first = yield from reader.peek()
     if first and first in '"[':
         yield from claimed(read_json(reader, ignore), rest)
@@ -159,6 +161,10 @@ class CallObject(JsonReader):
     held: list[str] = field(default_factory=list)
     """Pieces of arguments before the id."""
 
+    @property
+    def has_arguments(self) -> bool:
+        return bool(self.begun or self.held or self.early)
+
     def read(self) -> Reading[None]:
         if not (yield from self.reader.at("{")):
             yield from self.reader.expect("{")
@@ -192,7 +198,7 @@ class CallObject(JsonReader):
             raise NotACall("a name is a string")
         elif key == "function" and first == "{":
             yield from self.items("{")
-        elif key in ("arguments", "parameters", "args") and not (self.begun or self.held):
+        elif key in ("arguments", "parameters", "args") and not self.has_arguments:
             yield from self.arguments(first)
         elif key == "id" and self.ids and first == '"':
             self.call_id = json.loads((yield from read_whole(self.reader)))
@@ -226,7 +232,7 @@ class CallObject(JsonReader):
     def end(self) -> None:
         if self.held:
             self.show_held()
-        if not self.name or (self.arguments_needed and not (self.begun or self.early)):
+        if not self.name or (self.arguments_needed and not self.has_arguments):
             raise NotACall("a call has a name and arguments")
         if not self.begun:
             self.begin()

@@ -124,9 +124,6 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     if (yield from reader.accept("[CALL_ID]")):
         call_id = yield from reader.run(_NAME_CHARACTERS)
     yield from reader.accept("[ARGS]")
-    yield from reader.space()
-    if not name:
-        raise NotACall("a call has a name")
     yield from read_call(reader, name, call_id=call_id)
 
 

@@ -68,7 +68,7 @@ def test_needle_lengths_double_up_to_the_limit(least: int, limit: int, wanted: l
 
 def subject(label: str, found: dict[int, tuple[int, ...]], skipped: int = 0) -> dict[str, Any]:
     cells = [
-        {"length": length, "depth": 25 * at, "tokens": length - 1, "skipped": skipped}
+        {"length": length, "depth": 25 * at, "tokens": length - 1, "skipped_tokens": skipped}
         | {"asked": 3, "found": count, "failed": 0, "missed": []}
         for length, counts in found.items()
         for at, count in enumerate(counts)

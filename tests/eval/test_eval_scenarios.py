@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlx_provider import BadRequest
+from mlx_provider_eval.client import Reply
 from mlx_provider_eval.scenario import MATCHERS, Scenario, digest, read, shipped_scenarios
-from mlx_provider_eval.subjects import Reply
 from mlx_provider_eval.tools import FAULTS, play
 from right_replies import right
 
@@ -169,12 +169,8 @@ def test_the_scenario_file_of_the_guide_is_valid(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "evaluation.md"
     (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "house.yaml").write_text(block)
-    found = read([tmp_path / "house.yaml"])
-    assert [each.name for each in found] == [
-        "house/opens",
-        "house/asks-back",
-        "house/tells-the-error",
-    ]
+    found, ids = read([tmp_path / "house.yaml"]), ("opens", "asks-back", "tells-the-error")
+    assert [each.name for each in found] == [f"house/{name}" for name in ids]
     for each in found:
         assert play(Parrot(each), each).fault is None  # type: ignore[arg-type]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from mlx_provider_eval.client import Reply, ReplyCall
 from mlx_provider_eval.scenario import Expected, Text, Tool, matches
-from mlx_provider_eval.subjects import Reply, ReplyCall
 from mlx_provider_eval.tools import FAULTS, find_fault
 
 TOOLS = {
@@ -47,7 +47,7 @@ WORDS = Expected(text=Text(has=["four", ["door", "gate"]], lacks=["window"]))
         (said(light(room="attic"), light(room="hall")), BOTH, None),
         (said(text="FOUR gates"), WORDS, None),
         (said(failure="HTTP 400: no"), HALL, "request failed"),
-        (Reply(text="light" * 9, finish="length", tokens=9), HALL, "cut off"),
+        (Reply(text="light" * 9, finish="length", completion_tokens=9), HALL, "cut off"),
         (said(text="On it is."), HALL, "no call"),
         (said(text='<call>light{"room": "hall"}'), HALL, "call in text"),
         (said(), HALL, "no text"),

@@ -20,16 +20,10 @@ from mlx_provider.errors import EngineUnavailable
 from mlx_provider.registry import PluginRegistry
 from mlx_provider.testing.scripted import Call, Step, build, environment, script
 from mlx_provider_eval import commands, needle
+from mlx_provider_eval.client import Client
 from mlx_provider_eval.needle import Needles
 from mlx_provider_eval.scenario import read
-from mlx_provider_eval.subjects import (
-    Client,
-    LoadedSubject,
-    Result,
-    Subject,
-    load_subjects,
-    subjects,
-)
+from mlx_provider_eval.subjects import LoadedSubject, Result, Subject, load_subjects, make_subjects
 from mlx_provider_eval.tools import ToolCalls, knows_tools
 from waiting import is_gone, wait_until
 
@@ -126,7 +120,7 @@ def served(own: Path) -> Iterator[Gateway]:
     """The scripted model as it is, with a parser of another format, and with a drafter that there
     is not."""
     model = str(own / "scripted")
-    wanted = subjects([model], ["tool_parser=default", "tool_parser=pythonic"])
+    wanted = make_subjects([model], ["tool_parser=default", "tool_parser=pythonic"])
     wanted.append(Subject(model, {"drafter": "absent"}, "scripted, absent"))
     environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
     environ["MLX_PROVIDER_IDLE_TIMEOUT"] = "900"  # it must not end between tests
@@ -224,7 +218,7 @@ def test_eval_tools_prints_a_comparison_and_writes_its_result_file(
     monkeypatch.setattr(
         "mlx_provider_eval.subjects.load_subjects", lambda *_: (each for each in loaded)
     )
-    monkeypatch.setattr("mlx_provider_eval.subjects.prepare", lambda *_: None)
+    monkeypatch.setattr("mlx_provider_eval.subjects.check_subjects", lambda *_: None)
     out = tmp_path / "tools.json"
     arguments = ["tools", "demo", "--scenarios", str(own / "words.yaml"), "--out", str(out)]
     done = CliRunner().invoke(
@@ -268,7 +262,7 @@ def test_sigterm_to_eval_ends_its_proxy_and_engine(
     asked["say"] = script(Step(count=900, slow=0.5))
     (own / "slow.yaml").write_text(yaml.safe_dump({"scenarios": [asked]}))
     monkeypatch.setattr("mlx_provider_eval.subjects.load_subjects", lambda *_: gateway.again())
-    monkeypatch.setattr("mlx_provider_eval.subjects.prepare", lambda *_: None)
+    monkeypatch.setattr("mlx_provider_eval.subjects.check_subjects", lambda *_: None)
     threading.Thread(target=end_when_it_runs, args=(scripted,), daemon=True).start()
     arguments = ["tools", "demo", "--scenarios", str(own / "slow.yaml")]
     done = CliRunner().invoke(commands.evaluate, arguments, obj=PluginRegistry())

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.families.vision.model import head
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.upstream.mlx_vlm import select_arguments
+from mlx_provider.upstream.mlx_vlm import embed, select_arguments
 from mlx_provider_vision import matches
 from mlx_provider_vision.loading import load_any
 from noted_calls import note_calls
@@ -239,11 +240,18 @@ class Demanding:
 
 
 def test_required_arguments_of_a_model_are_filled_with_none() -> None:
-    assert select_arguments(Demanding(), {"rope_deltas": 1, "mask": 2}) == {
-        "pixel_values": None,
-        "mask": 2,
-    }
+    filled = select_arguments(Demanding(), {"rope_deltas": 1, "mask": 2})
+    assert filled == {"pixel_values": None, "mask": 2}
     assert select_arguments(Demanding(), {"pixel_values": np.ones(1)})["pixel_values"] is not None
+
+
+def test_an_embedding_that_fails_leaves_no_positions_behind() -> None:
+    language = SimpleNamespace()
+    fail = lambda *_, **__: setattr(language, "_rope_deltas", 1) or 1 / 0  # noqa: E731
+    model = SimpleNamespace(language_model=language, get_input_embeddings=fail)
+    with pytest.raises(ZeroDivisionError):
+        embed(model, {"input_ids": mx.array([1])})
+    assert language._rope_deltas is None
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 from command_line import invoke
 from local_server import Handler, serving
+from mlx_provider import Gateway
 from mlx_provider.gateway import foreground, launch
 from mlx_provider.gateway.config import ANYTHING
 from mlx_provider.gateway.launch import Launch
@@ -184,6 +186,14 @@ def test_a_subagent_of_opencode_leaves_the_users_settings_in_place() -> None:
     assert read["agent"]["local"]["mode"] == "subagent"
     assert read["agent"]["local"]["model"] == "mlx/demo"
     assert "model" not in read
+
+
+@pytest.mark.parametrize("model", ["demo", 'é/😀\x7f\t"\\'])
+def test_codex_gets_the_name_of_the_model(model: str, tmp_path: Path) -> None:
+    gateway = Gateway("http://127.0.0.1:1", "sk-x", model, 4096, 1024, False, tmp_path, tmp_path)
+    assert (
+        tomllib.loads(OURS.client("codex").profile(gateway).files["config.toml"])["model"] == model
+    )
 
 
 def test_launch_as_subagent_refuses_clients_without_subagents() -> None:

@@ -13,13 +13,13 @@ MARKS = {"hy_v3": "", "hy_v3_opensource": ":opensource"}
 
 
 @pytest.mark.parametrize("parser", sorted(MARKS))
-@pytest.mark.parametrize("suffix", ["", ":opensource"], ids=["plain", "suffix"])
+@pytest.mark.parametrize(("form", "suffix"), MARKS.items())
 @pytest.mark.parametrize("opened", [True, None, False])
-def test_both_marker_spellings_are_read(parser: str, suffix: str, opened: bool | None) -> None:
+def test_both_marker_spellings_are_read(
+    parser: str, form: str, suffix: str, opened: bool | None
+) -> None:
     """Either parser reads both spellings."""
-    call = written(TOOL_PARSERS["hy_v3"], "put", ARGUMENTS)
-    if suffix:
-        call = written(TOOL_PARSERS["hy_v3_opensource"], "put", ARGUMENTS)
+    call = written(TOOL_PARSERS[form], "put", ARGUMENTS)
     start = "" if opened else f"<think{suffix}>"
     text = f"{start}I will.</think{suffix}>Done.{call}<｜hy_eos{suffix}｜>"
     for chunks in ([text], list(text)):

@@ -21,6 +21,11 @@ JSON_FORMATS = (
     *("deepseek_v3", "deepseek_v31", "auto"),
 )
 TOOLS = [tool("f", a="string")]
+FENCES = ("```\n", "```json\n")
+F_IDS = "functions.f:0 f:0 functions.f f functions:f:0 default_api.f:3 f_0 f:abc".split()
+NO_NAMES = ("call_f8a2b", "chatcmpl-tool-4f1c", "0", "functions.0", "toolu_01AbC", "")
+MUSE_CALL = written(PARSERS["muse"], "f", {"a": "v"}) + "<|eom|><|start|>assistant to=user"
+GIGACHAT = 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
 
 
 def both(text: str, name: str, tools: list[Any] | None = None) -> WholeReply:
@@ -120,10 +125,13 @@ def test_json_calls_inside_the_block_of_a_tagged_format_are_read(name: str) -> N
         ("minicpm5", "<function name=f><param name=a> v\n</param></function>"),
         ("dots", '<dots_function_call><invoke>{"name": "f", "arguments": {"a": "v"}}</invoke>'),
         ("dots", '<dots_function_call><invoke name="f">{"a": "v"}</invoke></dots_function_call>'),
+        ("hermes", '<tool_call>{"args": {"a": "v"}, "name": "f", "arguments": {}}</tool_call>'),
+        *(("xlam", f'{o}[{{"name": "f", "arguments": {{"a": "v"}}}}]\n```') for o in FENCES),
     ],
 )
 def test_a_tagged_call_with_arguments_as_one_json_object_is_read(name: str, text: str) -> None:
-    assert both(text, name, TOOLS).whole_calls == [("f", {"a": "v"})]
+    found = both(text, name, TOOLS)
+    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
 
 
 # ---- ends of turns
@@ -143,17 +151,12 @@ def test_an_end_of_turn_marker_after_a_call_is_removed(name: str) -> None:
 
 def test_an_end_of_turn_elsewhere_is_text() -> None:
     call = written(PARSERS["hermes"], "f", {"a": "v"})
-    for text in (
-        "ChatML ends a turn with <|im_end|>",
-        f"<|im_end|>{call}",
-        f"{call} is <|im_end|>",
-    ):
+    for text in ("It ends with <|im_end|>", f"<|im_end|>{call}", f"{call} is <|im_end|>"):
         assert "<|im_end|>" in both(text, "hermes").content
 
 
 def test_an_end_of_turn_that_begins_the_next_call() -> None:
-    call = '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
-    found = both(f"{call}{call}<|message_sep|>\n\n", "gigachat3", TOOLS)
+    found = both(f"<|message_sep|>\n\n{GIGACHAT}" * 2 + "<|message_sep|>\n\n", "gigachat3", TOOLS)
     assert found.whole_calls == [("f", {"a": "v"})] * 2
     assert found.content == ""
 
@@ -185,34 +188,18 @@ HARMONY = "<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "reasoning"),
     [
-        *(("muse", f"{each}to=self{MUSE}") for each in ("<|start|>assistant ", "assistant ", " ")),
-        *(("muse", f"{each}self{MUSE}") for each in ("to=", "=", "")),
-        *(("harmony", f"{each}analysis{HARMONY}") for each in ("", "assistant<|channel|>")),
+        *(("muse", f"{s}assistant to=self{MUSE}", "so") for s in ("<|start|>", "")),
+        *(("muse", f"{each}self{MUSE}", "so") for each in (" to=", "to=", "=", "")),
+        *(("muse", f"{s}<|message|>Hi<|eot|>", "") for s in ("assistant to=user", "user", "")),
+        *(("harmony", f"{each}analysis{HARMONY}", "so") for each in ("", "assistant<|channel|>")),
     ],
 )
-def test_a_reply_begins_in_a_header(name: str, text: str) -> None:
+def test_a_reply_begins_in_a_header(name: str, text: str, reasoning: str) -> None:
     for chunks in ([text], list(text)):
         found = read_chunks(chunks, reasoning_parser=REASONING_PARSERS[name])
-        assert (found.reasoning, found.content) == ("so", "Hi")
-
-
-@pytest.mark.parametrize(
-    "begun", ["assistant to=user<|message|>", "user<|message|>", "<|message|>"]
-)
-def test_a_muse_reply_that_begins_with_an_answer_header_is_read(begun: str) -> None:
-    found = read_chunks(list(begun + "Hi<|eot|>"), reasoning_parser=REASONING_PARSERS["muse"])
-    assert (found.reasoning, found.content) == ("", "Hi")
-
-
-def test_a_muse_call_addressed_to_a_tool_is_read() -> None:
-    call = written(PARSERS["muse"], "f", {"a": "v"})
-    text = (
-        f" to=functions.f-1<|message|>{call}<|eom|><|start|>assistant to=user<|message|>Hi<|eot|>"
-    )
-    found = both(text, "muse", TOOLS)
-    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "Hi")
+        assert (found.reasoning, found.content) == (reasoning, "Hi")
 
 
 @pytest.mark.parametrize("text", ["self", "user said so", "assistant to=user", "to=self: no"])
@@ -221,17 +208,25 @@ def test_muse_header_words_in_plain_text_stay_text(text: str) -> None:
         assert read_chunks(chunks, reasoning_parser=REASONING_PARSERS["muse"]).content == text
 
 
+HARMONY_CALLS = (
+    " to=functions.f<|channel|>commentary json",
+    "assistant to=functions.f<|channel|>commentary",
+    "commentary to=functions.f <|constrain|>json",
+)
+
+
 @pytest.mark.parametrize(
-    "begun",
+    ("name", "text", "content"),
     [
-        " to=functions.f<|channel|>commentary json<|message|>",
-        "assistant to=functions.f<|channel|>commentary<|message|>",
-        "commentary to=functions.f <|constrain|>json<|message|>",
+        *(("harmony", f'{begun}<|message|>{{"a": "v"}}<|call|>', "") for begun in HARMONY_CALLS),
+        ("muse", f" to=functions.f-1<|message|>{MUSE_CALL}<|message|>Hi<|eot|>", "Hi"),
+        ("gigachat3", GIGACHAT, ""),
+        *(("gigachat3", f"So<|message_sep|>{end}{GIGACHAT}", "So") for end in ("", "\n")),
     ],
 )
-def test_a_harmony_reply_that_begins_with_a_call_is_read(begun: str) -> None:
-    found = both(begun + '{"a": "v"}<|call|>', "harmony")
-    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
+def test_a_reply_begins_in_the_header_of_a_call(name: str, text: str, content: str) -> None:
+    found = both(text, name, TOOLS)
+    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], content)
 
 
 @pytest.mark.parametrize(
@@ -257,13 +252,6 @@ def test_harmony_header_words_in_plain_text_stay_text() -> None:
         assert both(text, "harmony").content == text
 
 
-@pytest.mark.parametrize("begun", ["", "So<|message_sep|>", "So<|message_sep|>\n"])
-def test_a_gigachat_reply_that_begins_inside_a_header_is_read(begun: str) -> None:
-    text = begun + 'function call<|role_sep|>\n{"name": "f", "arguments": {"a": "v"}}'
-    found = both(text, "gigachat3")
-    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], begun[:2])
-
-
 # ---- ids in place of names
 
 
@@ -275,28 +263,27 @@ def kimi_call(written_id: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "written_id",
+    ("written_id", "name"),
     [
-        *("functions.f:0", "f:0", "functions.f", "f", "functions:f:0", "default_api.f:3", "f_0"),
-        "f:abc",
+        *((written_id, "f") for written_id in F_IDS),
+        *((f"functions.{name}:0", name) for name in ("call_user", "add", "cafe")),
     ],
 )
-def test_a_kimi_call_is_read_with_every_spelling_of_its_id(written_id: str) -> None:
-    text = kimi_call(written_id)
-    found = both(text, "kimi_k2", [*TOOLS, tool("g", b="string")])
-    assert (found.whole_calls, found.content) == ([("f", {"a": "v"})], "")
+def test_a_kimi_call_is_read_with_every_spelling_of_its_id(written_id: str, name: str) -> None:
+    found = both(kimi_call(written_id), "kimi_k2", [tool(name, a="string"), tool("g", b="string")])
+    assert (found.whole_calls, found.content) == ([(name, {"a": "v"})], "")
 
 
 @pytest.mark.parametrize(
-    "written_id", ["call_f8a2b", "chatcmpl-tool-4f1c", "0", "functions.0", "toolu_01AbC", ""]
+    ("name", "text"),
+    [
+        *(("kimi_k2", kimi_call(written_id)) for written_id in NO_NAMES),
+        ("apertus", '<|tools_prefix|>[{"": {}}]<|tools_suffix|>'),
+        ("hermes", '[Calling tool:({"a": "v"})]'),
+        ("mistral", '[TOOL_CALLS][ARGS]{"a": "v"}'),
+        ("xlam", "```\nprint(1)\n```"),
+    ],
 )
-def test_a_call_of_kimi_without_a_name_is_text(written_id: str) -> None:
-    text = kimi_call(written_id)
-    found = both(text, "kimi_k2", TOOLS)
+def test_a_call_without_a_name_is_text(name: str, text: str) -> None:
+    found = both(text, name, TOOLS)
     assert (found.calls, found.content) == ((), text)
-
-
-def test_a_kimi_tool_name_that_looks_like_an_id_is_read() -> None:
-    for name in ("call_user", "add", "cafe"):
-        text = kimi_call(f"functions.{name}:0")
-        assert both(text, "kimi_k2", [tool(name, a="string")]).whole_calls == [(name, {"a": "v"})]

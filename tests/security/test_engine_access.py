@@ -312,11 +312,12 @@ async def test_a_scheme_has_any_case_and_a_key_ends_with_any_byte(
 ) -> None:
     """In UTF-8, the key ends with a byte that is a space in latin-1."""
     monkeypatch.setattr(socket, "gethostname", lambda: "box.corp.example")
-    gate = Gate(PlainTextResponse("in"), [Key("voilà")], own_names("0.0.0.0"))
+    hosts = {*own_names("0.0.0.0"), "Listed.example."}
+    gate = Gate(PlainTextResponse("in"), [Key("voilà")], hosts)
     headers = {"authorization": f"{scheme}voilà".encode()}
-    transport = httpx.ASGITransport(gate)
-    async with httpx.AsyncClient(transport=transport, base_url="http://box:80") as client:
-        assert (await client.get("/", headers=headers)).status_code == status
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(gate)) as client:
+        for host in ("box:80", "listed.example", "listed.example."):
+            assert (await client.get(f"http://{host}/", headers=headers)).status_code == status
 
 
 def test_engine_keys_are_made_once_and_read_with_their_names(tmp_path: Path) -> None:

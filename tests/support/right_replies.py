@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlx_provider_eval.subjects import Reply, ReplyCall
+from mlx_provider_eval.client import Reply, ReplyCall
 
 
 def right(expected: Any) -> Reply:
