@@ -34,6 +34,8 @@ class SeparateVisionModel(AnyVisionModel):
     """Every image is a separate span, identified by its content. Only for models in which
     `loading.problem_of` finds none."""
 
+    prefill_pass = staticmethod(passes.prefill_separately)
+    decode_pass = staticmethod(passes.decode_separately)
     prepare = VisionModel.prepare
     make_cache = VisionModel.make_cache
 
@@ -60,18 +62,6 @@ class SeparateVisionModel(AnyVisionModel):
         if more := made.keys() - EMBEDDED:
             raise UnsupportedModel(f"its images are more than embeddings: {', '.join(more)}")
         return VisionFeatures(made["inputs_embeds"][0])
-
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return passes.prefill_separately(self._prefill_model, chunk)
-
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> mx.array:
-        return rows_at(logits_at)(passes.decode_separately(self.model, tokens, cache, positions))
 
     @property
     def shows_hidden(self) -> bool:
