@@ -113,28 +113,25 @@ def _run(
     """
     from rich.console import Console
 
-    from mlx_provider.commands import Ended, PluginRegistry, long_command
+    from mlx_provider.commands import PluginRegistry, long_command
 
     from .subjects import conditions, load_subjects, prepare, subjects
 
     chosen = subjects(models, options)
     prepare(chosen, PluginRegistry.of(context))
     found: list[Result] = []
-    try:
-        with (
-            long_command(partial(typer.echo, err=True)) as progress,
-            closing(load_subjects(chosen, progress.report)) as stages,
-        ):
-            for stage in stages:
-                done = stage if isinstance(stage, dict) else plan.measure(stage, progress.report)
-                found.append(done)
-                if out is not None:
-                    whole = {"eval": plan.name, **conditions(), **plan.as_json(), "subjects": found}
-                    out.seek(0)
-                    json.dump(whole, out, indent=1, ensure_ascii=False)
-                    out.flush()
-    except Ended as ended:
-        raise typer.Exit(128 + ended.number) from None
+    with (
+        long_command(partial(typer.echo, err=True)) as progress,
+        closing(load_subjects(chosen, progress)) as stages,
+    ):
+        for stage in stages:
+            done = stage if isinstance(stage, dict) else plan.measure(stage, progress)
+            found.append(done)
+            if out is not None:
+                whole = {"eval": plan.name, **conditions(), **plan.as_json(), "subjects": found}
+                out.seek(0)
+                json.dump(whole, out, indent=1, ensure_ascii=False)
+                out.flush()
     for skipped in (result for result in found if "skipped" in result):
         typer.echo(f"{skipped['label']}: not measured: {skipped['skipped']}", err=True)
     measured = [result for result in found if "skipped" not in result]

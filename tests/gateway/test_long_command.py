@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mlx_provider.commands import Ended, long_command
+from mlx_provider.commands import long_command
 from mlx_provider.gateway.foreground import END_SIGNALS
 from mlx_provider.isolation import Isolation
 
@@ -16,8 +16,9 @@ RUN = "from mlx_provider.cli import main; main()"
 
 
 def test_a_signal_passes_what_holds_back_errors() -> None:
-    with pytest.raises(Ended), long_command(print), Isolation():
+    with pytest.raises(SystemExit) as ended, long_command(print), Isolation():
         signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_handlers_are_put_back() -> None:
