@@ -17,7 +17,7 @@ from .client.http import HttpClient as EngineClient
 from .config import PREFIX, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
-from .gateway.foreground import END_SIGNALS, Ended, ending_by_signal
+from .gateway.foreground import END_SIGNALS, ending_by_signal
 from .gateway.models import MEMORY_SHARE, device_memory, footprint_of
 from .gateway.proxy import Proxy, require_proxy
 from .protocol.events import Delta, Done, Failed
@@ -36,7 +36,6 @@ __all__ = [
     "TIMEOUT",
     "Delta",
     "Done",
-    "Ended",
     "EngineClient",
     "EngineSettings",
     "Failed",
@@ -44,7 +43,6 @@ __all__ = [
     "ModelOptions",
     "ModelStatus",
     "PluginRegistry",
-    "Progress",
     "Proxy",
     "SeparateGateway",
     "active_blas",
@@ -94,24 +92,16 @@ def load_model(folder: Path, dtype: str | None = None, **options: Any) -> Loaded
     return loaded
 
 
-class Progress:
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._began = time.monotonic()
-
-    def report(self, what: str) -> None:
-        """`what`: what begins now, or a value that was measured."""
-        self._tell(f"{time.monotonic() - self._began:5.0f} s  {what}")
-
-
 @contextmanager
-def long_command(tell: Callable[[str], None]) -> Iterator[Progress]:
-    """Run the block in the main thread. Raises `Ended` after a signal, and ignores further ones.
-    `tell` gets lines of progress."""
+def long_command(tell: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Run the block in the main thread. A signal ends it, after its clean-ups, with `SystemExit`;
+    further ones are ignored. Yields a function that reports what begins, or a value that was
+    measured: `tell` gets the line, with the time."""
+    began = time.monotonic()
     try:
         with ending_by_signal("\nending the servers that were started ...\n"):
-            yield Progress(tell)
-    except Ended:
+            yield lambda what: tell(f"{time.monotonic() - began:5.0f} s  {what}")
+    except SystemExit:
         for number in END_SIGNALS:  # the process is about to end
             signal.signal(number, signal.SIG_IGN)
         raise

@@ -56,8 +56,7 @@ def runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    base = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "mlx-provider"
+    return Path(environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "mlx-provider"
 
 
 def home_state(environ: Mapping[str, str] = os.environ) -> Path | None:

@@ -33,8 +33,7 @@ def show(registry: PluginRegistry) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
-    clients = registry.clients.items()
-    here = [name for name, client in clients if shutil.which(client.command)]
+    here = [name for name, client in registry.clients.items() if shutil.which(client.command)]
     for name, summary in {
         "engine": _engine(),
         "models": _list_names(sorted(cached_models()), NO_MODEL),

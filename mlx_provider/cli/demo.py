@@ -36,7 +36,7 @@ def demo() -> None:
     Exit code 0: every answer was right; 1: an answer was wrong; 130: Ctrl-C.
     """
     from ..demo import stage
-    from ..gateway.foreground import Ended, ending_by_signal
+    from ..gateway.foreground import ending_by_signal
 
     console = Console(highlight=False)
     try:
@@ -46,9 +46,9 @@ def demo() -> None:
             console.print(f"ready after {time.monotonic() - start:.1f} s\n", style="dim")
             code = 0 if _perform(running, console) else 1
         console.print(NEXT, soft_wrap=True)
-    except Ended as ended:
+    except SystemExit:
         console.print("\nstopped", style="dim")
-        code = 128 + ended.number
+        raise
     raise typer.Exit(code)
 
 

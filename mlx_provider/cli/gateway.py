@@ -73,21 +73,17 @@ def up(
 
     Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell.
     """
-    from ..gateway.foreground import Ended
     from ..gateway.persistent import GatewayFiles, start
     from ..serving.hub import full_name
 
     files = GatewayFiles()
     files.prepare()
     model = None if model is None else full_name(model)
-    try:
-        record = _running(files, model, tokens, port)
-        while record is None:
-            record = _record(context, files, model, tokens, port)
-            if not start(files, record, os.environ, show_step):
-                record = _running(files, model, tokens, port)
-    except Ended as ended:
-        raise typer.Exit(128 + ended.number) from None
+    record = _running(files, model, tokens, port)
+    while record is None:
+        record = _record(context, files, model, tokens, port)
+        if not start(files, record, os.environ, show_step):
+            record = _running(files, model, tokens, port)
     key, new = files.key()
     if new:  # the file was removed, or opened to others, while the gateway ran
         raise EngineUnavailable(
@@ -207,7 +203,6 @@ def launch(
     folder that is removed afterwards. Your own settings of the agent are not written, and read only
     with --as-subagent.
     """
-    from ..gateway.foreground import Ended
     from ..gateway.launch import Launch, executable
 
     registry = PluginRegistry.of(context)
@@ -225,11 +220,7 @@ def launch(
         for line in launched.preview():
             typer.echo(line)
         return
-    try:
-        code = launched.run(show_step)
-    except Ended as ended:
-        code = 128 + ended.number
-    raise typer.Exit(code)
+    raise typer.Exit(launched.run(show_step))
 
 
 def _client(name: str | None, registry: PluginRegistry) -> Client:

@@ -144,8 +144,7 @@ def new_plugin(
         raise BadRequest(several if chosen else none, param="name")
     kind = KINDS[chosen[0].removeprefix("--")]
     plugin = plugin_name(name, kind, PluginRegistry.of(context))
-    files = write_plugin(plugin, kind, folder)
-    for path in files:
+    for path in write_plugin(plugin, kind, folder):
         typer.echo(path)
     typer.echo(f"\nNext, in {folder / plugin.distribution}:")
     steps = {

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO
 
 from pydantic import ValidationError
@@ -21,7 +20,7 @@ from ..errors import EngineUnavailable
 from ..protocol.events import ErrorBody
 from .http import HttpClient
 from .messages import Address, parse_address
-from .runtime_folder import READY, EngineLock, holder, identity, open_log, open_own_file, prepare
+from .runtime_folder import READY, EngineLock, check_folder, holder, identity, open_log, tail
 
 START_LIMIT = 180.0
 """Seconds."""
@@ -40,7 +39,7 @@ class LocalEngine:
     def ensure(self) -> None:
         """Wait until an engine listens; start it if necessary. Raises `EngineUnavailable`, or the
         error with which the engine ended."""
-        prepare(self.runtime)
+        check_folder(self.runtime, make=True)
         deadline = time.monotonic() + self.start_limit
         try:
             while (lock := EngineLock.try_take(self.runtime.lock)) is None:
@@ -98,19 +97,8 @@ class LocalEngine:
             raise ErrorBody.model_validate_json(line).exception()
         code = process.wait()
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        last = f"{_tail(log, begin)}; full log: {log}"
+        last = f"{tail(log, begin)}; full log: {log}"
         raise EngineUnavailable(f"the engine process ended at its start ({how}): {last}")
-
-
-def _tail(log: Path, begin: int) -> str:
-    try:
-        with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
-            file.seek(max(begin, file.seek(0, os.SEEK_END) - 2**20))
-            text = file.read(2**20).decode(errors="replace")
-    except EngineUnavailable as error:
-        return f"its log cannot be read ({error.message})"
-    summary = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
-    return " / ".join(summary[-5:]) or "nothing in the log"
 
 
 def connect(api_base: str | None = None, api_key: str | None = None) -> HttpClient:

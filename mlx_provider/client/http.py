@@ -46,8 +46,7 @@ class HttpClient(Transport):
         Raises `BadRequest` for a key that no header can have."""
         if api_key and not api_key.isascii():
             raise BadRequest("the key has characters beyond ASCII", param="api_key")
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        super().__init__(address, headers)
+        super().__init__(address, {"authorization": f"Bearer {api_key}"} if api_key else {})
         self._start_engine, self._identity = start, identity
 
     def submit(self, request: ModelRequest) -> Generation:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from .. import __version__
@@ -97,15 +98,10 @@ def _digest(text: str) -> str:
     return "digest " + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def prepare(runtime: Runtime) -> None:
-    """Create the folder, or check that no other user can access it. Raises `EngineUnavailable` that
-    names the folder and the remedy."""
-    check_folder(runtime, make=True)
-
-
 def check_folder(runtime: Runtime, *, make: bool = False) -> bool:
-    """Whether the folder exists. Creates nothing, unless `make`. Raises like `prepare`, also if it
-    could not be created later. Each message ends with a remedy, after its last ": "."""
+    """Whether the folder exists, which `make` creates. Raises `EngineUnavailable` if another user
+    can access it, or if it cannot be created, now or later. Each message names the folder, and ends
+    with a remedy after its last ": "."""
     folder = runtime.folder
     if len(os.fsencode(runtime.socket)) > LONGEST_SOCKET_PATH:
         raise EngineUnavailable(
@@ -151,12 +147,12 @@ def open_own_file(path: Path, flags: int) -> int:
         ) from None
 
 
+@dataclass(frozen=True)
 class EngineLock:
     """The engine process has it as long as it lives. A client acquires it and passes the descriptor
     to the process that it starts, so that no second engine can start in between."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    descriptor: int
 
     @classmethod
     def try_take(cls, path: Path) -> EngineLock | None:
@@ -253,6 +249,18 @@ def limit_log(path: Path) -> None:
                         os.dup2(log.fileno(), 2)
 
     threading.Thread(target=watch, daemon=True, name="log size").start()
+
+
+def tail(log: Path, begin: int) -> str:
+    """The last lines after `begin` without tracebacks, as one."""
+    try:
+        with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - 2**20))
+            text = file.read(2**20).decode(errors="replace")
+    except EngineUnavailable as error:
+        return f"its log cannot be read ({error.message})"
+    summary = [s for s in text.splitlines() if s.strip() and not s.startswith((" ", "Traceback"))]
+    return " / ".join(summary[-5:]) or "nothing in the log"
 
 
 def open_log(path: Path) -> int:

@@ -63,10 +63,16 @@ def retry(work: Callable[[], T]) -> T:
             time.sleep(pause)
 
 
-class Call:
-    """One request with its own connection: in HTTP/1.1, only its end cancels a request."""
+class Stream:
+    """One request with its own connection: in HTTP/1.1, only its end cancels a request. If a thread
+    reads the reply, it calls `take` for each line, and then `end` once."""
+
+    health: Health
+    """Of the engine, if this is the connection of `Transport.attach`."""
 
     def __init__(self) -> None:
+        self.first: Future[Any] = Future()
+        """The first line. Empty: the reply ended without one."""
         self.ending: MLXProviderError | None = None
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
@@ -92,18 +98,6 @@ class Call:
         if self._socket is not None:
             with suppress(OSError):  # the engine was first
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-
-class Stream(Call):
-    """A reply that a thread reads: it calls `take` for each line, and then `end` once."""
-
-    health: Health
-    """Of the engine, if this is the connection of `Transport.attach`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first: Future[Any] = Future()
-        """The first line. Empty: the reply ended without one."""
 
     def take(self, line: bytes) -> None:
         if not self.first.done():
@@ -195,7 +189,7 @@ class Transport:
         body: bytes = b"",
         seconds: float | None = ANSWER_SECONDS,
     ) -> bytes:
-        with self._response(Call(), method, path, body, ok, seconds) as response:
+        with self._response(Stream(), method, path, body, ok, seconds) as response:
             return response.read()
 
     def hold(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, Stream]:
@@ -246,7 +240,7 @@ class Transport:
     @contextmanager
     def _response(
         self,
-        call: Call,
+        stream: Stream,
         method: str,
         path: str,
         body: bytes,
@@ -255,7 +249,7 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         """A reply with one of the status codes `ok`. `seconds`: longest wait for a part of it. Also
         converts errors of the body of the `with`. Raises typed errors."""
-        began, answered, more = time.monotonic(), False, {"trace": call.trace}
+        began, answered, more = time.monotonic(), False, {"trace": stream.trace}
         limits = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         try:
             with self._http.stream(
@@ -268,8 +262,8 @@ class Transport:
                     raise mark_not_taken(error) if type(error) is EngineUnavailable else error
                 yield response
         except httpx.RequestError as failure:
-            if call.ending:
-                raise call.ending from None
+            if stream.ending:
+                raise stream.ending from None
             if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
                 message = f"no engine answers at {self.address}: {failure}"
                 raise mark_not_taken(EngineUnavailable(message)) from None

@@ -24,9 +24,9 @@ CLAIMED = (
     "supports_prompt_caching",
 )
 """Features of every model: the engine enforces the formats of calls and schemas."""
+FREE = {"input_cost_per_token": 0, "output_cost_per_token": 0}
 AGENTS = ("claude-*", "gpt-*")
 ANYTHING = ("*",)
-PING = {"sse_keepalive_ping_interval_seconds": 10}
 START = "set -a; . ./.env; set +a; litellm --config config.yaml --host 127.0.0.1"
 
 
@@ -57,8 +57,7 @@ class Served:
             "mode": "chat",
             "max_input_tokens": self.context,
             "max_output_tokens": self.output,
-            "input_cost_per_token": 0,
-            "output_cost_per_token": 0,
+            **FREE,
             **dict.fromkeys(CLAIMED, True),
             "supports_vision": self.images,
             "supports_reasoning": self.thinks,
@@ -76,7 +75,10 @@ def served_config(served: Served, names: tuple[str, ...], forwards: str = "") ->
     A client of theirs sends the proxy's key as `x-litellm-api-key`. LiteLLM passes on the token of
     the client's login (1.106.2, `clean_headers`), else takes the provider's key from the
     environment."""
-    config = {"model_list": served.entries(names), **_settings(PING)}
+    config = {
+        "model_list": served.entries(names),
+        **_settings({"sse_keepalive_ping_interval_seconds": 10}),
+    }
     if forwards:
         entry = {"model_name": forwards.partition("/")[2], "litellm_params": {"model": forwards}}
         config["model_list"].append(entry)
@@ -85,12 +87,7 @@ def served_config(served: Served, names: tuple[str, ...], forwards: str = "") ->
 
 
 def proxy_config(name: str, model: str, **litellm_params: Any) -> dict[str, Any]:
-    info = {
-        "mode": "chat",
-        "input_cost_per_token": 0,
-        "output_cost_per_token": 0,
-        "supports_function_calling": True,
-    }
+    info = {"mode": "chat", **FREE, "supports_function_calling": True}
     params = {"model": f"mlx/{model}", **litellm_params}
     entry = {"model_name": name, "litellm_params": params, "model_info": info}
     return {"model_list": [entry], **_settings({})}

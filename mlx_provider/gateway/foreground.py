@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -15,12 +15,8 @@ TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 
 
 class Ended(KeyboardInterrupt):
-    """A signal to end this process came before there was a program to receive it. Like Ctrl-C, it
-    passes through handlers of errors of a request or a plugin."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
+    """A signal, by its number, to end this process. Like Ctrl-C, it passes through handlers of
+    errors of a request or a plugin."""
 
 
 @contextmanager
@@ -33,9 +29,11 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(number, former)
 
 
-def ending_by_signal(notice: str = "") -> AbstractContextManager[None]:
-    """Signals that end a process raise `Ended` in the main thread, so that clean-ups run. These
-    ignore further signals, except SIGQUIT."""
+@contextmanager
+def ending_by_signal(notice: str = "") -> Iterator[None]:
+    """Signals that end a process raise `Ended` in the main thread, so that clean-ups of the block
+    run, which ignore further signals, except SIGQUIT. After it: `SystemExit` with 128 plus the
+    number of the signal."""
 
     def end(number: int, frame: FrameType | None) -> None:
         for signum in END_SIGNALS:
@@ -44,7 +42,11 @@ def ending_by_signal(notice: str = "") -> AbstractContextManager[None]:
         os.write(2, notice.encode())  # `sys.stderr` may be in the middle of a write
         raise Ended(number)
 
-    return _handling(end)
+    with _handling(end):
+        try:
+            yield
+        except Ended as ended:
+            raise SystemExit(128 + ended.args[0]) from None
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -15,10 +15,9 @@ from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path, PurePosixPath
 
-from ..client import runtime_folder
 from ..client.connection import local_client
 from ..client.http import HttpClient
-from ..client.runtime_folder import EngineLock
+from ..client.runtime_folder import EngineLock, check_folder
 from ..config import runtime
 from ..errors import BadRequest, EngineUnavailable, NotInstalled, PluginError
 from ..isolation import plugin_call
@@ -102,7 +101,7 @@ def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
 def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
     """An empty folder of this user only, removed with the block: the first that no other launch
     locks. The kernel releases the lock of a killed launch. Raises `EngineUnavailable`."""
-    runtime_folder.prepare(runtime(environ))
+    check_folder(runtime(environ), make=True)
     folder = first = first_folder(client, model, environ)
     first.parent.mkdir(mode=0o700, exist_ok=True)
     numbers = count(2)
@@ -130,8 +129,8 @@ class Launch:
 
     def run(self, tell: Tell) -> int:
         """Returns the client's exit code. Folder and proxy (or listener) are always removed. Raises
-        `NotInstalled`, `EngineUnavailable`, the errors of the load, and `foreground.Ended` for a
-        signal before the client runs."""
+        `NotInstalled`, `EngineUnavailable`, the errors of the load, and `SystemExit` for a signal
+        before the client runs."""
         program, client, environ = executable(self.client, self.environ), self.client, self.environ
         if not self.direct:
             require_proxy()
@@ -141,11 +140,14 @@ class Launch:
             (folder / PROFILE).mkdir(mode=0o700)
             engine = local_client(environ)
             ending.callback(engine.close)
-            if self.direct:
-                url, key = self._listen(engine, ending, tell)
+            with loading(self.served, engine, tell):
+                proxy = None if self.direct else self._start_proxy(folder, ending)
+            if proxy is None:
+                url, key = self._listen(engine, ending)
             else:
-                proxy = self._start(engine, folder, ending, tell)
+                proxy.wait_ready()
                 url, key = proxy.url, proxy.key
+                tell("proxy", url)
             prepared = self._prepare(url, key, folder / PROFILE)
             prepared.write(folder / PROFILE)
             tell("client", f"{client.serves or client.name}, {client.api} API")
@@ -156,22 +158,15 @@ class Launch:
             except OSError as error:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
-    def _start(self, engine: HttpClient, folder: Path, ending: ExitStack, tell: Tell) -> Proxy:
-        config = (
-            served_config(self.served, (), self.client.forwards)
-            if self.as_subagent
-            else served_config(self.served, ANYTHING)
-        )
-        with loading(self.served, engine, tell):
-            proxy = start_proxy(write_config(config, folder), self.environ)
-            ending.callback(proxy.stop)
-        proxy.wait_ready()
-        tell("proxy", proxy.url)
+    def _start_proxy(self, folder: Path, ending: ExitStack) -> Proxy:
+        names, forwards = ((), self.client.forwards) if self.as_subagent else (ANYTHING, "")
+        config = served_config(self.served, names, forwards)
+        proxy = start_proxy(write_config(config, folder), self.environ)
+        ending.callback(proxy.stop)
         return proxy
 
-    def _listen(self, engine: HttpClient, ending: ExitStack, tell: Tell) -> tuple[str, str]:
-        with loading(self.served, engine, tell):
-            pass
+    def _listen(self, engine: HttpClient, ending: ExitStack) -> tuple[str, str]:
+        """URL and key of a listener of the engine's own."""
         key, model = master_key(), self.served
         fields = {"model": model.model, "max_tokens": model.output, "options": model.options}
         url, stream = engine.open_listener({"key": key, **fields})

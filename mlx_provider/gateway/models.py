@@ -67,8 +67,7 @@ def this_machine(
 ) -> Machine:
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if system == "Darwin":
-        chip = run(CHIP).strip() or "a Mac"
-        return Machine(chip, host)
+        return Machine(run(CHIP).strip() or "a Mac", host)
     if installed_version("mlx-cuda-13"):
         asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         name, _, memory = run(asked).partition("\n")[0].rpartition(",")

@@ -134,7 +134,7 @@ def _report_unusable(path: Path) -> Iterator[None]:
 def start(files: GatewayFiles, record: Record, environ: Mapping[str, str], tell: Tell) -> bool:
     """Start proxy and engine, which continue after this process. False if another process was
     first. On failure, no proxy is left, and the record is unchanged. Raises `NotInstalled`,
-    `EngineUnavailable`, the errors of the load, and `foreground.Ended`."""
+    `EngineUnavailable`, the errors of the load, and `SystemExit` after a signal."""
     from ..client.connection import local_client
     from .engine import loading
 

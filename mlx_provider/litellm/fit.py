@@ -74,8 +74,7 @@ def _list_items(items: Any, name: str) -> list[Any]:
         raise wrong_part(name, f"must be a list, got {type(items).__name__}")
     for index, item in enumerate(items or []):
         if not isinstance(item, Mapping | BaseModel):
-            kind = type(item).__name__
-            raise wrong_part(name, f"must be an object, got {kind}", f".{index}")
+            raise wrong_part(name, f"must be an object, got {type(item).__name__}", f".{index}")
     return items or []
 
 

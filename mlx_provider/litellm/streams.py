@@ -75,8 +75,7 @@ class ChunkStream:
             if isinstance(event, Done):
                 self.ended = True
                 finish = self._finish or self._choices.choice(reason="stop")
-                usage = types.Usage(**usage_of(event))
-                yield self._chunk(_streaming(finish), usage=usage)
+                yield self._chunk(_streaming(finish), usage=types.Usage(**usage_of(event)))
                 end = types.StreamingChoices(index=0, finish_reason=finish["finish_reason"])
                 yield self._chunk(end)
             elif isinstance(event, Failed):

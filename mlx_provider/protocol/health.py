@@ -189,6 +189,3 @@ class Health(Wire):
     """What is loaded or measured now, or why it is not `ok`."""
     identity: dict[str, str] = Field(default_factory=dict)
     """Versions, plugins, Python and settings of the process. Only for its owner."""
-
-    def without_load(self) -> Health:
-        return self.model_copy(update={"queued": 0, "running": 0, "active_memory": 0})

@@ -103,8 +103,7 @@ class Contents:
     @property
     def patches(self) -> tuple[UpstreamPatch, ...]:
         records = (*self.records[ModelFamily], *self.records[Kernels])
-        found = [patch for record in records for patch in record.patches]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(patch for record in records for patch in record.patches))
 
 
 def load(entry_point: EntryPoint) -> Contents:
@@ -120,8 +119,7 @@ def load(entry_point: EntryPoint) -> Contents:
     hooks = tuple(sorted(caller.name for caller in manager.get_hookcallers(module) or ()))
     if not hooks:
         raise PluginError(f"{entry_point.value} implements no hook; is @hookimpl missing?")
-    records = {kind: _records(manager, kind) for kind in KINDS}
-    return Contents(manager, api, hooks, records)
+    return Contents(manager, api, hooks, {kind: _records(manager, kind) for kind in KINDS})
 
 
 def _api(module: Any) -> int:

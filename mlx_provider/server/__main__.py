@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,7 @@ if TYPE_CHECKING:
     from .run import BuildService
 
 
-def main(
-    arguments: Sequence[str] | None = None,
-    build: BuildService | None = None,
-    fixed: Mapping[str, Any] = MappingProxyType({}),
-) -> int:
+def main(build: BuildService | None = None, fixed: Mapping[str, Any] = MappingProxyType({})) -> int:
     from .run import ServeOptions, serve
 
     parser = argparse.ArgumentParser(description="as `mlx-provider serve`")
@@ -24,7 +20,7 @@ def main(
         parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
     for name in ("lock-fd", "ready-fd"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
-    return serve(ServeOptions(**vars(parser.parse_args(arguments))), build, fixed)
+    return serve(ServeOptions(**vars(parser.parse_args())), build, fixed)
 
 
 def run_process(fixed: Mapping[str, Any] = MappingProxyType({})) -> None:

@@ -84,8 +84,7 @@ def read_keys(file: Path) -> tuple[Key, ...]:
     for number, line in enumerate(text.splitlines(), 1):
         if words := line.split():
             if fault := _fault(line.strip(), words, found):
-                where = f"key file {file}, line {number}: {fault}"
-                raise BadRequest(where, param="api_key_file")
+                raise BadRequest(f"key file {file}, line {number}: {fault}", param="api_key_file")
             found[number] = Key(words[-1], *words[:-1])
     if not found:
         remedy = "write a line KEY, or lines NAME KEY"

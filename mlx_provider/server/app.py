@@ -143,8 +143,8 @@ class EngineApp:
         return self._service.health().model_copy(update={"identity": self._identity, **blas})
 
     def _state_for(self, scope: Scope) -> Health:
-        state = self.state()
-        return state.without_load() if owner_of(scope) else state
+        hidden = {"queued": 0, "running": 0, "active_memory": 0} if owner_of(scope) else {}
+        return self.state().model_copy(update=hidden)
 
     async def _attach(self, request: Request) -> Response:
         return StreamingResponse(self._attachment_lines(request.scope), media_type=NDJSON)

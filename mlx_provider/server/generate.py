@@ -81,8 +81,7 @@ class Generate:
         except ClientDisconnect:
             return
         large = ticket.size > LARGE
-        threads = self._incoming.threads
-        answer = _Answer(self._service, threads, self._stopping, parsed, ticket)
+        answer = _Answer(self._service, self._incoming.threads, self._stopping, parsed, ticket)
         del parsed  # frees its images and texts as soon as they are prepared
         with ExitStack() as serving:
             for queue in answer.queues:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
-from ..client.runtime_folder import READY, EngineLock, holder, identity, limit_log, prepare
+from ..client.runtime_folder import READY, EngineLock, check_folder, holder, identity, limit_log
 from ..config import home_state, runtime
 from ..errors import BadRequest, EngineDied, EngineUnavailable, MLXProviderError
 from ..logs import log_to_stderr, printable
@@ -121,7 +121,7 @@ def _serve_unix(options: ServeOptions, settings: EngineSettings, build: BuildSer
             param="drain",
         )
     here = runtime()
-    prepare(here)
+    check_folder(here, make=True)
     if options.ready_fd is not None:  # a client started it, with its output in this file
         limit_log(here.log)
     fd = options.lock_fd

@@ -86,8 +86,7 @@ def _combine(started: Sequence[Running], model: LoadedModel) -> LoadedDrafters:
     if not started:
         return LoadedDrafters()
     names = JOINED.join(each.drafter.name for each in started)
-    sources = [each.source for each in started]
-    speculation = Speculation(*sources, vocab=model.info.vocab_size)
+    speculation = Speculation(*[each.source for each in started], vocab=model.info.vocab_size)
     return LoadedDrafters(speculation, names, sum(each.nbytes for each in started))
 
 

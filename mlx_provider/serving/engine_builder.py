@@ -146,8 +146,7 @@ class EngineBuilder:
         make_cache = cache_maker(model, options.kv_bits)
         plugins = [f"{p} {self._registry.sources(p)}" for p in self._registry.plugins]
         name = " ".join(filter(None, (kv_kind(options), weights.code)))
-        key = circumstances(weights, name, layouts, plugins)
-        return _KVCache(make_cache, name, layouts, key)
+        return _KVCache(make_cache, name, layouts, circumstances(weights, name, layouts, plugins))
 
     def _policy(
         self,

@@ -84,13 +84,11 @@ class Footprint:
     """Bytes of full windows and recurrent states."""
 
 
-def footprint(
-    config: Mapping[str, Any], weight_bytes: int, *, dtype: str | None = None
-) -> Footprint:
-    """`dtype`: of the loaded weights, if not the config's own. Raises `BadRequest` if upstream has
-    no class that the config fits, or `UnsupportedModel` for impossible sizes."""
+def footprint(config: Mapping[str, Any], weight_bytes: int) -> Footprint:
+    """With the config's own dtype. Raises `BadRequest` if upstream has no class that the config
+    fits, or `UnsupportedModel` for impossible sizes."""
     check_sizes(config)
-    named = dtype or text_fields(config).get("dtype") or text_fields(config).get("torch_dtype")
+    named = text_fields(config).get("dtype") or text_fields(config).get("torch_dtype")
     kind = {"float32": mx.float32, "float16": mx.float16}.get(str(named), mx.bfloat16)
     problem = "config.json does not describe a whole model: "
     row = plugin_call(

@@ -85,8 +85,7 @@ def exact_rows(
     found = attempt(lambda: _exact_rows(model, make_cache, wanted, reserve))
     if isinstance(found, Exact):
         return found
-    why = found.summary if isinstance(found, Fault) else found
-    return Exact(1, note=f"{ROWS_ALONE}: {why}")
+    return Exact(1, note=f"{ROWS_ALONE}: {found.summary if isinstance(found, Fault) else found}")
 
 
 def _exact_rows(

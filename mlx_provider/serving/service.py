@@ -350,5 +350,4 @@ def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
 
 
 def device_name() -> str:
-    info = mx.device_info()
-    return str(info.get("device_name") or mx.default_device())
+    return str(mx.device_info().get("device_name") or mx.default_device())

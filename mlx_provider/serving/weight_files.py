@@ -169,8 +169,7 @@ def _tensors(files: Iterable[Path]) -> dict[str, _Tensor]:
         try:
             found |= {name: _tensor(entry) for name, entry in _header(path).items()}
         except UNREADABLE:
-            size = path.stat().st_size if path.is_file() else 0
-            found[str(path)] = _Tensor(0, size, None)
+            found[str(path)] = _Tensor(0, path.stat().st_size if path.is_file() else 0, None)
     return found
 
 

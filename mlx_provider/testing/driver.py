@@ -164,8 +164,7 @@ def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
         stop_tokens=request.stop_tokens,
         logprobs=request.logprobs,
     )
-    engine = new_engine(model, layout="solo", max_chunk=4096, **more)
-    run(engine, twin)
+    run(new_engine(model, layout="solo", max_chunk=4096, **more), twin)
     return twin
 
 

@@ -49,8 +49,7 @@ def _is_byte_level(fast: Any) -> bool:
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     """The bytes may be a part of a character."""
-    alone = Detokenizer(tokenizer)
-    data = alone.bytes_of(token)
+    data = Detokenizer(tokenizer).bytes_of(token)
     return tokenizer.decode([token], skip_special=False).encode() if data is None else data
 
 

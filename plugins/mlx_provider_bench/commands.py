@@ -17,14 +17,10 @@ class LongGroup(TyperGroup):
     """Commands that take minutes: they show progress, and end soon after a signal."""
 
     def invoke(self, ctx: Any) -> Any:
-        from mlx_provider.commands import Ended, long_command
+        from mlx_provider.commands import long_command
 
-        try:
-            with long_command(partial(typer.echo, err=True)) as progress:
-                ctx.meta[PROGRESS] = progress.report
-                return super().invoke(ctx)
-        except Ended as ended:
-            raise typer.Exit(128 + ended.number) from None
+        with long_command(partial(typer.echo, err=True)) as ctx.meta[PROGRESS]:
+            return super().invoke(ctx)
 
 
 class ModelOrCommand(LongGroup):

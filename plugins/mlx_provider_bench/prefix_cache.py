@@ -55,8 +55,7 @@ class Subject:
     def __init__(self, engine: EngineClient, model: str, *, image: bool) -> None:
         self._engine, self._model, self._image = engine, model, image
         self._tenants = count()
-        sample = ask(engine, model, question("sample", SAMPLE), 2)
-        self._per_word = sample.prompt / SAMPLE
+        self._per_word = ask(engine, model, question("sample", SAMPLE), 2).prompt / SAMPLE
 
     def messages(self, tokens: int, asked: str, turns: Turns = ()) -> Messages:
         """A document of about so many tokens, and a question behind it and earlier turns."""

@@ -166,8 +166,7 @@ class DraftModel(ScoringModel):
         places = [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
         positions = mx.array([place for row in places for place in row], mx.int32)
         last = mx.array([end - 1 for end in accumulate(counts)], mx.int32)
-        layers = zip(*caches, strict=True)
-        packed = [PackedRows(layer, counts, positions) for layer in layers]
+        packed = [PackedRows(layer, counts, positions) for layer in zip(*caches, strict=True)]
         return self._model.decode(known, packed, positions, last)
 
 

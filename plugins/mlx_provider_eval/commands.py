@@ -113,28 +113,25 @@ def _run(
     """
     from rich.console import Console
 
-    from mlx_provider.commands import Ended, PluginRegistry, long_command
+    from mlx_provider.commands import PluginRegistry, long_command
 
     from .subjects import check_subjects, describe_run, load_subjects, make_subjects
 
     subjects = make_subjects(models, options)
     check_subjects(subjects, PluginRegistry.of(context))
     found: list[Result] = []
-    try:
-        with (
-            long_command(partial(typer.echo, err=True)) as progress,
-            closing(load_subjects(subjects, progress.report)) as stages,
-        ):
-            for stage in stages:
-                done = stage if isinstance(stage, dict) else plan.measure(stage, progress.report)
-                found.append(done)
-                if out is not None:
-                    head = {"eval": plan.name, **describe_run(), **plan.as_json()}
-                    out.seek(0)
-                    json.dump({**head, "subjects": found}, out, indent=1, ensure_ascii=False)
-                    out.flush()
-    except Ended as ended:
-        raise typer.Exit(128 + ended.number) from None
+    with (
+        long_command(partial(typer.echo, err=True)) as progress,
+        closing(load_subjects(subjects, progress)) as stages,
+    ):
+        for stage in stages:
+            done = stage if isinstance(stage, dict) else plan.measure(stage, progress)
+            found.append(done)
+            if out is not None:
+                head = {"eval": plan.name, **describe_run(), **plan.as_json()}
+                out.seek(0)
+                json.dump({**head, "subjects": found}, out, indent=1, ensure_ascii=False)
+                out.flush()
     for skipped in (result for result in found if "skipped" in result):
         typer.echo(f"{skipped['label']}: not measured: {skipped['skipped']}", err=True)
     measured = [result for result in found if "skipped" not in result]

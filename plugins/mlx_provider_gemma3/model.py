@@ -231,8 +231,7 @@ class GemmaImages:
         image_size(item)
         size, resample = self.processor.size, int(self.processor.resample)
         pixels = OnDemand(lambda: item.scaled(size["height"], size["width"], resample))
-        inputs = GemmaInput(pixels, self.processor)
-        block = Block(self.tokens, item.content_hash, inputs, pixels)
+        block = Block(self.tokens, item.content_hash, GemmaInput(pixels, self.processor), pixels)
         return Placed("\n\n<start_of_image><image_soft_token><end_of_image>\n\n", (block,))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.client.connection import LocalEngine
-from mlx_provider.client.runtime_folder import EngineLock, prepare
+from mlx_provider.client.runtime_folder import EngineLock, check_folder
 from mlx_provider.config import Runtime
 from mlx_provider.errors import BadRequest, EngineUnavailable, NotInstalled
 from mlx_provider.protocol.events import Failed
@@ -158,20 +158,20 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path, local: Any) -> None
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for name in ("file", "file/below", "open", "link", "dangling"):
         with pytest.raises(EngineUnavailable, match="MLX_PROVIDER_RUNTIME_DIR"):
-            prepare(Runtime(tmp_path / name, {}))
+            check_folder(Runtime(tmp_path / name, {}), make=True)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_a_folder_of_another_user_is_refused(local: Any) -> None:
     os.chown(local.folder, 12345, -1)
     with pytest.raises(EngineUnavailable, match="belongs to another user"):
-        prepare(local.runtime())
+        check_folder(local.runtime(), make=True)
     os.chown(local.folder, 0, -1)
 
 
 def test_a_path_too_long_for_a_socket_names_the_variable(tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="MLX_PROVIDER_RUNTIME_DIR"):
-        prepare(Runtime(tmp_path / ("x" * 100), {}))
+        check_folder(Runtime(tmp_path / ("x" * 100), {}), make=True)
 
 
 def test_a_removed_lock_file_does_not_block_a_new_lock(local: Any) -> None:

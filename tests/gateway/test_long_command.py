@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mlx_provider.commands import Ended, long_command
+from mlx_provider.commands import long_command
 from mlx_provider.gateway.foreground import END_SIGNALS
 from mlx_provider.isolation import Isolation
 
@@ -16,8 +16,9 @@ RUN = "from mlx_provider.cli import main; main()"
 
 
 def test_sigterm_is_not_caught_by_isolation() -> None:
-    with pytest.raises(Ended), long_command(print), Isolation():
+    with pytest.raises(SystemExit) as ended, long_command(print), Isolation():
         signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_signal_handlers_are_restored_after_a_long_command() -> None:

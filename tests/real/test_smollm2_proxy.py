@@ -25,6 +25,7 @@ from .conftest import REPOSITORY
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
+RUN = "from mlx_provider.cli import main; main()"
 QUESTIONS = [f"Write one sentence about the number {n}." for n in range(22)]
 CITY: dict[str, Any] = {
     "type": "object",
@@ -158,7 +159,7 @@ def test_the_example_chat_script_answers(smollm2: Path) -> None:
         done = subprocess.run(
             command, input=said, capture_output=True, text=True, timeout=900, env=environ
         )
-        subprocess.run([sys.executable, "-m", "mlx_provider.cli", "engine", "stop"], env=environ)
+        subprocess.run([sys.executable, "-c", RUN, "engine", "stop"], env=environ)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert "Rome" in done.stdout

@@ -65,9 +65,8 @@ def test_the_footprint_from_a_config_equals_that_of_the_loaded_model(
 
 def test_the_dtype_of_loading_counts(registry: PluginRegistry, tmp_path: Path) -> None:
     folder = build(tmp_path / "m", "qwen3", dtype="bfloat16")
-    found, weights = accounted(registry, folder, dtype="float32")
+    _, weights = accounted(registry, folder, dtype="float32")
     assert weights == weights_estimate(folder, expanded=4)
-    assert footprint(config_of(folder), weights, dtype="float32") == as_footprint(found, weights)
 
 
 LLAMA_8B = {

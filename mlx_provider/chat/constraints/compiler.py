@@ -270,8 +270,7 @@ class GrammarCompiler:
         grammar, limits = LLMatcher.grammar_from_lark(lark), LLParserLimits(**LIMITS)
         made = LLMatcher(self._ll_tokenizer(), grammar, log_level=0, limits=limits)
         packed = b"" if made.is_error() else made.compute_bitmask()
-        wrong = first_line(made.get_error()) if made.is_error() else ""
-        return _Compiled(wrong, made, packed)
+        return _Compiled(first_line(made.get_error()) if made.is_error() else "", made, packed)
 
     def prepare(self) -> None:
         """Build the vocabulary on another thread. The request that needs it raises its error."""

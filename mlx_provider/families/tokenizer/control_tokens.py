@@ -71,8 +71,7 @@ class Edges:
     def _around_cuts(self, text: str) -> Iterator[int]:
         """Beginnings of control tokens in a text from which the template removes something."""
         if next(starts(self._cut, text, self._longest_cut), None) is not None:
-            found = self._cut_or_first.finditer(text)
-            yield from (match.start() for match in found if match[1])
+            yield from (match.start() for match in self._cut_or_first.finditer(text) if match[1])
 
     def _is_begun(self, core: str) -> bool:
         window = core[max(0, len(core) - self._reach) :]

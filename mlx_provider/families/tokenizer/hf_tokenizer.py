@@ -210,8 +210,7 @@ class HFTokenizer:
                 "beside its weights",
                 param="messages",
             )
-        renderer = TemplateRenderer(source, self._backend.special_tokens_map)
-        return renderer.render(
+        return TemplateRenderer(source, self._backend.special_tokens_map).render(
             messages, tools, variables, generation_prompt=generation_prompt, probe=probe
         )
 
@@ -274,8 +273,7 @@ class HFTokenizer:
         messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":
             return ""
-        stranger = fit_messages([{"role": "user", "content": OTHER_USER}], self.form)
-        other = [messages[0], *stranger]
+        other = [messages[0], *fit_messages([{"role": "user", "content": OTHER_USER}], self.form)]
         theirs = try_render(lambda: self._text(replace(hidden, messages=other)))
         return text[: common_length(text, theirs or "")]
 

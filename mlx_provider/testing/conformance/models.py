@@ -191,8 +191,7 @@ def layouts(of: Specimen) -> None:
     """Rows decode together in a layout that it offers."""
     if next(iter(of.model.kv_layouts)) == "solo":
         raise NotApplicable("its kv_layouts offer no layout in which rows share a pass")
-    notes = "; ".join(of.probe.notes)
-    demand(of.probe.layout != "solo", f"rows do not decode together: {notes}")
+    demand(of.probe.layout != "solo", f"rows do not decode together: {'; '.join(of.probe.notes)}")
 
 
 def company(of: Specimen) -> None:

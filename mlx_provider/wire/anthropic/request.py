@@ -220,8 +220,7 @@ def answer_format(params: Parameters) -> dict[str, Any]:
     if form is None:
         return fields
     if not isinstance(form, Mapping) or form.get("type") != "json_schema":
-        where = _format_name(config)
-        raise wrong_part(where, f"must be of type json_schema, got {quote(form)}")
+        raise wrong_part(_format_name(config), f"must be of type json_schema, got {quote(form)}")
     schema = {"name": "output", "schema": form.get("schema")}
     return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
 

@@ -73,8 +73,7 @@ LOGPROBS = "message.output_text.logprobs"
 def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     streamed = Parameters(body).flag("stream")
     request, names, tools = response_request(body, sender)
-    echo = echo_of(body)
-    reply = partial(Stream if streamed else Whole, tools=tools, echo=echo)
+    reply = partial(Stream if streamed else Whole, tools=tools, echo=echo_of(body))
     # Codex shortens a conversation only if a stream says that it is too long
     return ParsedRequest([request], reply, names, in_stream=(ContextTooLong,))
 
