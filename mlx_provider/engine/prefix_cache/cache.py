@@ -90,12 +90,14 @@ class PrefixCache:
         *,
         room: int = 0,
         leases: Leases | None = None,
+        counted: bool = True,
     ) -> tuple[list[Any], Lease | None]:
         """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
 
         `leases`: the row takes over, or shares, buffers of entries if it can; `None`: it copies.
-        Call it once per row, also for length 0: it counts the look-up. Raises `ValueError` if the
-        match is no longer valid, or `make_cache` makes another kind of cache than the stored one.
+        Call it once per row, also for length 0: it counts the look-up (`counted`). Raises
+        `ValueError` if the match is no longer valid, or `make_cache` makes another kind of cache
+        than the stored one.
         """
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
@@ -113,15 +115,16 @@ class PrefixCache:
             filler.finish(match.length, state)
         elif room:
             grow_by(cache, room)
-        self.count(match)
+        self.count(match, counted=counted)
         return cache, lease
 
-    def count(self, match: Match, restored: int = 0) -> None:
-        """Count a look-up. `restored`: tokens that came from disk, if it had more."""
+    def count(self, match: Match, restored: int = 0, *, counted: bool = True) -> None:
+        """The nodes were used. `counted`: so is the look-up, as a client has asked for the prompt.
+        `restored`: tokens that came from disk, if it had more."""
         self._clock += 1
         for node in match.path:
             node.used, node.hits = self._clock, node.hits + 1
-        if match.counted:
+        if counted:
             self._counted["lookups"] += 1
             self._counted["prompt_tokens"] += match.total
             self._counted["reused_tokens"] += restored or match.length

@@ -191,8 +191,6 @@ class Match:
     branch: int = 0
     """`diverged_at`, if a stored prompt continues there. 0 if at most stored replies do."""
     version: int = 0
-    counted: bool = True
-    """Whether a client has asked for the prompt, so that it counts as a look-up."""
 
     @property
     def path(self) -> tuple[Node, ...]:

@@ -34,9 +34,9 @@ OTHER_ACCOUNTS = 0.25
 
 class FairShares:
     """The tokens that each account was served, divided by its share, as in VTC (Sheng et al., OSDI
-    2024). An account without requests is forgotten, and starts again at the smallest count. Prompts
-    run in the order of the counts at which they would end: a short prompt precedes a long one, and
-    at most as many tokens of another account run before a prompt as that has itself."""
+    2024). Unlike there, an account without requests is forgotten, and starts again at the smallest
+    count. Prompts run in the order of the counts at which they would end: a short prompt precedes a
+    long one, and at most as many tokens of another account run before a prompt as that has."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
@@ -288,8 +288,8 @@ class Scheduler:
         # with fixed passes, a reply must come from decode passes, so its tokens are replayed
         tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
         job = PrefillJob(row.request, [row], tokens, admitted)
-        if row.request.kept is not None:
-            job.thin_out(row.request.kept)
+        if row.request.selected is not None:
+            job.thin_out(row.request.selected)
         begun = admitted or any(each in self.running for each in row.request.rows)
         row.request.phase = Phase.PREFILL if begun else Phase.WAITING
         self.waiting.append(job)
