@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .inputs import Inputs
     from .prefix_cache.buffers import Lease
     from .prefix_cache.disk import Restore
+    from .prefix_cache.tree import Ids, Match
 
 
 class Phase(enum.Enum):
@@ -271,12 +272,13 @@ class PrefillJob:
     snapshots: dict[int, Any] = field(default_factory=dict)
     hidden: list[Any] = field(default_factory=list)
     """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
-    ids: Any = None
-    """Token ids for the prefix cache, (tokens,) int64. `None`: there is no prefix cache."""
-    match: Any = None
+    ids: Ids | None = None
+    """Token ids for the prefix cache. `None`: it was not asked."""
+    match: Match | None = None
     """The last look-up, until its prefill begins."""
     restore: Restore | None = None
-    """`None`: it needs no files from disk, or has not begun."""
+    """`None`: it needs no files from disk, or has not begun. When it has ended, it has a cache,
+    unless no file could be read."""
     estimated_cached: int = 0
     positions: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""

@@ -55,9 +55,8 @@ class RowBuffers:
     layers: dict[int, Any]
     base_tokens: int = 0
     base: RowBuffers | None = None
-    """The common prefix, which holds tokens `[0, base_tokens)`."""
     nodes: set[Node] = field(default_factory=set)
-    """The nodes whose tokens are in these buffers. They are on one path."""
+    """On one path."""
     stored: int = 0
     """Bytes of the nodes and of the tokens before them, which are not charged to the row."""
     intact: bool = True
@@ -193,7 +192,6 @@ class Lease:
     row: RowBuffers | None = None
     """The row's buffers. `None` if no entry can refer to them, or the row was merged."""
     base: RowBuffers | None = None
-    """The buffers of the common prefix with tokens `[0, base_tokens)`."""
     base_tokens: int = 0
     claimed: tuple[RowBuffers, ...] = ()
     claimed_bytes: int = 0

@@ -299,7 +299,8 @@ class PrefixCache:
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.split_path(found, new), self._budget_after(new)
         new, path = self._fit(new, stored, self.sessions.share(session, budget))
-        added = new.added_bytes
+        added = new.doubled_bytes + max(0, new.stop - new.shared) * new.token_bytes
+        added += sum(state.nbytes for state in new.states.values())
         if self.nbytes > (limit := budget - added):
             others = self.sessions.split_at_shares(session, budget)
             self.evict(limit, keep={*path, *others})  # first spare the shares of others

@@ -88,10 +88,10 @@ class PrefixCachePolicy:
         self._unread: list[WeakSet[RowBuffers]] = [WeakSet(), WeakSet()]
         """Buffers of rows that ended since the read before the last one, and since the last."""
 
-    def look_up(self, job: PrefillJob) -> None:
-        if job.ids is None:
-            job.ids = as_ids(key_tokens(job.prompt))
-        job.match, job.estimated_cached = self._find(job)
+    def look_up(self, job: PrefillJob) -> Match:
+        match, job.estimated_cached = self._find(job)
+        job.match = match
+        return match
 
     def pays_ahead(self, job: PrefillJob) -> bool:
         """Whether a queued background prefill has more than a few tokens to compute, and less than
@@ -129,16 +129,15 @@ class PrefixCachePolicy:
         """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
         disk has more than memory, the job is `restoring` at first. Call it again after that.
         Returns the match if it is to be reported: not again for rows that were preempted."""
-        self.look_up(job)
-        disk = self.cache.disk
+        match, disk = self.look_up(job), self.cache.disk
         job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
-        if disk is not None and job.restore is None and job.estimated_cached > job.match.length:
-            key, found = self._key(job.request), partial(self._match, job)
-            fill = disk.fill(key, job.ids, found, self._make_cache, capacity, self._grid)
+        if disk is not None and job.restore is None and job.estimated_cached > match.length:
+            key, ids, found = self._key(job.request), self._ids(job), partial(self._match, job)
+            fill = disk.fill(key, ids, found, self._make_cache, capacity, self._grid)
             job.restore = Restore(disk, fill)
             return None
         is_first = not (job.request.ahead or job.request.looked_up)
-        match = self._fill(job, capacity, is_first)
+        match = self._fill(job, match, capacity, is_first)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None  # a row resumes with its reply
@@ -152,9 +151,8 @@ class PrefixCachePolicy:
         job.request.explanation = self._explain(job, match)
         return match if is_first else None
 
-    def _fill(self, job: PrefillJob, capacity: int, is_first: bool) -> Match:
+    def _fill(self, job: PrefillJob, match: Match, capacity: int, is_first: bool) -> Match:
         """Give the job its cache, and its rows their leases. `is_first`: it counts as a look-up."""
-        match: Match = job.match
         job.match, job.request.looked_up, restored = None, True, job.restore
         if restored is not None and restored.cache is not None:  # memory had a part of it
             cache, restored.cache, length = restored.cache, None, restored.length
@@ -241,8 +239,14 @@ class PrefixCachePolicy:
         self.record_read()
         return lost
 
+    def _ids(self, job: PrefillJob) -> Ids:
+        if job.ids is None:
+            job.ids = as_ids(key_tokens(job.prompt))
+        return job.ids
+
     def _match(self, job: PrefillJob) -> Match:
-        return self.cache.match(self._key(job.request), job.ids, len(job.ids) - 1, self._grid)
+        ids = self._ids(job)
+        return self.cache.match(self._key(job.request), ids, len(ids) - 1, self._grid)
 
     def _find(self, job: PrefillJob) -> tuple[Match, int]:
         """The match, which is a new one if the prefix cache has changed, and the tokens that will
@@ -251,7 +255,7 @@ class PrefixCachePolicy:
             return job.match, job.estimated_cached
         key, disk = self._key(job.request), self.cache.disk
         match = self._match(job)
-        on_disk = 0 if disk is None else disk.find(key, job.ids, match, self._grid)[0]
+        on_disk = 0 if disk is None else disk.find(key, self._ids(job), match, self._grid)[0]
         return match, max(match.length, on_disk)
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
@@ -277,7 +281,8 @@ class PrefixCachePolicy:
         if self._shapes is not None:
             # the last one: where the next turn, or the same prompt, resumes by whole passes
             found = {self._whole(at) for at in (*found, len(prompt.tokens) - 1)}
-            found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
+            ids = self._ids(job)
+            found = {at for at in found if at > start and outside_spans(ids, at) == at}
         return tuple(sorted(found))
 
     def _whole(self, done: int) -> int:

@@ -295,11 +295,6 @@ class NewPath:
         doubled = 0 if row is None or row.nodes else self.refers_from - row.base_tokens
         return doubled * self.kv.token_bytes
 
-    @property
-    def added_bytes(self) -> int:
-        added = max(0, self.stop - self.shared) * self.token_bytes
-        return self.doubled_bytes + added + sum(state.nbytes for state in self.states.values())
-
     def segment(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they stay in the row's buffers."""
         if self.row is None or start < self.refers_from:

@@ -1,10 +1,7 @@
 """The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
-`schedule` decides a step with numbers and changes nothing. `apply` makes the changes of its record
-to the queue. All rows decode in every step, unless a brief prompt goes first. One prompt at a time
-is prefilled: the one with the least work left, and waiting makes a prompt more urgent. Its chunk
-shares the pass of the rows if that is faster; `Chunking.size` chooses its size. Steps without a
-chunk follow until the average time of a token is within the stall target.
+`schedule` decides a step with numbers and changes nothing, by the rules in docs/architecture.md
+(Scheduling). `apply` makes the changes of its record to the queue.
 """
 
 from __future__ import annotations
