@@ -75,7 +75,7 @@ class MemoryCheck:
 @dataclass
 class StepRecord:
     """A step, or its part until prompts begin. `Engine.run` does what is before `plan`, in order;
-    from `reclaim` to `admitted` by `Scheduler.apply`. A decision that matters is one of `empty`."""
+    `Scheduler.apply` does it for the queue. If only what `empty` leaves out is set, steps pause."""
 
     now: float
     """When the step began, in monotonic seconds."""
