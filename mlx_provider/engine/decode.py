@@ -152,7 +152,7 @@ def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
     engine.output.add_drafts(result.drafts, accepted)
     for tokens, read in enumerate(result.reads, 1):
         if row.finish is None:
-            engine.batch.layout.keep(row, tokens)
+            engine.batch.layout.keep_tokens(row, tokens)
             take_tokens(engine, [read], now)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .inputs import Inputs
     from .prefix_cache.buffers import Lease
     from .prefix_cache.disk import Restore
+    from .prefix_cache.tree import Ids, Match
 
 
 class Phase(enum.Enum):
@@ -148,8 +149,8 @@ class Row:
     @property
     def cached_length(self) -> int:
         """Committed tokens that its cache must hold."""
-        kept = self.request.kept  # read for every row in every step
-        prompt = self.request.prompt.tokens if kept is None else kept
+        selected = self.request.selected  # read for every row in every step
+        prompt = self.request.prompt.tokens if selected is None else selected
         return len(prompt) + len(self.tokens)
 
     @property
@@ -195,7 +196,7 @@ class Request:
     stored: int = 0
     """Further prompt tokens that the prefix cache has stored since."""
     prefilled: int = 0
-    kept: Sequence[int] | None = None
+    selected: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
     prefilling: str = ""
     """Why its long prompt was, or was not, prefilled sparsely."""
@@ -224,7 +225,7 @@ class Request:
     @property
     def skipped_tokens(self) -> int:
         """Prompt tokens that are never computed."""
-        return 0 if self.kept is None else len(self.prompt.tokens) - len(self.kept)
+        return 0 if self.selected is None else len(self.prompt.tokens) - len(self.selected)
 
     @property
     def unfinished_rows(self) -> list[Row]:
@@ -266,17 +267,18 @@ class PrefillJob:
     cache: list[Any] | None = None
     cuts: Sequence[int] = ()
     """Ascending token counts at which a chunk must end."""
-    keeps: Sequence[int] = ()
+    snapshots_at: Sequence[int] = ()
     """Ascending token counts at which a state is worth keeping."""
     snapshots: dict[int, Any] = field(default_factory=dict)
     hidden: list[Any] = field(default_factory=list)
     """Hidden states (n, hidden) after its last tokens so far, if a drafter needs them."""
-    ids: Any = None
-    """Token ids for the prefix cache, (tokens,) int64. `None`: there is no prefix cache."""
-    match: Any = None
+    ids: Ids | None = None
+    """Token ids for the prefix cache. `None`: it was not asked."""
+    match: Match | None = None
     """The last look-up, until its prefill begins."""
     restore: Restore | None = None
-    """`None`: it needs no files from disk, or has not begun."""
+    """`None`: it needs no files from disk, or has not begun. When it has ended, it has a cache,
+    unless no file could be read."""
     estimated_cached: int = 0
     positions: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""
@@ -363,12 +365,12 @@ class PrefillJob:
         self.done, self.estimated_cached = 0, 0
         self.request.cached = 0
 
-    def thin_out(self, kept: Sequence[int]) -> None:
+    def thin_out(self, selected: Sequence[int]) -> None:
         """Run only these tokens of the prompt, and all tokens after it."""
         prompt = len(self.request.prompt.tokens)
-        self.positions = [*kept, *range(prompt, len(self.tokens))]
+        self.positions = [*selected, *range(prompt, len(self.tokens))]
         self.tokens = [self.tokens[at] for at in self.positions]
-        self.cuts, self.keeps = (), ()  # they count tokens that were left out
+        self.cuts, self.snapshots_at = (), ()  # they count tokens that were left out
 
     def row_cache(self) -> list[Any]:
         if self.cache is None:

@@ -26,7 +26,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..upstream.cache_classes import SparseKVCache, leaves
+from ..upstream.cache_classes import SparseKVCache, layers_of
 from ..upstream.shared_kv import SharedRow, arrays_of
 from .scheduling.ledger import MemoryProfile, whole_steps
 
@@ -61,7 +61,7 @@ def kind(layer: Any) -> Kind:
 def strictest(cache: list[Any]) -> Kind:
     """APPEND for a row that cannot be stored."""
     try:
-        kinds = {kind(layer) for layer in leaves(cache)}
+        kinds = {kind(layer) for layer in layers_of(cache)}
     except Unstorable:
         return Kind.APPEND
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
@@ -134,7 +134,7 @@ def grow_by(cache: Sequence[Any], tokens: int) -> None:
     """Let layers that keep every token allocate capacity for `tokens` more at their next
     allocation. Upstream allocates whole steps of `step` tokens (mlx_lm/models/cache.py 0.32.2,
     `KVCache.update_and_fetch`) and writes in place while the capacity lasts."""
-    for layer in leaves(cache):
+    for layer in layers_of(cache):
         open_layer = hasattr(layer, "step") and hasattr(layer, "__dict__")
         if open_layer and (isinstance(layer, SparseKVCache) or kind(layer) is Kind.APPEND):
             layer.step = whole_steps(tokens)
@@ -143,7 +143,7 @@ def grow_by(cache: Sequence[Any], tokens: int) -> None:
 def profile(cache: Sequence[Any]) -> MemoryProfile:
     """Measure a row cache that holds at least one token."""
     state, each, windows = 0, 0, []
-    for layer in leaves(cache):
+    for layer in layers_of(cache):
         size = sum(a.nbytes for a in arrays([layer]))
         keys = getattr(layer, "keys", None)
         if keys is None:
@@ -160,5 +160,5 @@ def profile(cache: Sequence[Any]) -> MemoryProfile:
 
 
 def arrays(cache: Sequence[Any]) -> list[mx.array]:
-    found = (a for layer in leaves(cache) for _, a in tree_flatten(layer.state))
+    found = (a for layer in layers_of(cache) for _, a in tree_flatten(layer.state))
     return [a for a in found if isinstance(a, mx.array)]

@@ -136,15 +136,15 @@ class SparsePrefill:
 
     def _thin_out(self, job: PrefillJob, scores: object) -> None:
         tokens = len(job.tokens)
-        kept = kept_places(scores, tokens, self.share)
+        selected = kept_places(scores, tokens, self.share)
         self._breaker.record_success(used=True)
         job.scoring = None
-        if len(kept) == tokens:
+        if len(selected) == tokens:
             self._prefill_whole(job, "all of it is kept")
             return
-        job.request.kept, job.cache = kept, sparse(job.row_cache())
-        job.request.prefilling = f"sparse: {len(kept)} of {tokens} prompt tokens were kept"
-        job.thin_out(kept)
+        job.request.selected, job.cache = selected, sparse(job.row_cache())
+        job.request.prefilling = f"sparse: {len(selected)} of {tokens} prompt tokens were kept"
+        job.thin_out(selected)
 
     def _fail(self, job: PrefillJob, told: str) -> None:
         log.warning("request %s: its prompt is not scored (%s)", job.request.id, told)

@@ -24,7 +24,7 @@ from ..engine.scheduling.ledger import MemoryProfile
 from ..isolation import Fault, attempt
 from ..records import LoadedModel, PrefillChunk, Prompt
 from ..records.extensions import MOST_DRAFTS
-from ..upstream.cache_classes import QuantizedKVCache, leaves, take_back
+from ..upstream.cache_classes import QuantizedKVCache, layers_of, take_back
 from .probe import Probe, Reserve, Trial, share_prefix, unlimited
 from .solo_rows import MakeCache, some_tokens, timed_pass
 
@@ -270,7 +270,7 @@ class OnDevice:
             seconds, peaks[tokens] = timed_pass(self.model, cache, deep * self._depth, tokens)
             took.append(seconds)
             self._depth += deep and tokens == 1
-            for layer in leaves(cache) if deep and tokens > 1 else ():
+            for layer in layers_of(cache) if deep and tokens > 1 else ():
                 if hasattr(layer, "update_and_fetch"):
                     take_back(layer, tokens)
         return took
@@ -341,7 +341,7 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     cache = make_cache()
     grow_by(cache, depth + more)
     model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
-    for layer in leaves(cache):
+    for layer in layers_of(cache):
         if isinstance(layer, QuantizedKVCache):
             for each in (*layer.keys, *layer.values):
                 each[:, :, 1:depth] = each[:, :, :1]

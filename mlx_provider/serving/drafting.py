@@ -20,7 +20,7 @@ from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
 from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
 from ..registry import PluginRegistry
-from ..upstream.cache_classes import can_skip, leaves, sparse
+from ..upstream.cache_classes import can_skip, layers_of, sparse
 from .probe import Probe
 from .solo_rows import MakeCache, decoding, some_tokens
 from .weight_files import check_folder
@@ -182,7 +182,7 @@ def sparse_prefill_of(
 
 def problem(model: LoadedModel, make_cache: MakeCache) -> str:
     """Why no tokens of this model's prompts can be left out. Empty: they can. Engine thread."""
-    kinds = {type(layer).__name__ for layer in leaves(make_cache()) if not can_skip(layer)}
+    kinds = {type(layer).__name__ for layer in layers_of(make_cache()) if not can_skip(layer)}
     if kinds:
         return f"its layers need every token ({', '.join(sorted(kinds))})"
     found = attempt(lambda: _trial(model, make_cache))

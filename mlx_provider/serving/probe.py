@@ -25,7 +25,7 @@ from ..errors import UnsupportedModel
 from ..isolation import Fault, attempt
 from ..protocol.event_queue import EventQueue
 from ..records import LoadedModel, PrefillChunk, Prompt
-from ..upstream.cache_classes import leaves
+from ..upstream.cache_classes import layers_of
 from ..upstream.shared_kv import FEW, SHAREABLE, divide
 from . import solo_rows
 from .solo_rows import CHUNKS, STEPS, ByStep, MakeCache, SoloRow, timed_pass
@@ -143,7 +143,7 @@ def _judge_layouts(
     if layout == "grouped" and can_share_a_pass(rows[-1].cache):
         judged["mixed"] = _judge(partial(_run_mixed, model, make_cache, rows))
         judged["drafted"] = _judge(partial(_run_drafted, model, rows))
-        if any(type(each) in SHAREABLE for each in leaves(rows[-1].cache)):
+        if any(type(each) in SHAREABLE for each in layers_of(rows[-1].cache)):
             judged["shared"] = _judge(partial(_run_shared, model, make_cache, rows))
         if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
             judged["padded"] = _judge(partial(_run_together, model, rows, "padded"))
@@ -199,7 +199,7 @@ class Trial:
                 stay = kept.get(row, 1)
                 self.logits[row].extend(logits[start : start + stay])
                 row.tokens += tokens[start : start + stay]
-                self.layout.keep(row, stay)
+                self.layout.keep_tokens(row, stay)
         return logits
 
     def run(self, steps: int) -> list[ByStep]:
@@ -249,7 +249,7 @@ def _run_shared(model: LoadedModel, make_cache: MakeCache, rows: Sequence[SoloRo
 
 def share_prefix(cache: Sequence[Any], tokens: int) -> None:
     """Let copies of a row's cache share its first tokens, if any."""
-    for layer in leaves(cache) if tokens else ():
+    for layer in layers_of(cache) if tokens else ():
         if type(layer) in SHAREABLE:
             divide(layer, tokens)
 

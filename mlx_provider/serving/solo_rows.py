@@ -20,7 +20,7 @@ from mlx.utils import tree_map
 from ..engine.row_cache import arrays
 from ..isolation import attempt
 from ..records import LoadedModel, PrefillChunk, Prompt
-from ..upstream.cache_classes import leaves
+from ..upstream.cache_classes import layers_of
 
 STEPS = 4
 """Tokens that a row decodes."""
@@ -182,7 +182,7 @@ def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
     """A row cache repeated for `count` equal rows, with a few values rounded the other way, because
     padding alone may change the order of a sum. `seed` chooses the values."""
     copied, seeds = copy.deepcopy(list(cache)), itertools.count(SEEDS * seed)
-    for layer in leaves(copied):
+    for layer in layers_of(copied):
         layer.state = tree_map(lambda array: _repeat(array, count, next(seeds)), layer.state)
     return copied
 

@@ -17,9 +17,9 @@ from .cache_classes import (
     BatchRotatingKVCache,
     KVCache,
     SparseKVCache,
-    by_leaf,
+    by_layer,
     cached_length,
-    leaves,
+    layers_of,
 )
 from .shared_kv import SharedBatchKV, SharedKV, prefix_of, start
 
@@ -30,14 +30,14 @@ PLAIN = (KVCache, SparseKVCache, SharedKV)
 
 def mergeable(cache: Sequence[Any]) -> bool:
     """Whether every layer has an upstream batch form."""
-    return all(hasattr(type(layer), "merge") for layer in leaves(cache))
+    return all(hasattr(type(layer), "merge") for layer in layers_of(cache))
 
 
 def merge_rows(rows: Sequence[RowCache]) -> RowCache:
     """One batch cache per layer, not evaluated. Layers whose rows have the same offsets share one
     array of offsets, which is then computed and compared once."""
     merge = partial(_merge, dict[tuple[int, ...], mx.array]())
-    return [by_leaf(merge, *layers) for layers in zip(*rows, strict=True)]
+    return [by_layer(merge, *layers) for layers in zip(*rows, strict=True)]
 
 
 def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
@@ -45,7 +45,7 @@ def rows_of(batch: Sequence[Any], indices: Iterable[int]) -> list[RowCache]:
     windows; a write to a row does not change the batch."""
     rings = [layer for layer in batch if isinstance(layer, BatchRotatingKVCache)]
     mx.eval([[ring.left_padding, ring.offset] for ring in rings])  # one wait, not one per layer
-    return [[by_leaf(partial(_row, index), layer) for layer in batch] for index in indices]
+    return [[by_layer(partial(_row, index), layer) for layer in batch] for index in indices]
 
 
 def counting_alike(batch: Iterable[Any]) -> list[list[Any]]:

@@ -34,22 +34,22 @@ __all__ = [
 ]
 
 
-def leaves(cache: Sequence[Any]) -> list[Any]:
+def layers_of(cache: Sequence[Any]) -> list[Any]:
     """Opens lists of caches (`CacheList`)."""
     found: list[Any] = []
     for layer in cache:
         inner = getattr(layer, "caches", None)
-        found.extend([layer] if inner is None else leaves(inner))
+        found.extend([layer] if inner is None else layers_of(inner))
     return found
 
 
-def by_leaf(make: Callable[..., Any], *layers: Any) -> Any:
+def by_layer(make: Callable[..., Any], *layers: Any) -> Any:
     """`make(*layers)`, or a list of caches (`CacheList`) made so from those in `layers`."""
     if not hasattr(layers[0], "caches"):
         return make(*layers)
     together = type(layers[0])()
     inner = zip(*(layer.caches for layer in layers), strict=True)
-    together.caches = tuple(by_leaf(make, *layer) for layer in inner)
+    together.caches = tuple(by_layer(make, *layer) for layer in inner)
     return together
 
 
@@ -160,7 +160,7 @@ def can_skip(layer: Any) -> bool:
 
 def sparse(cache: Sequence[Any]) -> list[Any]:
     """An empty row whose caches can skip tokens."""
-    return [by_leaf(_sparse, layer) for layer in cache]
+    return [by_layer(_sparse, layer) for layer in cache]
 
 
 def _sparse(layer: Any) -> Any:

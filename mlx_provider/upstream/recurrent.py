@@ -23,7 +23,7 @@ import mlx.nn as nn
 
 from ..errors import UnsupportedModel
 from ..records import Function
-from .cache_classes import ArraysCache, StateCache, by_leaf, leaves
+from .cache_classes import ArraysCache, StateCache, by_layer, layers_of
 
 RULES = {
     "gated_delta_update": ("q", "k", "v", "a", "b"),
@@ -170,10 +170,10 @@ class StateParts:
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
     """Make each module accept `StateParts` that reads a state of `cache` while `run` runs. `run`
     calls the model on one token with the given cache; nothing is evaluated. Idempotent."""
-    if not any(isinstance(layer, ArraysCache) for layer in leaves(cache)):
+    if not any(isinstance(layer, ArraysCache) for layer in layers_of(cache)):
         return
     found: set[type] = set()
-    run([by_leaf(partial(_watch, found), layer) for layer in cache])
+    run([by_layer(partial(_watch, found), layer) for layer in cache])
     for kind in found:
         if not getattr(kind.__call__, ROUTES_ATTRIBUTE, False):
             setattr(kind, "__call__", _route_calls(kind.__call__))  # noqa: B010

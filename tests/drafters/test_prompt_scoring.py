@@ -114,14 +114,14 @@ def test_scoring_does_not_change_other_requests(small: TextModel, qwen3: TextMod
     alone, company = (new_request(TEXT[:700], max_tokens=12) for _ in range(2))
     engine = thinning(qwen3, scorer, share=0.4)
     run(engine, alone)
-    assert alone.kept is not None
+    assert alone.selected is not None
     others = [new_request(TEXT[i : i + 30], max_tokens=40) for i in range(3)]
     engine = thinning(qwen3, scorer, share=0.4)
     for other in others:
         engine.submit(other)
         engine.step()
     run(engine, company)
-    assert company.kept == alone.kept
+    assert company.selected == alone.selected
     assert company.rows[0].tokens == alone.rows[0].tokens
     twins = [new_request(other.prompt.tokens, max_tokens=40) for other in others]
     engine = thinning(qwen3)

@@ -86,7 +86,7 @@ def test_a_failed_or_invalid_scorer_makes_the_prompt_prefill_whole(
     request, short = new_request(text(300)), new_request(text(30))
     served(thinning(qwen3, scorer), request, short)
     assert request.prefilling == "prefilled whole: the scorer failed"
-    assert (request.kept, request.prefilled) == (None, 300)
+    assert (request.selected, request.prefilled) == (None, 300)
     assert request.rows[0].tokens == plain(qwen3, text(300))
     assert short.rows[0].tokens == plain(qwen3, text(30))
 
@@ -144,7 +144,7 @@ def test_a_prompt_with_a_long_cached_prefix_is_prefilled_whole(qwen3: TextModel)
     first, second = new_request(text(200)), new_request(text(600))
     served(engine, first)
     served(engine, second)
-    assert second.kept is None
+    assert second.selected is None
     assert second.prefilling == "prefilled whole: 200 of its 600 tokens were cached"
     assert second.rows[0].tokens == plain(qwen3, text(600))
 
@@ -155,7 +155,7 @@ def test_a_short_cached_prefix_does_not_prevent_sparse_prefill(qwen3: TextModel)
     engine = thinning(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
     served(engine, new_request(text(50)))
     served(engine, cached)
-    assert (cached.cached, cached.kept) == (0, fresh.kept)
+    assert (cached.cached, cached.selected) == (0, fresh.selected)
     assert cached.rows[0].tokens == fresh.rows[0].tokens
 
 
@@ -182,7 +182,7 @@ def test_a_sparse_prompt_is_never_stored_in_the_prefix_cache(
         if request.phase.value != "done" and stages[cancelled]():
             engine.cancel(request)
     assert not written
-    assert (request.kept is None) == (cancelled == "scored")
+    assert (request.selected is None) == (cancelled == "scored")
 
 
 def test_a_whole_prompt_does_not_wait_for_the_prefix_of_a_sparse_one(qwen3: TextModel) -> None:
@@ -198,7 +198,7 @@ def test_a_whole_prompt_does_not_wait_for_the_prefix_of_a_sparse_one(qwen3: Text
     run(engine)
     assert whole.cached == 0
     assert whole.rows[0].tokens == plain(qwen3, text(700))
-    assert sparse.kept is not None
+    assert sparse.selected is not None
 
 
 def test_a_preempted_row_that_was_prefilled_whole_is_not_scored(qwen3: TextModel) -> None:
@@ -261,7 +261,7 @@ def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
     assert sum(gaps) == pytest.approx(0.8)
     assert len(stream.rows[0].tokens) >= len(gaps)
     run(engine)
-    assert long.kept is not None
+    assert long.selected is not None
 
 
 def test_a_prompt_without_other_rows_is_scored_in_few_steps(qwen3: TextModel) -> None:
@@ -269,7 +269,7 @@ def test_a_prompt_without_other_rows_is_scored_in_few_steps(qwen3: TextModel) ->
     ticking(engine, 0.03)  # once for a piece
     engine.submit(request)
     steps = 0
-    while request.kept is None:
+    while request.selected is None:
         engine.step()
         steps += 1
     assert steps == 2, "16 pieces are half a second"
@@ -290,7 +290,7 @@ def test_a_sparse_row_reserves_memory_for_its_kept_tokens_only(qwen3: TextModel)
     engine.submit(request)
     engine.step()
     assert engine.scheduler.live_bytes >= 2048
-    step_until(engine, lambda: request.kept is not None)
+    step_until(engine, lambda: request.selected is not None)
     assert engine.scheduler.live_bytes < 600
     step_until(engine, lambda: engine.scheduler.running)
     (row,) = engine.scheduler.running

@@ -71,7 +71,7 @@ def logits_of(model: TextModel, tokens: Sequence[int], places: Sequence[int]) ->
 
 def said(model: TextModel, request: Request) -> list[int]:
     """What follows the kept tokens, greedily, by a pass over all of them for every token."""
-    places = list(request.kept or range(len(request.prompt.tokens)))
+    places = list(request.selected or range(len(request.prompt.tokens)))
     tokens = [request.prompt.tokens[at] for at in places]
     for at in range(request.max_tokens):
         tokens.append(int(mx.argmax(logits_of(model, tokens, places)).item()))
@@ -107,9 +107,9 @@ def test_a_sparse_row_attends_only_to_kept_tokens_at_their_positions(qwen3: Text
     for share, length in [(0.2, 420), (0.6, 301)]:
         request = new_request(text(length), max_tokens=3)
         served(thinning(qwen3, share=share, max_chunk=64), request)
-        assert request.kept is not None
-        assert abs(len(request.kept) - share * length) < 48 or share * length < 200
-        assert request.prefilled == len(request.kept) < length
+        assert request.selected is not None
+        assert abs(len(request.selected) - share * length) < 48 or share * length < 200
+        assert request.prefilled == len(request.selected) < length
         assert request.rows[0].tokens == said(qwen3, request)
 
 
@@ -120,12 +120,12 @@ def test_the_skipped_tokens_do_not_affect_the_reply(qwen3: TextModel) -> None:
 
     one = new_request(text(600), max_tokens=12, logprobs=1)
     served(thinning(qwen3, Fixed()), one)
-    assert one.kept is not None
-    left = set(range(600)) - set(one.kept)
+    assert one.selected is not None
+    left = set(range(600)) - set(one.selected)
     changed = [340 if at in left else token for at, token in enumerate(text(600))]
     other = new_request(changed, max_tokens=12, logprobs=1)
     served(thinning(qwen3, Fixed()), other)
-    assert other.kept == one.kept
+    assert other.selected == one.selected
     assert output_of(one).logprobs == output_of(other).logprobs
 
 
@@ -154,7 +154,7 @@ def test_a_share_of_one_equals_a_whole_prefill(qwen3: TextModel) -> None:
     engine = thinning(qwen3)
     engine.sparse_prefill = None
     served(engine, other)
-    assert one.kept is None
+    assert one.selected is None
     assert output_of(one).logprobs == output_of(other).logprobs
 
 
@@ -240,16 +240,16 @@ def test_sparse_rows_in_a_batch_get_the_tokens_of_each_alone(
     again = mixed_requests()
     served(engine, *again)
     assert tokens_of(found) == tokens_of(expected)
-    assert [each.kept for each in found] == [each.kept for each in expected]
+    assert [each.selected for each in found] == [each.selected for each in expected]
     for each, other in zip(again, expected, strict=True):
-        assert each.kept == other.kept
-        assert each.kept is None or each.cached == 0
+        assert each.selected == other.selected
+        assert each.selected is None or each.cached == 0
     assert tokens_of(again) == tokens_of(expected)
     assert again[4].cached > 500, "whole prompts are found again"
     reused = sum(each.cached for each in (*found, *again))
     assert kept.report()["reused_tokens"] == reused, "what is not used is no hit"
     if drafts:
-        assert all(each.drafted for each in found if each.kept)
+        assert all(each.drafted for each in found if each.selected)
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "4bit"])
@@ -261,7 +261,7 @@ def test_low_precision_sparse_rows_nearly_equal_each_alone(form: str, in_format:
     alone(model, twins)
     served(thinning(model, max_chunk=64), *requests)
     for own, twin in zip(requests, twins, strict=True):
-        assert own.kept == twin.kept
+        assert own.selected == twin.selected
         pairs = list(zip(output_of(own).logprobs, output_of(twin).logprobs, strict=True))
         same = next((i for i, (a, b) in enumerate(pairs) if a.id != b.id), len(pairs))
         assert same >= 1
@@ -277,7 +277,7 @@ def test_a_failed_sparse_prefill_step_is_repeated_from_the_same_tokens(qwen3: Te
     served(thinning(Failing(qwen3, twice)), *requests)
     assert not twice.left
     assert tokens_of(requests) == tokens_of(twins)
-    assert [r.kept for r in requests] == [r.kept for r in twins]
+    assert [r.selected for r in requests] == [r.selected for r in twins]
 
 
 def test_a_sparse_cache_counts_its_tokens_and_its_position_separately() -> None:
@@ -314,7 +314,7 @@ def by_one(model: Any, request: Request) -> list[int]:
         OneByOne() if hasattr(layer, "update_and_fetch") else layer for layer in model.make_cache()
     ]
     prompt, said = request.prompt.tokens, list[int]()
-    for at in [*(request.kept or ()), *range(len(prompt), len(prompt) + request.max_tokens)]:
+    for at in [*(request.selected or ()), *range(len(prompt), len(prompt) + request.max_tokens)]:
         token = prompt[at] if at < len(prompt) else said[-1]
         for layer in cache:
             if isinstance(layer, OneByOne):
@@ -335,7 +335,7 @@ def test_recurrent_states_cover_kept_tokens_only(family: str, folder: Callable[.
     alone, company = (new_request(text(420), max_tokens=12) for _ in range(2))
     served(thinning(model, share=0.3, layout="solo", max_chunk=4096), alone)
     served(thinning(model, share=0.3, max_chunk=64), new_request(text(40), max_tokens=30), company)
-    assert alone.kept == company.kept is not None
+    assert alone.selected == company.selected is not None
     assert alone.rows[0].tokens == company.rows[0].tokens == by_one(model, alone)
 
 

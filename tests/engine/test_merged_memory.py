@@ -11,7 +11,7 @@ from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, run
-from mlx_provider.upstream.cache_classes import leaves
+from mlx_provider.upstream.cache_classes import layers_of
 from noted_calls import note_calls
 from references import assert_as_alone
 
@@ -37,7 +37,7 @@ def rows(model: TextModel) -> tuple[Engine, list[Request], int]:
 def taken(engine: Engine) -> int:
     """Bytes of the buffers of the rows that decode."""
     groups: Any = engine.batch.layout
-    every = [layer for group in groups.groups for layer in leaves(group.cache)]
+    every = [layer for group in groups.groups for layer in layers_of(group.cache)]
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in every)
 
 

@@ -116,7 +116,7 @@ class Twins:
                     self.compare(logits, own[0], tolerance)
         for row in self.alone:
             stay = min(kept, widths.get(row, 1))
-            self.layout.keep(row, stay)
+            self.layout.keep_tokens(row, stay)
             row.tokens += [_token(row, i) for i in range(stay)]
 
     def store(self, row: Row, tolerance: float) -> None:

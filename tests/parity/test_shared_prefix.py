@@ -25,7 +25,7 @@ from mlx_provider.serving.probe import probe
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
-from mlx_provider.upstream.cache_classes import leaves
+from mlx_provider.upstream.cache_classes import layers_of
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from noted_calls import note_calls
 from references import alone, assert_near_alone, quantised
@@ -68,7 +68,7 @@ def decoding(engine: Engine, request: Request, tokens: int = 3) -> None:
 def layers(engine: Engine) -> Iterator[Any]:
     layout = engine.batch.layout
     for group in layout.groups:
-        yield from leaves(group.cache)
+        yield from layers_of(group.cache)
 
 
 def prefixes(engine: Engine) -> set[Prefix]:

@@ -16,7 +16,7 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider.upstream.cache_classes import leaves
+from mlx_provider.upstream.cache_classes import layers_of
 from mlx_provider.upstream.shared_kv import prefix_of
 from wrapped_model import WrappedModel
 
@@ -204,7 +204,7 @@ def test_rows_with_one_prefix_have_the_bits_of_each_alone(
         engine.submit(other)
     while not engine.idle:
         engine.step()
-        layers = [layer for each in engine.batch.layout.passes() for layer in leaves(each.cache)]
+        layers = [layer for each in engine.batch.layout.passes() for layer in layers_of(each.cache)]
         own = [part for layer in layers for part in getattr(layer, "parts", [layer])]
         assert not any(map(prefix_of, own))
     assert {other.cached for other in others} == {64}

@@ -77,7 +77,12 @@ def check_integrity(cache: PrefixCache) -> None:
         path, spare = row.path, totals.rows[row]
         whole = (path[-1].stop - row.base_tokens) * segment_of(path[0]).token_bytes
         idle = row.is_prefix or spare == row.spare(path[-1].stop)
+        running = [lease for lease in row.users if lease.row is row]
+        base = {(lease.base, lease.base_tokens) for lease in running}
         rules += [
+            ("one row runs in buffers, then not intact", len(running) <= (not row.intact)),
+            ("its lease has its prefix", base <= {(row.base, row.base_tokens)}),
+            ("a prefix is intact and has none", not row.is_prefix or (row.intact and not row.base)),
             ("a row counts its nodes", (found, stored) == (row.nodes, row.stored)),
             ("and what it has before them", row.lost or stored == whole),
             ("and unused capacity", row.lost or idle or (row.in_use and spare == 0)),

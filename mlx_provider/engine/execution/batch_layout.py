@@ -23,7 +23,7 @@ from typing import Any
 
 from ...isolation import Fault, attempt
 from ...upstream.batch_caches import RowCache, counting_alike, merge_rows, mergeable, rows_of
-from ...upstream.cache_classes import by_leaf, leaves
+from ...upstream.cache_classes import by_layer, layers_of
 from ...upstream.shared_kv import Prefix, prefix_of
 from ..request import Row
 from ..row_cache import profile
@@ -82,7 +82,7 @@ class Group:
         cls, rows: list[Row], caches: Sequence[RowCache], memory: MemoryProfile, apart: int = 0
     ) -> Group:
         together = merge_rows(caches) if len(caches) > 1 else caches[0]
-        return cls(rows, together, memory, counting_alike(leaves(together)), rows, apart)
+        return cls(rows, together, memory, counting_alike(layers_of(together)), rows, apart)
 
     def caches(self, rows: Sequence[Row]) -> list[RowCache]:
         """Row caches of some of its rows. The cache of the group does not change."""
@@ -126,7 +126,7 @@ class Tile:
         self.missing = max(0, size - len(self.rows))
         self._own = self.caches()
         if self.missing:
-            self._own.append([by_leaf(fillers, layer) for layer in self._own[0]])
+            self._own.append([by_layer(fillers, layer) for layer in self._own[0]])
             self.sizes.append(self.missing)
         self.cache: RowCache = next(iter(self._own), [])
         if len(self._own) > 1:
@@ -227,7 +227,7 @@ class Layout:
         longest = [(rows, max(row.cached_length for row in rows)) for rows in several]
         return {row: length + 1 for rows, length in longest for row in rows}
 
-    def keep(self, row: Row, tokens: int) -> None:
+    def keep_tokens(self, row: Row, tokens: int) -> None:
         """Keep the first `tokens` tokens of the last pass in the row's cache, at least one. If
         called again before any other use of the row, the last call counts."""
         if row in self._unverified:
@@ -236,7 +236,7 @@ class Layout:
     def passes(self, chunk: MixedChunk | None = None, widths: Widths = NO_WIDTHS) -> list[Pass]:
         """The passes for one token of every row. A row whose step failed has its own. Only one pass
         of all other rows includes the chunk, and rows with drafts. `widths`: their token counts;
-        call `keep` for these rows before any other use."""
+        call `keep_tokens` for these rows before any other use."""
         self._settle()
         self._reunite(widths)
         self._separate(widths)
@@ -314,5 +314,5 @@ class Layout:
 
 def shared_prefix(cache: RowCache) -> Prefix | None:
     """The prefix that rows of this cache share with others, in its first layer that has one."""
-    found = (prefix_of(layer) for layer in leaves(cache))
+    found = (prefix_of(layer) for layer in layers_of(cache))
     return next((prefix for prefix in found if prefix is not None), None)

@@ -85,8 +85,8 @@ class Pending(NamedTuple):
 class DecodeBatch:
     """In each step, `forward` launches a pass of the pending tokens, `read` waits for the tokens of
     the pass before, and `set_drawn` adds the next pending ones. With drafts, now or in the last
-    pass (`drafted`), `catch_up` comes before `forward` in place of `read`, and `layout.keep` for
-    each of these rows, as its tokens are taken."""
+    pass (`drafted`), `catch_up` comes before `forward` in place of `read`, and `layout.keep_tokens`
+    for each of these rows, as its tokens are taken."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class DecodeBatch:
         pending = self._pending.get(row)
         if pending is not None and pending.drafts:
             self._pending[row] = pending._replace(drafts=())
-            self.layout.keep(row, 1)
+            self.layout.keep_tokens(row, 1)
         return self.layout.extract(row)
 
     @property

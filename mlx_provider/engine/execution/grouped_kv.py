@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
-from ...upstream.cache_classes import ArraysCache, by_leaf, leaves, take_back
+from ...upstream.cache_classes import ArraysCache, by_layer, layers_of, take_back
 from ...upstream.recurrent import StateParts, StateRun
 from ..circuit_breaker import CircuitBreaker
 from ..request import PrefillJob
@@ -117,7 +117,7 @@ class WideRow:
 
     def settle(self) -> None:
         kept = self.kept or 1
-        for layer in leaves(self.cache):
+        for layer in layers_of(self.cache):
             if hasattr(layer, "update_and_fetch"):
                 take_back(layer, self.tokens - kept)
         for each in self.states:
@@ -169,7 +169,7 @@ def can_share_a_pass(cache: Sequence[Any]) -> bool:
         isinstance(layer.offset, int)
         if hasattr(layer, "update_and_fetch")
         else isinstance(layer, ArraysCache)
-        for layer in leaves(cache)
+        for layer in layers_of(cache)
     )
 
 
@@ -189,7 +189,7 @@ def join(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = Fals
             part.cache = [None] * len(part.cache)
         return together
 
-    return [by_leaf(join, *parts) for parts in zip(*caches, strict=True)]
+    return [by_layer(join, *parts) for parts in zip(*caches, strict=True)]
 
 
 def with_wide_rows(
@@ -218,11 +218,11 @@ def with_wide_rows(
         return StateParts(found)
 
     layers = zip(together, *caches, *(each.cache for each in wide), strict=True)
-    return [by_leaf(join, *each) for each in layers]
+    return [by_layer(join, *each) for each in layers]
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
-    for layer, *parts in zip(leaves(together), *map(leaves, caches), strict=True):
+    for layer, *parts in zip(layers_of(together), *map(layers_of, caches), strict=True):
         if not isinstance(layer, GroupedKV):
             for part, run in zip(parts, runs(parts, sizes), strict=True):
                 part.cache = [None if a is None else a[run.rows] for a in layer.cache]
@@ -231,7 +231,7 @@ def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) 
 def offsets(cache: RowCache) -> list[mx.array]:
     """Rotary offsets on the device. Evaluate them with the pass: if the model gets its positions
     from outside, nothing else does, and each step would add an unevaluated sum to every layer."""
-    parts = [p for x in leaves(cache) for p in (x.parts if isinstance(x, GroupedKV) else [x])]
+    parts = [p for x in layers_of(cache) for p in (x.parts if isinstance(x, GroupedKV) else [x])]
     counts = (getattr(part, "offset", None) for part in parts)
     return [count for count in counts if isinstance(count, mx.array)]
 

@@ -6,11 +6,11 @@ branches off within a row's tokens, these are copied once, into a `Prefix`.
 
 The tokens of a row. Nodes count positions from 0, too, so a division moves none of them:
 
-    0 ...... base_tokens ...... refers_from ...... stop ...... offset ...... capacity
-    in `base`     | doubled: in nodes | its nodes   | the row's  | spare: counts
-                  | of others, too    |             | own charge | once it is idle
-                  |<---- `stored` (its bytes) ----->|            |
-                  |<------------------ the arrays in `layers` ------------------>|
+    0          base_tokens       refers_from        stop           offset         capacity
+    |  in `base`    |  doubled, in    |  in `nodes`    |  charged to  |  spare, counts |
+    |               |  others, too    |                |  the row     |  once idle     |
+                    |<----- `stored`, in bytes ------->|
+                    |<------------------ the arrays of `layers` ---------------------->|
 
 | buffers of  | `users`         | `intact` | `nodes`       | `base`  | until                       |
 |-------------|-----------------|----------|---------------|---------|-----------------------------|
@@ -19,9 +19,10 @@ The tokens of a row. Nodes count positions from 0, too, so a division moves none
 | prefix      | leases of rows  | yes      | or none       | none    | no row and no node has it   |
 | lost row    | none            | no       | some          | or none | `PrefixCache._drop_lost`    |
 
-`divide_at` moves the first tokens of a row into a prefix; `evict` removes nodes in buffers that are
-not `needed`. A lease that goes without `release` means a failed pass, which may also show later
-(`lose_unread`). `tests/support/integrity.py` checks all of this after each step.
+A row begins with `fill_in_place`, `lease_row` or `fork`; `divide_at` moves its first tokens into a
+prefix; `evict` removes nodes in buffers that are not `needed`. A lease that goes without `release`
+means a failed pass, which may also show later (`lose_unread`). `tests/support/integrity.py` checks
+this after each step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...isolation import Isolation
-from ...upstream.cache_classes import leaves
+from ...upstream.cache_classes import layers_of
 from ...upstream.shared_kv import Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
@@ -54,9 +55,8 @@ class RowBuffers:
     layers: dict[int, Any]
     base_tokens: int = 0
     base: RowBuffers | None = None
-    """The common prefix, which holds tokens `[0, base_tokens)`."""
     nodes: set[Node] = field(default_factory=set)
-    """The nodes whose tokens are in these buffers. They are on one path."""
+    """On one path."""
     stored: int = 0
     """Bytes of the nodes and of the tokens before them, which are not charged to the row."""
     intact: bool = True
@@ -145,7 +145,7 @@ class RowBuffers:
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         """Hand tokens `[0, length)` over to a fresh row cache."""
-        every = leaves(cache)
+        every = layers_of(cache)
         for i, layer in self.layers.items():
             fresh = every[i]
             fresh.__class__ = layer.__class__
@@ -192,7 +192,6 @@ class Lease:
     row: RowBuffers | None = None
     """The row's buffers. `None` if no entry can refer to them, or the row was merged."""
     base: RowBuffers | None = None
-    """The buffers of the common prefix with tokens `[0, base_tokens)`."""
     base_tokens: int = 0
     claimed: tuple[RowBuffers, ...] = ()
     claimed_bytes: int = 0
@@ -215,7 +214,7 @@ class Lease:
 
     def row_of(self, cache: Sequence[Any]) -> RowBuffers | None:
         """`None`: `cache` has other buffers, because the row was merged."""
-        layers, every = {} if self.row is None else self.row.layers, leaves(cache)
+        layers, every = {} if self.row is None else self.row.layers, layers_of(cache)
         return self.row if all(every[i] is each for i, each in layers.items()) else None
 
     @property
@@ -373,7 +372,7 @@ class Leases:
 
 def append_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by layer index."""
-    return {i: each for i, each in enumerate(leaves(cache)) if kind(each) is Kind.APPEND}
+    return {i: each for i, each in enumerate(layers_of(cache)) if kind(each) is Kind.APPEND}
 
 
 def _tokens_of(row: RowBuffers) -> int:

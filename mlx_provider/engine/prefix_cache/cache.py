@@ -90,12 +90,14 @@ class PrefixCache:
         *,
         room: int = 0,
         leases: Leases | None = None,
+        counted: bool = True,
     ) -> tuple[list[Any], Lease | None]:
         """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
 
         `leases`: the row takes over, or shares, buffers of entries if it can; `None`: it copies.
-        Call it once per row, also for length 0: it counts the look-up. Raises `ValueError` if the
-        match is no longer valid, or `make_cache` makes another kind of cache than the stored one.
+        Call it once per row, also for length 0: it counts the look-up (`counted`). Raises
+        `ValueError` if the match is no longer valid, or `make_cache` makes another kind of cache
+        than the stored one.
         """
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
@@ -113,15 +115,16 @@ class PrefixCache:
             filler.finish(match.length, state)
         elif room:
             grow_by(cache, room)
-        self.count(match)
+        self.count(match, counted=counted)
         return cache, lease
 
-    def count(self, match: Match, restored: int = 0) -> None:
-        """Count a look-up. `restored`: tokens that came from disk, if it had more."""
+    def count(self, match: Match, restored: int = 0, *, counted: bool = True) -> None:
+        """The nodes were used. `counted`: so is the look-up, as a client has asked for the prompt.
+        `restored`: tokens that came from disk, if it had more."""
         self._clock += 1
         for node in match.path:
             node.used, node.hits = self._clock, node.hits + 1
-        if match.counted:
+        if counted:
             self._counted["lookups"] += 1
             self._counted["prompt_tokens"] += match.total
             self._counted["reused_tokens"] += restored or match.length
@@ -295,8 +298,9 @@ class PrefixCache:
             raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.split_path(found, new), self._budget_after(new)
-        new, path = self._fit(new, stored, self.sessions.share(session, budget))
-        added = new.added_bytes
+        new, path = self._cut_to_share(new, stored, self.sessions.share(session, budget))
+        added = new.doubled_bytes + max(0, new.stop - new.shared) * new.token_bytes
+        added += sum(state.nbytes for state in new.states.values())
         if self.nbytes > (limit := budget - added):
             others = self.sessions.split_at_shares(session, budget)
             self.evict(limit, keep={*path, *others})  # first spare the shares of others
@@ -314,7 +318,7 @@ class PrefixCache:
             node.used = self._clock
         return leaf
 
-    def _fit(
+    def _cut_to_share(
         self, new: NewPath, stored: Sequence[Node], share: int
     ) -> tuple[NewPath, Sequence[Node]]:
         """What of a path fits its session's share, with the states that are new; and the nodes of

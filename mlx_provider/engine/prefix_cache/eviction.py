@@ -119,9 +119,9 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     sizes = {at: state.nbytes for at, state in {**new.states, **held}.items()}
     shared = path[-1].stop if path else 0
 
-    def size(stop: int, kept: Collection[int] = ()) -> int:
+    def size(stop: int, states_at: Collection[int] = ()) -> int:
         nbytes = new.doubled_bytes + max(0, stop - shared) * new.token_bytes
-        nbytes += sum(sizes[at] for at in kept)
+        nbytes += sum(sizes[at] for at in states_at)
         for node in path:
             tokens = max(0, min(stop, node.stop) - node.start)
             nbytes += segment_of(node).nbytes * tokens // len(node.tokens)
@@ -130,18 +130,18 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     if size(max(length, shared), sizes) <= budget:
         return length, {*sizes}
     whole = range(1, length + 1) if new.kv.complete else ()
-    stop, kept = bisect_right(whole, budget, key=size), set[int]()
+    stop, states_at = bisect_right(whole, budget, key=size), set[int]()
     fitting = [at for at in sorted(sizes) if at > stop and size(at, [at]) <= budget]
     safe = [at for at in fitting if at <= new.reply_at][-1:]
     for end in reversed(fitting):
         if size(max([end, *safe]), {end, *safe}) <= budget:
-            stop, kept = max([end, *safe]), {end, *safe}
+            stop, states_at = max([end, *safe]), {end, *safe}
             break
-    others = sorted(at for at in sizes if at < stop and at not in kept)
+    others = sorted(at for at in sizes if at < stop and at not in states_at)
     for at in [*others[:1], *reversed(others[1:])]:
-        if size(stop, {*kept, at}) <= budget:
-            kept.add(at)
-    return stop, kept
+        if size(stop, {*states_at, at}) <= budget:
+            states_at.add(at)
+    return stop, states_at
 
 
 def prune(leaf: Node) -> None:

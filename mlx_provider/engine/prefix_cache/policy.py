@@ -88,10 +88,10 @@ class PrefixCachePolicy:
         self._unread: list[WeakSet[RowBuffers]] = [WeakSet(), WeakSet()]
         """Buffers of rows that ended since the read before the last one, and since the last."""
 
-    def look_up(self, job: PrefillJob) -> None:
-        if job.ids is None:
-            job.ids = as_ids(key_tokens(job.prompt))
-        job.match, job.estimated_cached = self._find(job)
+    def look_up(self, job: PrefillJob) -> Match:
+        match, job.estimated_cached = self._find(job)
+        job.match = match
+        return match
 
     def pays_ahead(self, job: PrefillJob) -> bool:
         """Whether a queued background prefill has more than a few tokens to compute, and less than
@@ -129,47 +129,44 @@ class PrefixCachePolicy:
         """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
         disk has more than memory, the job is `restoring` at first. Call it again after that.
         Returns the match if it is to be reported: not again for rows that were preempted."""
-        self.look_up(job)
-        disk = self.cache.disk
+        match, disk = self.look_up(job), self.cache.disk
         job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
-        if disk is not None and job.restore is None and job.estimated_cached > job.match.length:
-            key, found = self._key(job.request), partial(self._match, job)
-            fill = disk.fill(key, job.ids, found, self._make_cache, capacity, self._grid)
+        if disk is not None and job.restore is None and job.estimated_cached > match.length:
+            key, ids, found = self._key(job.request), self._ids(job), partial(self._match, job)
+            fill = disk.fill(key, ids, found, self._make_cache, capacity, self._grid)
             job.restore = Restore(disk, fill)
             return None
-        match = self._fill(job, capacity)
+        is_first = not (job.request.ahead or job.request.looked_up)
+        match = self._fill(job, match, capacity, is_first)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None  # a row resumes with its reply
         if self._strictest is not Kind.APPEND:
-            job.keeps = self._choose_snapshots(job, match.length, match.branch)
+            job.snapshots_at = self._choose_snapshots(job, match.length, match.branch)
         if self._ends_passes:
-            job.cuts = job.keeps
+            job.cuts = job.snapshots_at
         if any(row.tokens for row in job.rows):
             return None
         job.request.cached = match.length
         job.request.explanation = self._explain(job, match)
-        return match if match.counted else None
+        return match if is_first else None
 
-    def _fill(self, job: PrefillJob, capacity: int) -> Match:
-        """Give the job its cache, and its rows their leases."""
-        match: Match = job.match
-        restored, job.match = job.restore, None
-        counted = not (job.request.ahead or job.request.looked_up)
-        job.request.looked_up = True
-        if restored is not None and restored.cache is not None:
-            job.cache, restored.cache, length = restored.cache, None, restored.length
-            self.cache.count(replace(match, counted=counted), length)
-            shared = max(match.shared, length)
-            match = replace(match, length=length, shared=shared, counted=counted)
-            first = self._leases.lease_row(job.cache)
-        else:  # from memory alone
+    def _fill(self, job: PrefillJob, match: Match, capacity: int, is_first: bool) -> Match:
+        """Give the job its cache, and its rows their leases. `is_first`: it counts as a look-up."""
+        job.match, job.request.looked_up, restored = None, True, job.restore
+        if restored is not None and restored.cache is not None:  # memory had a part of it
+            cache, restored.cache, length = restored.cache, None, restored.length
+            self.cache.count(match, length, counted=is_first)
+            match = replace(match, length=length, shared=max(match.shared, length))
+            first = self._leases.lease_row(cache)
+        else:
             if self._leases.prepare(match):
                 match = self._match(job)
-            match = replace(match, counted=counted)
-            job.cache, first = self.cache.acquire(
-                match, self._make_cache, room=capacity - match.length, leases=self._leases
-            )
+            cache, first = self.cache.acquire(
+                match, self._make_cache, room=capacity - match.length, leases=self._leases,
+                counted=is_first,
+            )  # fmt: skip
+        job.cache = cache
         for row, lease in zip(job.rows, (first, *self._forks(job, first)), strict=True):
             row.lease = lease
         return match
@@ -178,13 +175,13 @@ class PrefixCachePolicy:
         """Whether `after_pass` may read the row's cache after this chunk."""
         disk = None if job.ids is None else self.cache.disk
         writes = disk is not None and disk.due(start, self._whole(stop))
-        return writes or any(start < at <= stop for at in job.keeps)
+        return writes or any(start < at <= stop for at in job.snapshots_at)
 
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.done)]
             self.cache.save_prefill(self._key(job.request), ids, job.row_cache(), start)
-        for at in job.keeps:
+        for at in job.snapshots_at:
             if start < at <= job.done:
                 within = None if at == job.done else at
                 if (snapshot := self.cache.snapshot(job.row_cache(), within)) is not None:
@@ -210,7 +207,7 @@ class PrefixCachePolicy:
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
         """The row ended or was preempted. Its cache holds the prompt and these reply tokens."""
-        if row.request.kept is not None or self._shapes is not None:
+        if row.request.selected is not None or self._shapes is not None:
             return
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
@@ -242,17 +239,23 @@ class PrefixCachePolicy:
         self.record_read()
         return lost
 
+    def _ids(self, job: PrefillJob) -> Ids:
+        if job.ids is None:
+            job.ids = as_ids(key_tokens(job.prompt))
+        return job.ids
+
     def _match(self, job: PrefillJob) -> Match:
-        return self.cache.match(self._key(job.request), job.ids, len(job.ids) - 1, self._grid)
+        ids = self._ids(job)
+        return self.cache.match(self._key(job.request), ids, len(ids) - 1, self._grid)
 
     def _find(self, job: PrefillJob) -> tuple[Match, int]:
         """The match, which is a new one if the prefix cache has changed, and the tokens that will
-        not be computed. Changes nothing."""
+        not be computed. Sets neither in the job."""
         if job.match is not None and self.cache.is_valid(job.match):
             return job.match, job.estimated_cached
         key, disk = self._key(job.request), self.cache.disk
         match = self._match(job)
-        on_disk = 0 if disk is None else disk.find(key, job.ids, match, self._grid)[0]
+        on_disk = 0 if disk is None else disk.find(key, self._ids(job), match, self._grid)[0]
         return match, max(match.length, on_disk)
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
@@ -278,7 +281,8 @@ class PrefixCachePolicy:
         if self._shapes is not None:
             # the last one: where the next turn, or the same prompt, resumes by whole passes
             found = {self._whole(at) for at in (*found, len(prompt.tokens) - 1)}
-            found = {at for at in found if at > start and outside_spans(job.ids, at) == at}
+            ids = self._ids(job)
+            found = {at for at in found if at > start and outside_spans(ids, at) == at}
         return tuple(sorted(found))
 
     def _whole(self, done: int) -> int:

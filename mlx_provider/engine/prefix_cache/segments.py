@@ -2,7 +2,7 @@
 
 A segment has keys and values of tokens `[start, stop)`, and can be cut anywhere. A snapshot has the
 states and windows after a number of tokens, and counts only as a whole. A layer's index is that in
-`leaves`.
+`layers_of`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...upstream.cache_classes import leaves
+from ...upstream.cache_classes import layers_of
 from ..row_cache import Kind, Unstorable, grow_by, kind, kv_arrays, set_arrays, window_attributes
 from ..scheduling.ledger import whole_steps
 from .tree import ID_BYTES
@@ -90,7 +90,7 @@ def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
     fewer tokens."""
     layers: dict[int, list[Any]] = {}
     complete = exact = True
-    for i, layer in enumerate(leaves(cache)):
+    for i, layer in enumerate(layers_of(cache)):
         which = kind(layer)
         complete = complete and which is Kind.APPEND
         if which is Kind.APPEND:
@@ -125,7 +125,7 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
     after that many tokens, within the last pass of several tokens; only windows still have the data
     for this. Raises `Unstorable`, and `ValueError` if the data for `at` is gone."""
     attributes = {}
-    for i, layer in enumerate(leaves(cache)):
+    for i, layer in enumerate(layers_of(cache)):
         which = kind(layer)
         if which is Kind.WINDOW:
             attributes[i] = window_attributes(layer, at)
@@ -183,7 +183,7 @@ class RowFiller:
 
     def __post_init__(self) -> None:
         self._buffers: dict[int, list[Any]] = {}
-        layers = enumerate(leaves(self.cache))
+        layers = enumerate(layers_of(self.cache))
         self._layers = {i: layer for i, layer in layers if i not in self.states}
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
@@ -222,7 +222,7 @@ class RowFiller:
                 buffers = [mx.contiguous(buffer[..., :tokens, :]) for buffer in buffers]
             set_arrays(layer, buffers)
             layer.offset = length
-        every, fresh = leaves(self.cache), list[Any]()
+        every, fresh = layers_of(self.cache), list[Any]()
         if snapshot is not None:
             for i, state in snapshot.layers.items():
                 attributes = decode(state, snapshot.arrays)

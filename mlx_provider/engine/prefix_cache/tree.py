@@ -191,8 +191,6 @@ class Match:
     branch: int = 0
     """`diverged_at`, if a stored prompt continues there. 0 if at most stored replies do."""
     version: int = 0
-    counted: bool = True
-    """Whether a client has asked for the prompt, so that it counts as a look-up."""
 
     @property
     def path(self) -> tuple[Node, ...]:
@@ -296,11 +294,6 @@ class NewPath:
         row = self.row
         doubled = 0 if row is None or row.nodes else self.refers_from - row.base_tokens
         return doubled * self.kv.token_bytes
-
-    @property
-    def added_bytes(self) -> int:
-        added = max(0, self.stop - self.shared) * self.token_bytes
-        return self.doubled_bytes + added + sum(state.nbytes for state in self.states.values())
 
     def segment(self, start: int, stop: int) -> Segment:
         """Tokens `[start, stop)`, copied unless they stay in the row's buffers."""

@@ -101,10 +101,10 @@ class Chunking:
         """Costs at the pace of the calibration, which later passes do not change."""
 
     def size(
-        self, job: PrefillJob, rows: Sequence[Row], alone: float = 0.0, *, mixed: bool = False
+        self, job: PrefillJob, rows: Sequence[Row], rows_seconds: float = 0, *, mixed: bool = False
     ) -> int:
         """Tokens of the next chunk of a prompt, in the pass of the decoding `rows` or behind it.
-        `alone`: seconds of the rows' pass without them."""
+        `rows_seconds`: seconds of the rows' pass without them."""
         sizes: Sequence[int] = self._sizes(job)
         own = partial(self.duration, job)
         if job.request.ahead:
@@ -115,16 +115,16 @@ class Chunking:
             return _nearly_best([n for n in sizes if own(n) <= longest], own)[-1]
         if self.is_brief(job):
             return sizes[-1]
-        keys, fair = sum(row.cached_length for row in rows), self.fair(alone)
+        keys, fair = sum(row.cached_length for row in rows), self.fair(rows_seconds)
 
         def gap(size: int) -> float:
             if mixed:
                 return self.costs.pass_of(len(rows), keys, size, job.done)
-            return alone + self.costs.pass_of(0, 0, size, job.done)
+            return rows_seconds + self.costs.pass_of(0, 0, size, job.done)
 
         def with_repayment(size: int) -> float:
             """Seconds with the steps without a chunk that follow and compensate for it."""
-            return max(gap(size), fair * (gap(size) - alone) / (fair - alone))
+            return max(gap(size), fair * (gap(size) - rows_seconds) / (fair - rows_seconds))
 
         sizes = self._wide(sizes, gap)
         short = [n for n in sizes if gap(n) <= SLACK * self.limits.stall_target]
@@ -139,10 +139,10 @@ class Chunking:
         wide = [n for n in sizes if n >= WIDE] or sizes[-1:]
         return wide if gap(wide[0]) <= self.longest_gap else sizes
 
-    def fair(self, alone: float) -> float:
-        """Seconds that a token of decoding rows may take on average beside a prompt. `alone`:
-        seconds without a prompt."""
-        return max(self.limits.stall_target, FAIR * alone)
+    def fair(self, rows_seconds: float) -> float:
+        """Seconds that a token of decoding rows may take on average beside a prompt, if it takes
+        `rows_seconds` without."""
+        return max(self.limits.stall_target, FAIR * rows_seconds)
 
     def own_size(self, job: PrefillJob) -> int:
         """Tokens of a chunk in a pass of its own, within the stall target. A prompt always has

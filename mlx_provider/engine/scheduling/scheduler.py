@@ -1,10 +1,7 @@
 """The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
-`schedule` decides a step with numbers and changes nothing. `apply` makes the changes of its record
-to the queue. All rows decode in every step, unless a brief prompt goes first. One prompt at a time
-is prefilled: the one with the least work left, and waiting makes a prompt more urgent. Its chunk
-shares the pass of the rows if that is faster; `Chunking.size` chooses its size. Steps without a
-chunk follow until the average time of a token is within the stall target.
+`schedule` decides a step with numbers and changes nothing, by the rules in docs/architecture.md
+(Scheduling). `apply` makes the changes of its record to the queue.
 """
 
 from __future__ import annotations
@@ -34,9 +31,9 @@ OTHER_ACCOUNTS = 0.25
 
 class FairShares:
     """The tokens that each account was served, divided by its share, as in VTC (Sheng et al., OSDI
-    2024). An account without requests is forgotten, and starts again at the smallest count. Prompts
-    run in the order of the counts at which they would end: a short prompt precedes a long one, and
-    at most as many tokens of another account run before a prompt as that has itself."""
+    2024). Unlike there, an account without requests is forgotten, and starts again at the smallest
+    count. Prompts run in the order of the counts at which they would end: a short prompt precedes a
+    long one, and at most as many tokens of another account run before a prompt as that has."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
@@ -288,8 +285,8 @@ class Scheduler:
         # with fixed passes, a reply must come from decode passes, so its tokens are replayed
         tokens = row.request.prompt.tokens if self.chunking.fixed else row.all_tokens
         job = PrefillJob(row.request, [row], tokens, admitted)
-        if row.request.kept is not None:
-            job.thin_out(row.request.kept)
+        if row.request.selected is not None:
+            job.thin_out(row.request.selected)
         begun = admitted or any(each in self.running for each in row.request.rows)
         row.request.phase = Phase.PREFILL if begun else Phase.WAITING
         self.waiting.append(job)

@@ -74,7 +74,8 @@ class MemoryCheck:
 
 @dataclass
 class StepRecord:
-    """A step, or its part until prompts begin. Fields before `plan` are done first, in order."""
+    """A step, or its part until prompts begin. `Engine.run` does what is before `plan`, in order;
+    `Scheduler.apply` does it for the queue. If only what `empty` leaves out is set, steps pause."""
 
     now: float
     """When the step began, in monotonic seconds."""
@@ -85,11 +86,11 @@ class StepRecord:
     trims: dict[Row, int] = field(default_factory=dict)
     """Rows that give back spare capacity, and the tokens that they keep room for. They may also be
     cut or preempted, which is decided later."""
+    lease_admitted: bool = False
+    """Whether the admitted prompt leases the stored buffers that it will use in place, before rows
+    are stored and memory is reclaimed. Prefixes that it will copy are not protected."""
     preempted: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
-    lease_admitted: bool = False
-    """Whether the admitted prompt leases the stored buffers that it will use in place, before
-    memory is reclaimed. Prefixes that it will copy are not protected."""
     reclaim: int = 0
     """Bytes of rows for which prefixes and idle models make room, also for a prompt that waits."""
     admitted: PrefillJob | None = None
