@@ -16,9 +16,8 @@ from mlx_provider.records import (
 )
 
 from . import gemma, json_blocks, pythonic, sections
-from .json_blocks import OPENER as CALLING
-from .json_blocks import scan_calling
-from .json_text import JsonBlock, entry
+from .json_blocks import CALLING, scan_calling
+from .json_text import JsonBlock, identity
 from .pythonic import scan_list
 from .tag_formats import (
     GLM,
@@ -177,7 +176,7 @@ CALLS = ToolParser(
     markers=MARKERS,
     detect=_speaks,
     grammar=invoke_grammar(FORM),
-    **entry("muse", (), "muse_glimmer muse_spark atem", 3),
+    **identity("muse", aliases="muse_glimmer muse_spark atem", rank=3),
 )
 MUSE_PARSERS = (CALLS,)
 REASONING_PARSERS = (
@@ -187,6 +186,6 @@ REASONING_PARSERS = (
         whole=read_muse,
         markers=(*MARKERS, FORM.blocks[0], FORM.block_end),
         detect=_speaks,
-        **entry("muse", (), "muse_glimmer", 3),
+        **identity("muse", aliases="muse_glimmer", rank=3),
     ),
 )

@@ -18,7 +18,7 @@ from mlx_provider.records import (
     through,
 )
 
-from .json_text import entry
+from .json_text import identity
 from .values import as_json, enum_values, types
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -74,7 +74,7 @@ class GemmaFormat:
             scan=self.scan,
             markers=(self.quote,),
             grammar=CallGrammar(f"{opener}{{name}}{{", f"}}{self.end}", tagged=tagged),
-            **entry(name, (self.start,), aliases, 3),
+            **identity(name, (self.start,), aliases=aliases, rank=3),
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlx_provider import CallGrammar, MessageGrammar, ReasoningParser, ToolParser
 from mlx_provider.records import Emit, NotACall, Reading, TextEnded, TextReader, Tools
 
-from .json_text import entry, ignore, read_call
+from .json_text import identity, ignore, read_call
 from .values import closes
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -151,7 +151,7 @@ PARSERS = (
         grammar=CallGrammar(
             f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}", "", between=None
         ),
-        **entry("harmony", MARKS, NAMES, 3),
+        **identity("harmony", MARKS, aliases=NAMES, rank=3),
     ),
 )
 REASONING_PARSERS = (
@@ -163,6 +163,6 @@ REASONING_PARSERS = (
         grammar=MessageGrammar(
             f"{CHANNEL}analysis{MESSAGE}", END, f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
         ),
-        **entry("harmony", MARKS, f"{NAMES} openai_gptoss", 3),
+        **identity("harmony", MARKS, aliases=f"{NAMES} openai_gptoss", rank=3),
     ),
 )

@@ -1,9 +1,11 @@
-"""Reads calls as JSON objects, single or in a list, after a marker or at the start of an answer."""
+"""Calls as JSON objects, single or in a list, after a marker or at the start of an answer. A format
+takes `json_block`, or a `JsonBlock` if it has other forms of calls too; `read_call` if the name is
+not in the object."""
 
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlx_provider import ToolParser
@@ -25,7 +27,7 @@ from .values import accepts
 
 
 def ignore(text: str) -> None:
-    """Drop a piece of text."""
+    """An `Emit` that drops the text."""
 
 
 _UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
@@ -34,10 +36,10 @@ _UNQUOTED = frozenset(" \t\r\n,:0123456789.+-eEtrufalsn")
 
 @dataclass
 class Brackets:
-    """Follows a text up to the bracket that closes its first one."""
+    """Finds the bracket that closes the first one of a text, which comes in pieces."""
 
     strict: bool = False
-    """Also end at a character that JSON has only in strings."""
+    """End also after a character that JSON has only in strings."""
     quotes: str = '"'
     """Characters that begin a string."""
     brackets: str = "[]{}"
@@ -46,14 +48,23 @@ class Brackets:
     escaped: bool = False
     ended: bool = False
 
-    def take(self, text: str) -> int:
+    def read(self, reader: TextReader, emit: Emit) -> Reading[bool]:
+        """Read up to the end and emit the text. False: the reply ends before."""
+        while not self.ended:
+            emit(reader.skip(self.consume(reader.ahead())))
+            if not self.ended and not (yield from reader.more()):
+                return False
+        return True
+
+    def consume(self, text: str) -> int:
+        """How many characters of the next piece come before the end."""
         for at, character in enumerate(text):
             if self.ended:
                 return at
-            self.follow(character)
+            self._step(character)
         return len(text)
 
-    def follow(self, character: str) -> None:
+    def _step(self, character: str) -> None:
         if self.quote:
             self.quote = "" if character == self.quote and not self.escaped else self.quote
             self.escaped = character == "\\" and not self.escaped
@@ -66,17 +77,14 @@ class Brackets:
             self.ended = True
 
 
-def read_balanced(start: int, *, strict: bool = False) -> Rest:
+def balanced_rest(start: int, *, strict: bool = False) -> Rest:
     """Text up to the bracket that closes the one at `start`, a position of the reader. `strict`:
     ends earlier if the text cannot be JSON."""
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
         brackets = Brackets(strict)
-        brackets.take(reader.between(start, reader.position))
-        while not brackets.ended:
-            emit(reader.skip(brackets.take(reader.ahead())))
-            if brackets.ended or not (yield from reader.more()):
-                return
+        brackets.consume(reader.between(start, reader.position))
+        yield from brackets.read(reader, emit)
 
     return rest
 
@@ -84,8 +92,8 @@ def read_balanced(start: int, *, strict: bool = False) -> Rest:
 def read_call(
     reader: TextReader, name: str, rest: Rest | None = None, call_id: str = ""
 ) -> Reading[None]:
-    """Read the arguments, a JSON object that begins here. Raises `NotACall` with `rest`: by
-    default, the text up to the closing bracket of a malformed object is no call."""
+    """Report a call whose arguments, a JSON object, begin here. Raises `NotACall`; `rest`: what
+    becomes text with a malformed object, by default all up to its closing bracket."""
     yield from reader.space()
     if not name:
         raise NotACall("a call has a name")
@@ -97,19 +105,20 @@ def read_call(
         raise NotACall("arguments are a JSON object")
     reader.call(name, call_id)
     start = reader.mark()
-    yield from claimed(read_json(reader, reader.arguments), rest or read_balanced(start))
+    yield from claimed(read_json(reader, reader.arguments), rest or balanced_rest(start))
     reader.release()
     reader.end_call()
 
 
-def read_whole(reader: TextReader) -> Reading[str]:
+def read_json_text(reader: TextReader) -> Reading[str]:
     parts: list[str] = []
     yield from read_json(reader, parts.append)
     return "".join(parts)
 
 
-def pass_json(reader: TextReader, end: str) -> Reading[str]:
-    """A JSON list, object or string, as written, if `end` follows it. Empty: nothing was read."""
+def read_json_before(reader: TextReader, end: str) -> Reading[str]:
+    """Read a JSON list, object or string, as written, if `end` follows it. Empty: there is none,
+    and nothing was read."""
     mark, text = reader.mark(), ""
     yield from reader.space()
     if (yield from reader.at("{", "[", '"')):
@@ -127,8 +136,8 @@ def pass_json(reader: TextReader, end: str) -> Reading[str]:
     return text
 
 
-def as_arguments(text: str) -> str:
-    """As JSON text: a JSON string that contains an object becomes the object, and null `{}`."""
+def unwrap_arguments(text: str) -> str:
+    """JSON text of arguments: an object inside a JSON string becomes the object, `null` `{}`."""
     value: Any = json.loads(text)
     if isinstance(value, str):
         try:
@@ -146,42 +155,52 @@ CALL_KEYS = frozenset(
 
 @dataclass(kw_only=True)
 class CallObject(JsonReader):
-    """`{"name": ..., "arguments": {...}}`, keys in any order."""
+    """`{"name": ..., "arguments": {...}}`, keys in any order. Reports the call as early as it can,
+    and then streams its arguments."""
 
     emit: Emit = ignore
-    arguments_needed: bool = False
-    known: Callable[[str], bool] = lambda name: True
+    bare: bool = False
+    """After no marker. Then an object without arguments, or with unknown keys, is no call."""
+    known: Callable[[str], bool] | None = None
+    """Whether a call can have this name; `None`: every name."""
     ids: bool = False
     """Whether calls have ids. An id can follow the arguments, which are held back until then."""
     name: str = ""
     call_id: str = ""
-    begun: bool = False
-    early: str = ""
-    """Arguments before the name."""
-    held: list[str] = field(default_factory=list)
-    """Pieces of arguments before the id."""
+    reported: bool = False
+    arguments_before_name: str = ""
+    arguments_before_id: list[str] = field(default_factory=list)
+    """In pieces."""
 
     @property
     def has_arguments(self) -> bool:
-        return bool(self.begun or self.held or self.early)
+        return bool(self.reported or self.arguments_before_name or self.arguments_before_id)
 
     def read(self) -> Reading[None]:
-        if not (yield from self.reader.at("{")):
+        if not (yield from self.reader.at("{")):  # which `items` reads
             yield from self.reader.expect("{")
         try:
             yield from self.items("{")
-        except (NotACall, TextEnded):
-            if self.held:
-                self.show_held()
-            raise
-        self.end()
+        finally:  # what follows the arguments cannot take back a call, with or without ids
+            if self.arguments_before_id:
+                self.report("".join(self.arguments_before_id))
+        if not self.name or (self.bare and not self.has_arguments):
+            raise NotACall("a call has a name and arguments")
+        if not self.reported:
+            self.report(self.arguments_before_name or "{}")
+        self.reader.end_call()
+
+    def report(self, arguments: str = "") -> None:
+        self.reported = True
+        self.reader.call(self.name, self.call_id)
+        self.reader.arguments(arguments)
 
     def key(self, before: str) -> Reading[str]:
         if (yield from self.reader.peek()) != '"':
             yield from self.reader.char()
             raise NotACall("a key must be a string")
-        key = json.loads((yield from read_whole(self.reader)))
-        if self.arguments_needed and key not in CALL_KEYS:
+        key = json.loads((yield from read_json_text(self.reader)))
+        if self.bare and key not in CALL_KEYS:
             raise NotACall("other JSON")
         yield from self.space()
         yield from self.reader.expect(":")
@@ -191,58 +210,40 @@ class CallObject(JsonReader):
     def value(self, key: str = "") -> Reading[None]:
         first = yield from self.reader.peek()
         if key in ("name", "function", "tool_name") and first == '"' and not self.name:
-            self.name = json.loads((yield from read_whole(self.reader)))
-            if not self.name or not self.known(self.name):
+            self.name = json.loads((yield from read_json_text(self.reader)))
+            if not self.name or not (self.known is None or self.known(self.name)):
                 raise NotACall("no such tool")
         elif key == "name" and not self.name and first:
             raise NotACall("a name is a string")
         elif key == "function" and first == "{":
             yield from self.items("{")
         elif key in ("arguments", "parameters", "args") and not self.has_arguments:
-            yield from self.arguments(first)
+            yield from self.read_arguments(first)
         elif key == "id" and self.ids and first == '"':
-            self.call_id = json.loads((yield from read_whole(self.reader)))
+            self.call_id = json.loads((yield from read_json_text(self.reader)))
         else:
             yield from read_json(self.reader, ignore)
 
-    def arguments(self, first: str) -> Reading[None]:
-        waits = self.ids and not self.call_id
+    def read_arguments(self, first: str) -> Reading[None]:
+        before_id = self.ids and not self.call_id
         if self.name and first == "{":
-            if not waits:
-                self.begin()
-            yield from read_json(self.reader, self.held.append if waits else self.reader.arguments)
+            if not before_id:
+                self.report()
+            emit = self.arguments_before_id.append if before_id else self.reader.arguments
+            yield from read_json(self.reader, emit)
             return
-        text = as_arguments((yield from read_whole(self.reader)))
+        text = unwrap_arguments((yield from read_json_text(self.reader)))
         if not self.name:
-            self.early = text
-        elif waits:
-            self.held.append(text)
+            self.arguments_before_name = text
+        elif before_id:
+            self.arguments_before_id.append(text)
         else:
-            self.begin()
-            self.reader.arguments(text)
-
-    def begin(self) -> None:
-        self.begun = True
-        self.reader.call(self.name, self.call_id)
-
-    def show_held(self) -> None:
-        self.begin()
-        self.reader.arguments("".join(self.held))
-
-    def end(self) -> None:
-        if self.held:
-            self.show_held()
-        if not self.name or (self.arguments_needed and not self.has_arguments):
-            raise NotACall("a call has a name and arguments")
-        if not self.begun:
-            self.begin()
-            self.reader.arguments(self.early or "{}")
-        self.reader.end_call()
+            self.report(text)
 
 
 _CLOSERS = re.compile(r"[\s}\]]*")
-_BEGUN = re.compile(r'[\[\s]*\{\s*"([^"]*)')
-"""An object with a key: from here on there are values, whose text must stay text."""
+_FIRST_KEY = re.compile(r'[\[\s]*\{\s*"([^"]*)')
+"""From here on a failure makes all of it text, because markers in values are text."""
 
 
 @dataclass(frozen=True)
@@ -257,93 +258,83 @@ class JsonBlock:
     fence: str = ""
     """Another marker that may stand in the place of `end`."""
     ids: bool = False
+    bare: bool = False
     """See `CallObject`."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
+        """Read the marker, if there is one, and the calls after it."""
         opener = yield from reader.at(*self.openers)
-        body = opener.rstrip("[{")
-        bare = not body or opener.startswith("```")
-        reader.skip(len(body))
+        marker = opener.rstrip("[{")
+        reader.skip(len(marker))
         yield from reader.space()
-        yield from self.between(reader, accepts(tools) if bare else None)
+        bare = not marker or marker.startswith("```")
+        block = replace(self, known=accepts(tools), bare=True) if bare else self
+        yield from block.read_calls(reader)
 
-    def between(
-        self, reader: TextReader, bare: Callable[[str], bool] | None = None
-    ) -> Reading[None]:
-        """Read the text after the marker. `bare`: there was no marker, so the tools must be
-        known."""
+    def read_calls(self, reader: TextReader) -> Reading[None]:
+        """Read calls and `end`. Raises `NotACall`, also if there are none."""
         before = reader.calls
-        known = bare or self.known or (lambda name: True)
-        yield from self.values(reader, known, bare is not None)
+        yield from self._read_values(reader)
         if reader.calls == before:
             raise NotACall("an empty list")
-        yield from self.close(reader)
+        if ends := tuple(filter(None, (self.end, self.fence))):
+            mark = reader.mark()
+            yield from reader.run(_CLOSERS)
+            if (yield from reader.accept(*ends)):
+                reader.release()
+            else:
+                reader.rewind(mark)
 
-    def values(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
+    def _read_values(self, reader: TextReader) -> Reading[None]:
         while True:
-            yield from self.value(reader, known, bare)
+            yield from self._read_value(reader)
             mark = reader.mark()
             yield from reader.space()
             if (yield from reader.accept(",", ";")):
                 yield from reader.space()
             repeated = yield from reader.at("{", "[{")
-            if not repeated or (bare and repeated != "{"):
+            if not repeated or (self.bare and repeated != "{"):
                 reader.rewind(mark)
                 return
             reader.release()
 
-    def value(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
+    def _read_value(self, reader: TextReader) -> Reading[None]:
         start = reader.mark()
         try:
             if (yield from reader.accept("[")):
-                yield from self.items(reader, known, bare)
+                yield from self._read_list(reader)
             else:
-                yield from self.object(reader, known, bare)
+                yield from self._read_object(reader)
         except NotACall as failure:
-            begun = _BEGUN.match(reader.between(start, reader.position))
+            begun = _FIRST_KEY.match(reader.between(start, reader.position))
             if not begun:
                 raise
-            rest = self.rest(start, bare, is_call=begun[1] in CALL_KEYS)
+            if self.end and not self.bare:
+                rest = through(self.end)
+            else:  # other JSON ends at the first character that is invalid in JSON
+                rest = balanced_rest(start, strict=begun[1] not in CALL_KEYS)
             raise NotACall(str(failure), whole=True, rest=rest) from failure
         reader.release()
 
-    def object(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
-        return CallObject(reader, arguments_needed=bare, known=known, ids=self.ids).read()
-
-    def rest(self, start: int, bare: bool, is_call: bool) -> Rest:
-        """The rest of a malformed call. Other JSON ends at the first invalid character. `is_call`:
-        whether its first key is one of a call."""
-        if self.end and not bare:
-            return through(self.end)
-        return read_balanced(start, strict=not is_call)
-
-    def items(self, reader: TextReader, known: Callable[[str], bool], bare: bool) -> Reading[None]:
+    def _read_list(self, reader: TextReader) -> Reading[None]:
         yield from reader.space()
         while not (yield from reader.accept("]")):
-            yield from self.object(reader, known, bare)
+            yield from self._read_object(reader)
             yield from reader.space()
             if (yield from reader.accept(",")):
                 yield from reader.space()
             elif not (yield from reader.at("]")):
                 return
 
-    def close(self, reader: TextReader) -> Reading[None]:
-        ends = tuple(x for x in (self.end, self.fence) if x)
-        if not ends:
-            return
-        mark = reader.mark()
-        yield from reader.run(_CLOSERS)
-        if (yield from reader.accept(*ends)):
-            reader.release()
-        else:
-            reader.rewind(mark)
+    def _read_object(self, reader: TextReader) -> Reading[None]:
+        return CallObject(reader, bare=self.bare, known=self.known, ids=self.ids).read()
 
 
-def entry(
-    name: str, marks: tuple[str, ...] = (), aliases: str = "", rank: int = 2
+def identity(
+    name: str, marks: tuple[str, ...] = (), *, aliases: str = "", rank: int = 2
 ) -> dict[str, Any]:
-    """Fields of a parser. `marks`: texts in each chat template of its format; empty: it is chosen
-    by its name."""
+    """Fields of a `ToolParser` by which it is chosen. `marks`: texts that all chat templates of the
+    format contain; empty: by its name alone."""
 
     def detect(template: str) -> bool:
         return all(mark in template for mark in marks)

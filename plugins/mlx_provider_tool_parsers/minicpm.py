@@ -7,7 +7,7 @@ import re
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Emit, NotACall, Reading, Rest, TextReader, Tools, claimed
 
-from .json_text import pass_json, read_whole
+from .json_text import read_json_before, read_json_text
 from .values import Arguments, functions, properties
 
 OPEN, CLOSE = "<function name=", "</function>"
@@ -41,7 +41,7 @@ def _call(reader: TextReader, name: str, tools: Tools) -> Reading[None]:
         raise NotACall("no such tool")
     arguments = Arguments(reader, tools, name, "json", lines=False)
     yield from reader.space()
-    body = (yield from read_whole(reader)) if (yield from reader.at("{")) else "{}"
+    body = (yield from read_json_text(reader)) if (yield from reader.at("{")) else "{}"
     for key, item in json.loads(body).items():
         _open(arguments, key)
         arguments.piece(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
@@ -72,7 +72,7 @@ def _value(reader: TextReader, arguments: Arguments) -> Reading[None]:
             return
         yield from reader.expect(CDATA)
         if not arguments.is_text:
-            arguments.piece((yield from pass_json(reader, CDATA_END)))
+            arguments.piece((yield from read_json_before(reader, CDATA_END)))
         arguments.piece((yield from reader.until(CDATA_END)))
         reader.skip(len(CDATA_END))
 

@@ -20,9 +20,8 @@ from mlx_provider.records import (
     through,
 )
 
-from .json_blocks import OPENER as CALLING
-from .json_blocks import scan_calling
-from .json_text import Brackets, JsonBlock, entry
+from .json_blocks import CALLING, scan_calling
+from .json_text import Brackets, JsonBlock, identity
 
 _HEAD = re.compile(r"[\w.]*")
 _STRING = re.compile(r"(['\"])(?:\\.|(?!\1)[^\\])*(?:\1|(\\?\Z))", re.DOTALL)
@@ -92,9 +91,11 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
         head = yield from reader.run(_HEAD)
         if not head or head[0].isdigit() or (yield from reader.peek()) != "(":
             raise NotACall("not a call")
-        text = head + (yield from _read_balanced(reader))
+        brackets, parts = Brackets(quotes="'\"", brackets="()[]{}"), [head]
+        if not (yield from brackets.read(reader, parts.append)):
+            raise TextEnded
         try:
-            call = parse_call(text)
+            call = parse_call("".join(parts))
         except ValueError as error:
             raise NotACall(str(error), whole=True) from error
         if listed:
@@ -104,15 +105,6 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
         report_call(reader, call)
         yield from reader.accept(",")
         yield from reader.space()
-
-
-def _read_balanced(reader: TextReader) -> Reading[str]:
-    brackets, parts = Brackets(quotes="'\"", brackets="()[]{}"), list[str]()
-    while not brackets.ended:
-        parts.append(reader.skip(brackets.take(reader.ahead())))
-        if not brackets.ended and not (yield from reader.more()):
-            raise TextEnded
-    return "".join(parts)
 
 
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -174,7 +166,7 @@ PARSERS = (
         end="<|python_end|>",
         scan=scan_list,
         grammar=_write("[", "]"),
-        **entry("llama4_pythonic", ("<|python_start|>",), "pythonic llama4", 3),
+        **identity("llama4_pythonic", ("<|python_start|>",), aliases="pythonic llama4", rank=3),
     ),
     ToolParser(
         start="<|tool_call_start|>",
@@ -183,13 +175,13 @@ PARSERS = (
         end="<|tool_call_end|>",
         scan=scan_lfm2,
         grammar=_write("<|tool_call_start|>[", "]<|tool_call_end|>"),
-        **entry("lfm2", ("<|tool_call_start|>",), rank=3),
+        **identity("lfm2", ("<|tool_call_start|>",), rank=3),
     ),
     ToolParser(
         start="<function_calls>",
         end="</function_calls>",
         scan=partial(_between, start="<function_calls>", end="</function_calls>"),
         grammar=_write("<function_calls>", "</function_calls>", between="\n"),
-        **entry("olmo3", ("<function_calls>",)),
+        **identity("olmo3", ("<function_calls>",)),
     ),
 )

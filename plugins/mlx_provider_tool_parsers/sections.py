@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
 
-from .json_text import JsonBlock, entry, ignore, read_call
+from .json_text import JsonBlock, identity, ignore, read_call
 from .values import behind, functions
 
 _NAME = re.compile(r"[\w.:/-]+")
@@ -156,7 +156,7 @@ _MISTRAL = ToolParser(
     scan=scan_mistral,
     markers=("[ARGS]", "[CALL_ID]"),
     grammar=_LIST,
-    **entry("mistral", ("[TOOL_CALLS]",), "magistral"),
+    **identity("mistral", ("[TOOL_CALLS]",), aliases="magistral"),
 )
 
 
@@ -171,38 +171,40 @@ PARSERS = (
         grammar=_write(
             DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
         ),
-        **entry(
-            *("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
-            *("deepseek_r1 deepseek_r1_0528 deepseek", 3),
+        **identity(
+            "deepseek_v3",
+            ("<｜tool▁sep｜>", "```json"),
+            aliases="deepseek_r1 deepseek_r1_0528 deepseek",
+            rank=3,
         ),
     ),
     _section(
         DEEPSEEK_V31,
         after="drop",
         grammar=_write(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
-        **entry("deepseek_v31", ("<｜tool▁sep｜>",)),
+        **identity("deepseek_v31", ("<｜tool▁sep｜>",)),
     ),
     _section(
         KIMI_K2,
         after="drop",
         grammar=_write(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
-        **entry("kimi_k2", ("<|tool_calls_section_begin|>",), "kimi moonshot", 3),
+        **identity("kimi_k2", ("<|tool_calls_section_begin|>",), aliases="kimi moonshot", rank=3),
     ),
     _MISTRAL,
     replace(
         _MISTRAL,
         grammar=CallGrammar("[TOOL_CALLS]{name}[ARGS]", ""),
-        **entry("mistral_args", ("[TOOL_CALLS]", "[ARGS]"), "devstral", 3),
+        **identity("mistral_args", ("[TOOL_CALLS]", "[ARGS]"), aliases="devstral", rank=3),
     ),
     replace(
         _MISTRAL,
         detect=_shows_ids,
         grammar=replace(_LIST, after=', "id": "{id}"}'),
-        **entry("mistral_ids", rank=3),
+        **identity("mistral_ids", rank=3),
     ),
     replace(
         _MISTRAL,
         grammar=CallGrammar("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]", ""),
-        **entry("mistral_call_id", ("[TOOL_CALLS]", "[CALL_ID]"), rank=4),
+        **identity("mistral_call_id", ("[TOOL_CALLS]", "[CALL_ID]"), rank=4),
     ),
 )

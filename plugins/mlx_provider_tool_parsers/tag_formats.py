@@ -7,7 +7,8 @@ from typing import Any
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools
 
-from .json_text import JsonBlock, entry
+from .json_blocks import TAGGED_JSON
+from .json_text import identity
 from .tagged import TagFormat
 from .values import behind
 
@@ -31,7 +32,6 @@ def tag_parser(form: TagFormat, **fields: Any) -> ToolParser:
 QWEN3_CODER = TagFormat()  # the defaults are this format
 NEMOTRON = TagFormat(undeclared="text", forgiving=False)
 SEED_OSS = TagFormat(("<seed:tool_call>",), "</seed:tool_call>", bare=False, lines=False)
-_JSON = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
 
 
 def _function_grammar(form: TagFormat, line: str) -> CallGrammar:
@@ -49,7 +49,7 @@ def _function_grammar(form: TagFormat, line: str) -> CallGrammar:
 def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
     """Tags, or JSON between the same markers: these models were trained on both."""
     is_json = yield from behind(reader, "<tool_call>", "{")
-    yield from (_JSON if is_json else QWEN3_CODER).scan(reader, tools)
+    yield from (TAGGED_JSON if is_json else QWEN3_CODER).scan(reader, tools)
 
 
 PARSERS = (
@@ -57,7 +57,7 @@ PARSERS = (
         QWEN3_CODER,
         scan=scan_coder,
         grammar=_function_grammar(QWEN3_CODER, "\n"),
-        **entry(
+        **identity(
             "qwen3_coder",
             marks=("<function=", "<parameter="),
             aliases="qwen3_xml qwen3_coder_xml qwen3_5 mimo step3p5 step olmo_hybrid",
@@ -66,14 +66,14 @@ PARSERS = (
     tag_parser(
         SEED_OSS,
         grammar=_function_grammar(SEED_OSS, ""),
-        **entry("seed_oss", marks=SEED_OSS.blocks, aliases="seed", rank=3),
+        **identity("seed_oss", marks=SEED_OSS.blocks, aliases="seed", rank=3),
     ),
     tag_parser(
         NEMOTRON,
         detect=lambda template: "nemotron" in template.lower() and "<function=" in template,
         # bars more than this parser needs: `<parameter=` in values
         grammar=_function_grammar(QWEN3_CODER, "\n"),
-        **entry("nemotron", aliases="nemotron3 nemotron_v3", rank=3),
+        **identity("nemotron", aliases="nemotron3 nemotron_v3", rank=3),
     ),
 )
 
@@ -116,7 +116,7 @@ def invoke_grammar(form: TagFormat) -> CallGrammar:
 def _invoke_parser(
     name: str, form: TagFormat, starts: tuple[str, ...] = (), aliases: str = ""
 ) -> ToolParser:
-    fields = entry(name, marks=(form.blocks[0].strip("<>"),), aliases=aliases, rank=3)
+    fields = identity(name, marks=(form.blocks[0].strip("<>"),), aliases=aliases, rank=3)
     return tag_parser(form, grammar=invoke_grammar(form), starts=starts, **fields)
 
 
@@ -216,15 +216,15 @@ PAIR_PARSERS = (
         GLM,
         cut="drop",
         grammar=_pair_grammar(GLM, untyped="json"),
-        **entry("glm47", marks=(GLM.key,), aliases="glm glm4 glm45 glm46 glm4_moe", rank=3),
+        **identity("glm47", marks=(GLM.key,), aliases="glm glm4 glm45 glm46 glm4_moe", rank=3),
     ),
     tag_parser(
         replace(GLM, undeclared="nothing"),
         cut="drop",
         detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
         grammar=_pair_grammar(GLM, untyped="json"),
-        **entry("poolside_v1", aliases="poolside", rank=4),
+        **identity("poolside_v1", aliases="poolside", rank=4),
     ),
-    _hy_v3(_HY_V3, **entry("hy_v3", marks=("<tool_sep",), rank=4)),
-    _hy_v3(_HY_V3_OPEN, **entry("hy_v3_opensource", marks=("<tool_sep", OPENSOURCE), rank=5)),
+    _hy_v3(_HY_V3, **identity("hy_v3", marks=("<tool_sep",), rank=4)),
+    _hy_v3(_HY_V3_OPEN, **identity("hy_v3_opensource", marks=("<tool_sep", OPENSOURCE), rank=5)),
 )

@@ -17,7 +17,7 @@ from mlx_provider.records import (
     through,
 )
 
-from .json_text import JsonBlock, ignore, pass_json
+from .json_text import JsonBlock, ignore, read_json_before
 from .values import Arguments, Unknown, accept_spaced, accepts, behind, properties
 
 _NAME = re.compile(r"""\bname\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
@@ -114,7 +114,7 @@ class _TagReader:
 
     def json_calls(self, end: str) -> Reading[None]:
         known = None if self.form.undeclared == "call" else accepts(self.tools)
-        yield from JsonBlock((), end, known=known).between(self.reader)
+        yield from JsonBlock((), end, known=known).read_calls(self.reader)
 
     def call(self, wrapped: bool) -> Reading[None]:
         form, reader = self.form, self.reader
@@ -222,7 +222,7 @@ class _TagReader:
         and those that the end of the call does not follow."""
         form, reader = self.form, self.reader
         if not arguments.is_text:
-            arguments.piece((yield from pass_json(reader, form.value_end)))
+            arguments.piece((yield from read_json_before(reader, form.value_end)))
         ends = [form.value_end, form.value_start, form.call]
         if form.forgiving:
             ends += ["\n" + form.key, form.call_end]

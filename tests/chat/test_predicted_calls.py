@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from byte_model import ENDS, byte_tokenizer
-from mlx_provider.chat.constraints.call_text import REPLAYED, CallMatchers, CallPredictor
+from mlx_provider.chat.constraints.call_text import MAX_REPLAY, CallMatchers, CallPredictor
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, TaggedArguments, ToolParser
@@ -134,7 +134,7 @@ def test_grammars_are_compiled_only_after_a_marker_and_in_the_background() -> No
     assert len(later.waiting) == 1
 
 
-@pytest.mark.parametrize(("length", "after"), [(10, "</>!"), (REPLAYED, "")])
+@pytest.mark.parametrize(("length", "after"), [(10, "</>!"), (MAX_REPLAY, "")])
 def test_a_long_call_is_not_replayed_in_another_spelling(length: int, after: str) -> None:
     tags = TaggedArguments("<", ">", "</>")
     parser = ToolParser("tags", "Call:", "", grammar=CallGrammar("Call:{name} ", "!", tagged=tags))

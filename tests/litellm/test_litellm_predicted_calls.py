@@ -77,8 +77,8 @@ class AtAnyCost(Policy):
 @pytest.fixture
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is predicted depends on no time: nor on when a grammar is compiled."""
-    begun = call_text._begin
-    monkeypatch.setattr(call_text, "_begin", lambda pool, make: begun(None, make))
+    submit = call_text._submit
+    monkeypatch.setattr(call_text, "_submit", lambda pool, make: submit(None, make))
     monkeypatch.setattr(speculation, "Policy", AtAnyCost)
 
 

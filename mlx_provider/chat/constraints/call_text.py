@@ -1,6 +1,9 @@
-"""Predicts the text of tool calls that no grammar restricts (`tool_choice: auto`). From a call's
-marker on, the grammar that `required` would enforce reads the model's tokens; the text that it
-forces becomes drafts, which the model verifies. Nothing is compiled before the first marker."""
+"""Predicts the text of tool calls that no grammar restricts (`tool_choice: auto`).
+
+From a call's marker on, the grammar that `tool_choice: required` would enforce reads the model's
+tokens. Where it leaves no choice, its text becomes drafts, which the model verifies. Models write
+calls with different white space (`{"a": 1}`, `{"a":1}`): each such spelling has a grammar of its
+own, compiled when a call first needs it."""
 
 from __future__ import annotations
 
@@ -22,39 +25,39 @@ if TYPE_CHECKING:
 
     from .compiler import GrammarCompiler
 
-LEAST_MARKER = 4
-"""Shorter markers, such as a brace, begin other text more often."""
-REPLAYED = 256
-"""Most tokens of a call that the grammar of another spelling reads again (below 1 ms)."""
+MIN_MARKER = 4
+"""Characters. Shorter markers, such as a brace, begin other text more often."""
+MAX_REPLAY = 256
+"""Tokens of a call. After more of them (they take about 1 ms), no other spelling is tried."""
 SPACED: Whitespace = {**ONE_LINE, "item_separator": ", ", "key_separator": ": "}
 COMPACT: Whitespace = {**ONE_LINE, "item_separator": ",", "key_separator": ":"}
-_SPECIAL = b"\xff"
+SPECIAL = b"\xff"
 """Marks a special token in llguidance's bytes (toktrie 1.9.1, `TokTrie.SPECIAL_TOKEN_MARKER`)."""
-_FIELDS = ("{name}", "{digits}", "{id}")
+PLACEHOLDERS = ("{name}", "{digits}", "{id}")
 
 Spelling = tuple[CallGrammar, Whitespace]
 
 
 def call_marker(parser: ToolParser) -> str:
-    """The opener with which the grammar's text begins, or the grammar's text up to the name."""
+    """The parser's opener with which its grammar's text begins; if that is too short, the grammar's
+    text up to the name; empty if that is too short, too."""
     grammar = parser.call_grammar()
     text = grammar.open + grammar.before
-    fixed = text[: min((text.find(place) for place in _FIELDS if place in text), default=len(text))]
-    openers = [each for each in parser.openers() if fixed.startswith(each)]
-    marker = max(openers, key=len, default="")
-    found = marker if len(marker) >= LEAST_MARKER else fixed
-    return found if len(found) >= LEAST_MARKER else ""
+    name_at = min((text.find(p) for p in PLACEHOLDERS if p in text), default=len(text))
+    fixed = text[:name_at]
+    opener = max(filter(fixed.startswith, parser.openers()), key=len, default="")
+    return next((marker for marker in (opener, fixed) if len(marker) >= MIN_MARKER), "")
 
 
-def spellings(grammar: CallGrammar, spaces: Whitespace) -> list[Spelling]:
+def list_spellings(grammar: CallGrammar, template_spaces: Whitespace) -> list[Spelling]:
     compact = replace(
         grammar,
         open=_drop_spaces(grammar.open),
         before=_drop_spaces(grammar.before),
         between="," if grammar.between == ", " else grammar.between,
     )
-    own = [] if spaces == ONE_LINE else [(grammar, spaces)]
-    return [(grammar, SPACED), (compact, COMPACT), *own]
+    of_template = [] if template_spaces == ONE_LINE else [(grammar, template_spaces)]
+    return [(grammar, SPACED), (compact, COMPACT), *of_template]
 
 
 def _drop_spaces(text: str) -> str:
@@ -76,23 +79,26 @@ class CallMatchers:
             parallel_tool_calls=request.parallel_tool_calls,
         )
         self._compiler = compiler
-        self._spellings = spellings(parser.call_grammar(), compiler.spaces)
+        self._spellings = list_spellings(parser.call_grammar(), compiler.spaces)
         self._futures: dict[int, Future[LLMatcher | None]] = {}
 
     def __len__(self) -> int:
         return len(self._spellings)
 
-    def matcher(self, number: int) -> Future[LLMatcher | None]:
-        """A matcher at the beginning of the calls in one spelling, to copy (engine thread). `None`:
-        these tools have none."""
-        if number not in self._futures:
-            grammar, spaces = self._spellings[number]
+    def compile(self, spelling: int) -> Future[LLMatcher | None]:
+        """A matcher at the start of a call, which others copy. `None`: no grammar can have these
+        tools. On the engine thread."""
+        if spelling not in self._futures:
+            grammar, spaces = self._spellings[spelling]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
-            self._futures[number] = _begin(self._compiler.background, make)
-        return self._futures[number]
+            self._futures[spelling] = _submit(self._compiler.background, make)
+        return self._futures[spelling]
 
 
-def _begin(pool: Executor | None, make: Callable[[], LLMatcher | None]) -> Future[LLMatcher | None]:
+def _submit(
+    pool: Executor | None, make: Callable[[], LLMatcher | None]
+) -> Future[LLMatcher | None]:
+    """Without a pool, run at once."""
     if pool is not None:
         return pool.submit(make)
     done: Future[LLMatcher | None] = Future()
@@ -108,35 +114,39 @@ class CallPredictor:
         self._marker = matchers.marker
         self._marker_tokens = len(self._marker.encode()) + 1
         self._tail: list[int] = []
+        """Last tokens outside a call, which may contain the marker."""
         self._call: list[int] | None = None
         """Tokens from the marker on. `None`: outside a call."""
         self._matcher: Any = None
-        """State after `_consumed` tokens of the call. `None`: not compiled yet."""
+        """In the state after `_consumed` tokens of the call. `None`: not compiled yet."""
         self._consumed = 0
         self._spelling = 0
-        self._untried = 0  # spellings
+        """The one that fits this call so far; the next call begins with it."""
+        self._spellings_left = 0
+        """Spellings that may fit this call, `_spelling` included."""
         self._likely: list[int] | None = None
+        """What `likely` has computed since the last token."""
 
     def likely(self) -> Sequence[int]:
-        """Guessed tokens. The model may write the last one joined with its successor."""
+        """Predicted next tokens. The model may write the last one joined with what follows."""
         if self._likely is None:
             current = self._matcher is not None and self._consumed == len(self._call or ())
             self._likely = self._forced_tokens() if current else []
         return self._likely
 
     def _forced_tokens(self) -> list[int]:
-        sure: list[int] = list(self._matcher.compute_ff_tokens())
-        text = self._matcher.compute_ff_bytes().partition(_SPECIAL)[0].decode(errors="ignore")
-        shown = self._decode(sure)
-        open_end = text[len(shown) :] if text.startswith(shown) else ""
-        return [*sure, *self._encode(open_end)] if open_end else sure
+        tokens: list[int] = list(self._matcher.compute_ff_tokens())
+        text = self._matcher.compute_ff_bytes().partition(SPECIAL)[0].decode(errors="ignore")
+        token_text = self._decode(tokens)
+        further = text.removeprefix(token_text) if text.startswith(token_text) else ""
+        return [*tokens, *self._encode(further)] if further else tokens
 
     def advance(self, token: int) -> None:
         self._likely = None
         self._tail = [*self._tail, token][-self._marker_tokens :]
         if self._call is not None:
             self._call.append(token)
-            self._consume()
+            self._follow_call()
         if self._call is None:
             self._find_marker()
 
@@ -144,40 +154,38 @@ class CallPredictor:
         text = self._decode(self._tail)
         at = text.rfind(self._marker)
         if at >= 0:
-            self._call, self._untried, self._tail = self._encode(text[at:]), len(self._matchers), []
-            self._restart()
-            self._consume()
+            self._call, self._tail = self._encode(text[at:]), []
+            self._spellings_left = len(self._matchers)
+            self._follow_call()
 
-    def _consume(self) -> None:
+    def _follow_call(self) -> None:
+        """Feed the matcher the tokens that it does not have. If they do not fit, try the next
+        spelling from the marker on. Leaves the call at its end, or if no spelling fits."""
         call = self._call
-        while call is not None and self._untried:
+        while call is not None and self._spellings_left:
             if self._matcher is None and not self._start_matcher():
                 return
             if self._matcher is not None:
-                taken = self._matcher.try_consume_tokens(call[self._consumed :])
-                self._consumed += taken
+                self._consumed += self._matcher.try_consume_tokens(call[self._consumed :])
                 fits = self._consumed == len(call) and not self._matcher.is_error()
                 if fits and not self._matcher.is_stopped():
                     return
-                if fits or len(call) > REPLAYED:
+                if fits or len(call) > MAX_REPLAY:
                     break
-            self._untried -= 1
+            self._spellings_left -= 1
             self._spelling = (self._spelling + 1) % len(self._matchers)
-            self._restart()
-        self._call = None
-        self._restart()
+            self._matcher, self._consumed = None, 0
+        self._call, self._matcher, self._consumed = None, None, 0
 
     def _start_matcher(self) -> bool:
-        future = self._matchers.matcher(self._spelling)
+        """False: its grammar is still being compiled."""
+        future = self._matchers.compile(self._spelling)
         if not future.done():
             return False
         with Isolation():
             matcher = future.result()
             self._matcher = matcher and matcher.deep_copy()
         return True
-
-    def _restart(self) -> None:
-        self._matcher, self._consumed = None, 0
 
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self._matchers.fast.decode(tokens, skip_special_tokens=False)
