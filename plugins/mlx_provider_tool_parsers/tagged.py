@@ -300,7 +300,7 @@ class _TagReader:
                 yield from reader.pass_until((">",), header.append)
                 if (marked := _STRING.search("".join(header))) and marked.group(1) == "false":
                     reader.skip(1)  # closing tags inside of JSON are none
-                    yield from pass_json(reader, form.value_end)
+                    yield from read_json_before(reader, form.value_end)
             elif found == form.value_end:
                 if not depth:
                     return True
