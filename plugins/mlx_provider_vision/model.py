@@ -53,6 +53,8 @@ class AnyVisionModel(VisionModel):
     """The media of a prompt are one span, whose features are valid only for this prompt. The
     engine's probe finds out whether rows can decode together."""
 
+    _prefill, _decode = staticmethod(passes.prefill), staticmethod(passes.decode)
+
     def __init__(
         self, model: Any, processor: Any, info: ModelInfo, chat: HFTokenizer, token: int | None
     ) -> None:
@@ -125,7 +127,7 @@ class AnyVisionModel(VisionModel):
         return passes.make_cache(self.model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return passes.prefill(self._prefill_model, chunk)
+        return self._prefill(self._prefill_model, chunk)
 
     def decode(
         self,
@@ -134,7 +136,7 @@ class AnyVisionModel(VisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> mx.array:
-        return rows_at(logits_at)(passes.decode(self.model, tokens, cache, positions))
+        return rows_at(logits_at)(self._decode(self.model, tokens, cache, positions))
 
 
 def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:

@@ -36,6 +36,8 @@ class SeparateVisionModel(AnyVisionModel):
 
     prepare = VisionModel.prepare
     make_cache = VisionModel.make_cache
+    _prefill = staticmethod(passes.prefill_separately)
+    _decode = staticmethod(passes.decode_separately)
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -61,18 +63,6 @@ class SeparateVisionModel(AnyVisionModel):
             raise UnsupportedModel(f"its images are more than embeddings: {', '.join(more)}")
         return VisionFeatures(made["inputs_embeds"][0])
 
-    def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return passes.prefill_separately(self._prefill_model, chunk)
-
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> mx.array:
-        return rows_at(logits_at)(passes.decode_separately(self.model, tokens, cache, positions))
-
     @property
     def shows_hidden(self) -> bool:
         return self.backbone is not None
@@ -80,7 +70,7 @@ class SeparateVisionModel(AnyVisionModel):
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
         shown = Shown(last_token, lambda states: states[:, -last:])
         model = narrow_output(self.model, self.backbone, shown)
-        return passes.prefill_separately(model, chunk), shown.hidden[0]
+        return self._prefill(model, chunk), shown.hidden[0]
 
     def decode_hidden(
         self,
@@ -91,7 +81,7 @@ class SeparateVisionModel(AnyVisionModel):
     ) -> tuple[mx.array, mx.array]:
         shown = Shown(rows_at(logits_at))
         model = narrow_output(self.model, self.backbone, shown)
-        logits = passes.decode_separately(model, tokens, cache, positions)
+        logits = self._decode(model, tokens, cache, positions)
         return logits, shown.hidden[:, -1]
 
 
