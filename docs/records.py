@@ -31,8 +31,8 @@ def functions() -> dict[str, ast.FunctionDef]:
 
 def public_nodes() -> Iterator[ast.ClassDef | ast.FunctionDef]:
     """Public classes and functions in the order of the source."""
-    (names,) = re.findall(r"__all__ = (\[.*?\])", (FOLDER / "__init__.py").read_text(), re.DOTALL)
-    public = set(ast.literal_eval(names))
+    lists = re.findall(r"__all__ \+?= (\[.*?\])", (FOLDER / "__init__.py").read_text(), re.DOTALL)
+    public = {name for names in lists for name in ast.literal_eval(names)}
     for path in sorted(FOLDER.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in public:

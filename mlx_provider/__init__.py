@@ -21,16 +21,7 @@ from .records import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "API_VERSION",
-    "BadRequest",
-    "ContextTooLong",
-    "MLXProviderError",
-    "MediaError",
-    "ModelNotFound",
-    "NotInstalled",
-    "RequestFailed",
-    "UnsupportedModel",
-    "hookimpl",
-]
+__all__ = ["API_VERSION", "hookimpl"]
+__all__ += ["BadRequest", "ContextTooLong", "MLXProviderError", "MediaError", "ModelNotFound"]
+__all__ += ["NotInstalled", "RequestFailed", "UnsupportedModel"]
 __all__ += records.__all__

@@ -31,36 +31,17 @@ from .upstream.runtime import active_blas, preload_blas
 if TYPE_CHECKING:
     from .records import LoadedModel
 
-__all__ = [
-    "PREFIX",
-    "TIMEOUT",
-    "Delta",
-    "Done",
-    "EngineClient",
-    "EngineSettings",
-    "Failed",
-    "GenerateRequest",
-    "ModelOptions",
-    "ModelStatus",
-    "PluginRegistry",
-    "Proxy",
-    "SeparateGateway",
-    "active_blas",
-    "checkpoint",
-    "context_in_memory",
-    "folder_of",
-    "full_name",
-    "installed_version",
-    "load_model",
-    "long_command",
-    "preload_blas",
-    "prepare_mlx",
-    "proxy_config",
-    "require_proxy",
-    "run_request",
-    "separate_engine",
-    "separate_gateway",
-]
+# a gateway, or an engine alone
+__all__ = ["TIMEOUT", "Proxy", "SeparateGateway", "long_command", "proxy_config", "require_proxy"]
+__all__ += ["separate_engine", "separate_gateway"]
+# requests to an engine
+__all__ += ["Delta", "Done", "EngineClient", "Failed", "GenerateRequest", "ModelOptions"]
+__all__ += ["ModelStatus", "run_request"]
+# models
+__all__ += ["checkpoint", "context_in_memory", "folder_of", "full_name", "load_model"]
+# this process and its settings
+__all__ += ["PREFIX", "EngineSettings", "PluginRegistry", "active_blas", "installed_version"]
+__all__ += ["preload_blas", "prepare_mlx"]
 
 
 def prepare_mlx() -> None:

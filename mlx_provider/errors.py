@@ -101,7 +101,6 @@ class MediaError(BadRequest):
 
     @classmethod
     def with_others(cls, errors: Sequence[MediaError]) -> MediaError:
-        """The first error, with the others."""
         errors[0].others = errors[1:]
         return errors[0]
 
@@ -147,7 +146,6 @@ class RequestFailed(MLXProviderError):
 
     @classmethod
     def cancellation(cls) -> Self:
-        """The client cancelled it."""
         return cls("the request was cancelled by its own client")
 
 

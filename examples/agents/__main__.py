@@ -16,7 +16,7 @@ from installed import Installed, install, version
 from scenarios import Outcome, Setting
 
 from mlx_provider.errors import EngineUnavailable
-from mlx_provider.gateway.foreground import Ended, ending_by_signal
+from mlx_provider.gateway.foreground import ending_by_signal
 
 HERE = Path(__file__).parent
 CLIENTS = tuple(each.name for each in (*AGENTS, *python_clients.LIBRARIES))
@@ -34,8 +34,6 @@ def main() -> int:
     except EngineUnavailable as error:
         print(error.message, file=sys.stderr)
         return 1
-    except Ended as signal:
-        return 128 + signal.number
     found = agents | {name: {"library": outcome} for name, outcome in libraries.items()}
     versions = _versions(chosen.calls)
     kept = chosen.folder / f"found with LiteLLM {installed_version('litellm')}.json"

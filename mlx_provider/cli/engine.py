@@ -43,20 +43,13 @@ def client_of_running(
 ) -> HttpClient:
     """A client of the engine. Ends the command with a message and exit code 3 if this machine has
     none. `err`: on stderr, where stdout is for a program. Raises as `why_none_runs`."""
+    from ..client.connection import connect
     from ..client.runtime_folder import why_none_runs
 
     if api_base is None and (why := why_none_runs(runtime())):
         typer.echo(json.dumps({"engine": "none", "detail": why}) if as_json else why, err=err)
         raise typer.Exit(NONE_RUNS)
-    return http_client(api_base, file)
-
-
-def http_client(api_base: str | None = None, file: Path | None = None) -> HttpClient:
-    from ..client.connection import local_client
-    from ..client.http import HttpClient
-    from ..client.messages import parse_address
-
-    return HttpClient(parse_address(api_base), api_key_of(file)) if api_base else local_client()
+    return connect(api_base, api_key_of(file))
 
 
 def api_key_of(file: Path | None) -> str | None:
@@ -141,6 +134,7 @@ def stop(
 
     The next request starts one with the plugins and settings of its sender.
     """
+    from ..client.connection import connect
     from ..client.runtime_folder import why_none_runs
     from ..gateway.engine import end_when
 
@@ -148,7 +142,7 @@ def stop(
         typer.echo(why)
         return
     with suppress(OtherProtocol):  # such an engine can still be told to end
-        _health(http_client())  # its errors say more than those of `end_when`
+        _health(connect())  # its errors say more than those of `end_when`
     happens = end_when(os.environ, "`mlx-provider engine stop`", "idle" if idle else "now")
     typer.echo(f"engine {happens}")
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from ..errors import BadRequest, EngineUnavailable
 from ..records import Client
 from ..registry import PluginRegistry
-from ..registry.discovery import near
+from ..registry.discovery import did_you_mean
 
 if TYPE_CHECKING:
     from ..client.http import When
@@ -238,6 +238,5 @@ def _client(name: str | None, registry: PluginRegistry) -> Client:
         CONSOLE.print(Text(line))
     if name is None:
         raise typer.Exit(2)
-    like = near(name, registry.clients)
-    hint = f"; did you mean {' or '.join(map(repr, like))}?" if like else ""
-    raise BadRequest(f"no client {name!r} is known{hint}", param="client")
+    hint = did_you_mean(name, registry.clients)
+    raise BadRequest(f"no client {name!r} is known; {hint}".removesuffix("; "), param="client")

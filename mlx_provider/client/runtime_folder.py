@@ -251,7 +251,7 @@ def limit_log(path: Path) -> None:
     threading.Thread(target=watch, daemon=True, name="log size").start()
 
 
-def tail(log: Path, begin: int) -> str:
+def tail(log: Path, begin: int = 0) -> str:
     """The last lines after `begin` without tracebacks, as one."""
     try:
         with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:

@@ -44,7 +44,6 @@ time until the next look."""
 
 
 def mark_not_taken(error: EngineUnavailable) -> EngineUnavailable:
-    """Mark that no engine has accepted the request."""
     error.taken = False
     return error
 

@@ -5,11 +5,10 @@ that `proxy.token` may start an engine. It uses the network only for a model tha
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from ..errors import MLXProviderError
-from ..isolation import Fault, attempt
+from ..isolation import Fault, Isolation, attempt
 from . import versions
 from .subject import STATES, Finding, Subject
 
@@ -86,16 +85,13 @@ def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Findin
     """The findings of all checks. If one raises, what it has found stays, with its error."""
     found: list[Finding] = []
     for name, check, remedy in checks:
-        fault = attempt(partial(_add_findings, check, subject, found))
-        if fault is not None:
+        with Isolation() as checking:
+            found += check(subject)
+        if (fault := checking.fault) is not None:
             error = fault.error
             summary = error.message if isinstance(error, MLXProviderError) else fault.summary
             found.append(Finding(name, "fail", summary, remedy))
     return found
-
-
-def _add_findings(check: Any, subject: Subject, found: list[Finding]) -> None:
-    found += check(subject)
 
 
 def healthy(findings: Iterable[Finding]) -> bool:

@@ -1,9 +1,8 @@
 """Checks of `mlx-provider doctor` for the machine: memory, folders, settings, plugins, this user's
 engine, and the `config.yaml` of a LiteLLM proxy in the working folder."""
 
-import difflib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ..errors import BadRequest, EngineUnavailable, OtherProtocol
 from ..gateway.models import device_memory, format_size
 from ..protocol.health import Health
 from ..protocol.requests import OperatorOptions
-from ..registry.discovery import SELECTION
+from ..registry.discovery import SELECTION, did_you_mean
 from ..safe_open import obstacle, read_bounded
 from ..serving.drafting import UNNAMED
 from ..serving.hub import cache_root
@@ -73,7 +72,7 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
         yield Finding("settings.values", "fail", error.message, "correct or unset the variable")
     for name in given:
         if name not in VARIABLES:
-            remedy = f"unset it; {_similar(name, VARIABLES)}".removesuffix("; ")
+            remedy = f"unset it; {did_you_mean(name, VARIABLES, 1)}".removesuffix("; ")
             yield Finding("settings.names", "warn", f"no setting is named {name}", remedy)
     known = [name for name in given if name in VARIABLES and not name.endswith("_KEY")]
     summary = ", ".join(f"{name}={subject.environ[name]}" for name in known)
@@ -229,7 +228,7 @@ def _handler(content: Fields) -> Iterator[Finding]:
         summary = f"{CONFIG}: litellm_settings.{MAP} names no handler of the provider `mlx`"
         yield Finding("config.handler", "fail", summary, f"write {MAP_LINES}")
     # a quite different name may be a handler of the user's own
-    elif found != HANDLER and ("mlx_provider" in found or _similar(found, [HANDLER])):
+    elif found != HANDLER and ("mlx_provider" in found or did_you_mean(found, [HANDLER])):
         summary = f"{CONFIG}: there is no handler {found!r}"
         yield Finding("config.handler", "fail", summary, f"did you mean {HANDLER!r}?")
 
@@ -254,7 +253,7 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
     places = {name: f"{OPTIONS_PATH}_{name}" for name in flat}
     places |= {str(name): f"{OPTIONS_PATH}.{name}" for name in nested}
     for name in given.keys() - OPTIONS:
-        remedy = _similar(name, OPTIONS) or f"there are {', '.join(sorted(OPTIONS))}"
+        remedy = did_you_mean(name, OPTIONS, 1) or f"there are {', '.join(sorted(OPTIONS))}"
         yield f"{places[name]} is no option", remedy
     known = {name: given[name] for name in given if name in OPTIONS}
     try:
@@ -296,11 +295,6 @@ def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
 def _model(entry: Fields) -> str:
     model = str(_fields(entry.get("litellm_params")).get("model"))
     return model.removeprefix("mlx/") if model.startswith("mlx/") else ""
-
-
-def _similar(name: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, 1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _fields(value: object) -> Fields:

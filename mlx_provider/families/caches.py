@@ -25,16 +25,8 @@ from ..upstream.cache_classes import (
 )
 from .logits import failure
 
-__all__ = [
-    "KVCache",
-    "PackedRows",
-    "RotatingKVCache",
-    "StateCache",
-    "append_kv",
-    "route",
-    "row_cache",
-    "text_cache",
-]
+__all__ = ["KVCache", "PackedRows", "RotatingKVCache", "StateCache", "append_kv", "route"]
+__all__ += ["row_cache", "text_cache"]
 
 
 def text_cache(model: Any) -> list[Any]:

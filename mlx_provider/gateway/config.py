@@ -63,10 +63,8 @@ class Served:
             "supports_reasoning": self.thinks,
             **({"mlx": self.options} if self.options else {}),
         }
-        return [
-            {"model_name": name, "litellm_params": {**params}, "model_info": deepcopy(info)}
-            for name in (self.name, *names)
-        ]
+        entry = {"litellm_params": params, "model_info": info}
+        return [{"model_name": name, **deepcopy(entry)} for name in (self.name, *names)]
 
 
 def served_config(served: Served, names: tuple[str, ...], forwards: str = "") -> dict[str, Any]:

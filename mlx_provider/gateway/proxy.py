@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..client.runtime_folder import EngineLock, limit_log
+from ..client.runtime_folder import EngineLock, limit_log, tail
 from ..errors import EngineUnavailable, NotInstalled
 from ..safe_open import create_own
 
@@ -59,9 +59,7 @@ class Proxy:
         code = self.process.poll()
         ended = f"ended with exit code {code}"
         what = f"does not answer after {START_LIMIT:g} s" if code is None else ended
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        summary = " / ".join(line.strip() for line in lines[-5:]) or "nothing in its log"
-        raise EngineUnavailable(f"the LiteLLM proxy {what}: {summary}")
+        raise EngineUnavailable(f"the LiteLLM proxy {what}: {tail(self.log)}")
 
     def generate_token(self, model: str, limit: float) -> None:
         """Generate one token, within `limit` seconds. Raises `EngineUnavailable`."""

@@ -9,67 +9,25 @@ from .model import *
 from .parsing import *
 from .reading import *
 
-__all__ = [
-    "CallGrammar",
-    "Client",
-    "DeviceTokens",
-    "DraftOptions",
-    "DraftRow",
-    "Drafter",
-    "Drafting",
-    "Embedding",
-    "Emit",
-    "Features",
-    "Function",
-    "Gateway",
-    "JsonReader",
-    "Kernels",
-    "LoadOptions",
-    "LoadedModel",
-    "MediaItem",
-    "MediaSpan",
-    "MessageGrammar",
-    "ModelFamily",
-    "ModelInfo",
-    "NotACall",
-    "OnDemand",
-    "Part",
-    "Parts",
-    "Pooling",
-    "PrefillChunk",
-    "Profile",
-    "Prompt",
-    "Reading",
-    "ReasoningParser",
-    "Replacement",
-    "Rest",
-    "Run",
-    "SamplingDefaults",
-    "ScoresPrompts",
-    "Scoring",
-    "ShowsHidden",
-    "ShowsLogits",
-    "TaggedArguments",
-    "TemplateForm",
-    "TextEnded",
-    "TextReader",
-    "Tokenizer",
-    "ToolCall",
-    "ToolParser",
-    "Tools",
-    "UpstreamPatch",
-    "claimed",
-    "listed_parameters",
-    "listed_values",
-    "parts_of",
-    "read_block",
-    "read_json",
-    "read_marked",
-    "read_turn_ends",
-    "report_call",
-    "resolved",
-    "scan_block",
-    "through",
-    "type_of",
-    "value_types",
-]
+# models
+__all__ = ["Embedding", "LoadOptions", "LoadedModel", "ModelFamily", "ModelInfo", "Pooling"]
+__all__ += ["SamplingDefaults", "TemplateForm", "Tokenizer"]
+# prompts and passes
+__all__ += ["Features", "MediaItem", "MediaSpan", "OnDemand", "PrefillChunk", "Prompt"]
+__all__ += ["ShowsHidden", "ShowsLogits"]
+# drafters
+__all__ += ["DeviceTokens", "DraftOptions", "DraftRow", "Drafter", "Drafting"]
+__all__ += ["ScoresPrompts", "Scoring"]
+# kernels
+__all__ += ["Function", "Kernels", "Part", "Parts", "Replacement", "Run", "UpstreamPatch"]
+__all__ += ["parts_of"]
+# clients
+__all__ += ["Client", "Gateway", "Profile"]
+# formats of calls and thoughts
+__all__ += ["CallGrammar", "MessageGrammar", "ReasoningParser", "TaggedArguments", "ToolCall"]
+__all__ += ["ToolParser", "Tools"]
+# reading replies
+__all__ += ["Emit", "NotACall", "Reading", "Rest", "TextEnded", "TextReader", "read_turn_ends"]
+__all__ += ["claimed", "read_block", "read_marked", "report_call", "scan_block", "through"]
+__all__ += ["JsonReader", "listed_parameters", "listed_values", "read_json", "resolved", "type_of"]
+__all__ += ["value_types"]

@@ -51,15 +51,13 @@ class TextReader:
     def __init__(self) -> None:
         self.events: list[TextEvent] = []
         self.closed = False
-        self.calls = 0
-        """Begun so far."""
-        self.settled = 0
-        """Position of the end of the last complete call."""
         self._text = ""
         self._at = 0
         self._base = 0
         self._marks = 0
         self._open_call = False
+        self._calls = 0
+        self._settled = 0
         self._holding = False
         self._held: list[TextEvent] = []
         self._held_calls = 0
@@ -101,7 +99,7 @@ class TextReader:
     def call(self, name: str, call_id: str = "") -> None:
         """It can no longer be taken back. `call_id`: as the model wrote it, if any."""
         self._open_call = True
-        self.calls += 1
+        self._calls += 1
         self.events.append(TextEvent("call", name, call_id))
 
     def arguments(self, text: str) -> None:
@@ -111,11 +109,25 @@ class TextReader:
 
     def end_call(self) -> None:
         self._open_call = False
-        self.settled = self.position
+        self._settled = self.position
         self.events.append(TextEvent("close"))
         if self._holding:
             self._held.extend(self.events)
-            self._held_calls, self.events = self.calls, []
+            self._held_calls, self.events = self._calls, []
+
+    @property
+    def calls(self) -> int:
+        """Begun so far."""
+        return self._calls
+
+    @property
+    def settled(self) -> int:
+        """Position of the end of the last complete call."""
+        return self._settled
+
+    @property
+    def in_call(self) -> bool:
+        return self._open_call
 
     def abandon_call(self) -> None:
         """The call that has begun will stay unfinished."""
@@ -125,7 +137,7 @@ class TextReader:
 
     def hold(self) -> None:
         """Hold back each call from here on until it is complete, or until `let_go`."""
-        self._holding, self._held, self._held_calls = True, self.events, self.calls
+        self._holding, self._held, self._held_calls = True, self.events, self._calls
         self.events = []
 
     def let_go(self, *, keep: bool) -> None:
@@ -135,7 +147,7 @@ class TextReader:
         if keep:
             self.events.extend(found)
         else:
-            self.calls, self._open_call = self._held_calls, False
+            self._calls, self._open_call = self._held_calls, False
 
     def give_up(self) -> None:
         """Reset the state that a failed reader has left."""

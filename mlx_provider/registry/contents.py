@@ -23,7 +23,7 @@ from ..records import (
     ToolParser,
     UpstreamPatch,
 )
-from .discovery import Plugin, canonical, near
+from .discovery import Plugin, canonical, did_you_mean
 
 if TYPE_CHECKING:
     import typer
@@ -227,12 +227,9 @@ class Catalog(Generic[R]):
         for spelling, record in known.items():
             if canonical(spelling) == canonical(name):
                 return record
-        like = near(name, known)
-        hint = f"did you mean {' or '.join(map(repr, like))}? " if like else ""
-        installed = ", ".join(sorted(self.names())) or "none"
-        raise BadRequest(
-            f"no {self.kind} {name!r} is installed; {hint}(installed: {installed})", param=param
-        )
+        installed = f"(installed: {', '.join(sorted(self.names())) or 'none'})"
+        hint = " ".join(filter(None, (did_you_mean(name, known), installed)))
+        raise BadRequest(f"no {self.kind} {name!r} is installed; {hint}", param=param)
 
     def by_preference(self) -> Iterator[tuple[R, Plugin]]:
         yield from sorted(self._owned.values(), key=lambda owned: owned[1].built_in)

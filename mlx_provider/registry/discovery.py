@@ -149,8 +149,10 @@ def canonical(name: str) -> str:
     return _MARKS.sub("", name).lower()
 
 
-def near(name: str, known: Iterable[str]) -> list[str]:
+def did_you_mean(name: str, known: Iterable[str], most: int = 3) -> str:
+    """A question with at most so many similar names; empty: none is similar."""
     spelt: dict[str, str] = {}
     for other in known:
         spelt.setdefault(canonical(other), other)
-    return [spelt[match] for match in get_close_matches(canonical(name), spelt, n=3)]
+    similar = [repr(spelt[match]) for match in get_close_matches(canonical(name), spelt, most)]
+    return f"did you mean {' or '.join(similar)}?" if similar else ""

@@ -132,8 +132,4 @@ def _refuse_options(request: ModelRequest) -> None:
 
 
 def _set_options(options: ModelOptions) -> dict[str, object]:
-    return {
-        name: getattr(options, name)
-        for name, field in ModelOptions.model_fields.items()
-        if getattr(options, name) != field.get_default(call_default_factory=True)
-    }
+    return {name: getattr(options, name) for name in options.model_dump(exclude_defaults=True)}

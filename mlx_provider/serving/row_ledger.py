@@ -36,8 +36,6 @@ class ProcessMemory:
 
 @dataclass(eq=False)
 class RowLedger(Ledger):
-    """For the rows of one engine."""
-
     limits: Limits
     _process: ProcessMemory
     _weights: Weights

@@ -23,15 +23,8 @@ with keep_file_limit():
         make_prompt_cache,
     )
 
-__all__ = [
-    "ArraysCache",
-    "BatchKVCache",
-    "BatchRotatingKVCache",
-    "KVCache",
-    "QuantizedKVCache",
-    "RotatingKVCache",
-    "make_prompt_cache",
-]
+__all__ = ["ArraysCache", "BatchKVCache", "BatchRotatingKVCache", "KVCache", "QuantizedKVCache"]
+__all__ += ["RotatingKVCache", "make_prompt_cache"]
 
 
 def layers_of(cache: Sequence[Any]) -> list[Any]:

@@ -83,17 +83,12 @@ class DraftModel(ScoringModel):
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int] | None]:
         contexts = [self._context_of(row) for row in rows]
-        drafted = [
-            (row, context)
-            for row, context in zip(rows, contexts, strict=True)
-            if context is not None
-        ]
-        left = PIECE
-        for row, context in drafted:
-            left -= self._read(row, context, left)
-        ready = [
-            (row, context) for row, context in drafted if len(row.tokens) - context.known <= AHEAD
-        ]
+        left, ready = PIECE, list[DraftedRow]()
+        for row, context in zip(rows, contexts, strict=True):
+            if context is not None:
+                left -= self._read(row, context, left)
+                if len(row.tokens) - context.known <= AHEAD:
+                    ready.append((row, context))
         ready.sort(key=lambda each: -each[0].wanted)
         parts = [ready] if self._together else [[row] for row in ready]
         guesses = {name: drafts for part in parts for name, drafts in self._guess(part).items()}

@@ -53,7 +53,7 @@ class AnyVisionModel(VisionModel):
     """The media of a prompt are one span, whose features are valid only for this prompt. The
     engine's probe finds out whether rows can decode together."""
 
-    prefill_pass, decode_pass = staticmethod(passes.prefill), staticmethod(passes.decode)
+    _prefill, _decode = staticmethod(passes.prefill), staticmethod(passes.decode)
 
     def __init__(
         self, model: Any, processor: Any, info: ModelInfo, chat: HFTokenizer, token: int | None
@@ -127,7 +127,7 @@ class AnyVisionModel(VisionModel):
         return passes.make_cache(self.model)
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return self.prefill_pass(self._prefill_model, chunk)
+        return self._prefill(self._prefill_model, chunk)
 
     def decode(
         self,
@@ -136,7 +136,7 @@ class AnyVisionModel(VisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> mx.array:
-        return rows_at(logits_at)(self.decode_pass(self.model, tokens, cache, positions))
+        return rows_at(logits_at)(self._decode(self.model, tokens, cache, positions))
 
 
 def image_text(processor: Any, chat: HFTokenizer, token: int | None) -> str:

@@ -34,10 +34,10 @@ class SeparateVisionModel(AnyVisionModel):
     """Every image is a separate span, identified by its content. Only for models in which
     `loading.problem_of` finds none."""
 
-    prefill_pass = staticmethod(passes.prefill_separately)
-    decode_pass = staticmethod(passes.decode_separately)
     prepare = VisionModel.prepare
     make_cache = VisionModel.make_cache
+    _prefill = staticmethod(passes.prefill_separately)
+    _decode = staticmethod(passes.decode_separately)
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -70,7 +70,7 @@ class SeparateVisionModel(AnyVisionModel):
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
         shown = Shown(last_token, lambda states: states[:, -last:])
         model = narrow_output(self.model, self.backbone, shown)
-        return passes.prefill_separately(model, chunk), shown.hidden[0]
+        return self._prefill(model, chunk), shown.hidden[0]
 
     def decode_hidden(
         self,
@@ -81,7 +81,7 @@ class SeparateVisionModel(AnyVisionModel):
     ) -> tuple[mx.array, mx.array]:
         shown = Shown(rows_at(logits_at))
         model = narrow_output(self.model, self.backbone, shown)
-        logits = passes.decode_separately(model, tokens, cache, positions)
+        logits = self._decode(model, tokens, cache, positions)
         return logits, shown.hidden[:, -1]
 
 

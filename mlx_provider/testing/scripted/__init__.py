@@ -67,8 +67,6 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """One reply."""
-
     say: str = ""
     calls: tuple[Call, ...] = ()
     """All at once."""
