@@ -125,6 +125,10 @@ class TextReader:
         """Position of the end of the last complete call."""
         return self._settled
 
+    @property
+    def in_call(self) -> bool:
+        return self._open_call
+
     def abandon_call(self) -> None:
         """The call that has begun will stay unfinished."""
         self._open_call = False
