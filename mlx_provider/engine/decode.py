@@ -146,7 +146,6 @@ def _commit_results(
 
 
 def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
-    """Take a row's accepted drafts, token by token."""
     row, accepted = result.row, len(result.reads) - 1
     engine.drafting.record_accepted(row, result.drafts, accepted)
     engine.output.add_drafts(result.drafts, accepted)

@@ -16,6 +16,7 @@ from ..engine.scheduling.chunking import FixedShapes
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile
 from ..engine.scheduling.scheduler import Scheduler
+from ..engine.speculation.policy import Ask, Asks, Policy, RowAcceptance
 from ..engine.step_output import Recorder
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Event, FinishReason, TokenLogprob
@@ -166,6 +167,26 @@ def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
     )
     run(new_engine(model, layout="solo", max_chunk=4096, **more), twin)
     return twin
+
+
+class Eager(Policy):
+    """Always wants drafts: at every step, another number from another drafter."""
+
+    turns = 0
+
+    def __init__(self) -> None:
+        super().__init__(beside_prompts=True)
+
+    def choose(
+        self, rows: Sequence[Sequence[RowAcceptance | None]], others: int, seconds: object
+    ) -> list[Asks]:
+        self.turns += 1
+        asks = list[Asks]()
+        for i, row in enumerate(rows):
+            able = [source for source, rate in enumerate(row) if rate is not None]
+            drafts = (self.turns + 3 * i) % (self.most + 1)
+            asks.append((Ask(able[(self.turns + i) % len(able)], drafts),) if drafts else ())
+        return asks
 
 
 def prefill(

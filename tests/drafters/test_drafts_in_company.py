@@ -13,12 +13,12 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import Drafting
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
 from mlx_provider_drafters.draft_model import DraftModel
 from mlx_provider_drafters.lookup import Lookup
 from reciting import Reciting
 from references import alone
-from schedules import Eager, steps_of
+from schedules import steps_of
 from tolerances import logprob_tolerance
 
 VOCAB = 384

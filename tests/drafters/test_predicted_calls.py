@@ -21,12 +21,11 @@ from mlx_provider.protocol.events import Delta
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, ReasoningParser, ToolParser
 from mlx_provider.serving.structure import ThinkingBudget
-from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import Eager, TokenOutput, new_engine, new_request, output_of, run
 from mlx_provider_drafters.lookup import ForcedText, Lookup
 from quantised import quantise
 from reciting import Reciting
 from references import alone
-from schedules import Eager
 
 VOCAB = 384
 TOKENIZER = byte_tokenizer()

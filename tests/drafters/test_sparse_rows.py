@@ -20,10 +20,10 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.serving.drafting import problem
-from mlx_provider.testing.driver import new_request, output_of, run
+from mlx_provider.testing.driver import Eager, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache, SparseKVCache, sparse
 from quantised import quantise
-from schedules import Eager, Oracle
+from schedules import Oracle
 from tiny import build
 from wrapped_model import WrappedModel
 

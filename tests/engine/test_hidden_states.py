@@ -14,9 +14,8 @@ from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import KEPT, UNASKED, Speculation, source_of
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import Drafter, DraftRow, ShowsHidden
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, run
+from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, run
 from references import assert_as_alone
-from schedules import Eager
 
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(120)]
 

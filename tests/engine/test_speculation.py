@@ -25,9 +25,9 @@ from mlx_provider.engine.speculation.tokens_ahead import allows, masks_ahead
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DeviceTokens, DraftRow
-from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
 from references import alone, assert_as_alone
-from schedules import Eager, Oracle, steps_of
+from schedules import Oracle, steps_of
 from stepping import step_until
 from tiny import build
 from tolerances import logprob_tolerance

@@ -11,9 +11,9 @@ from mlx_provider import LoadedModel, MediaItem
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import Speculation, source_of
 from mlx_provider.records import Drafter, DraftOptions
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of
+from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of
 from references import alone, assert_near_alone
-from schedules import Eager, run_arrivals
+from schedules import run_arrivals
 
 TinyModels = Callable[..., Any]
 GREEDY = SamplingParams(temperature=0)

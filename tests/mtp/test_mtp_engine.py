@@ -12,10 +12,9 @@ from mlx_provider import LoadOptions
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.records import DraftOptions
-from mlx_provider.testing.driver import new_engine, new_request, run
+from mlx_provider.testing.driver import Eager, new_engine, new_request, run
 from mlx_provider_mtp import mlx_drafters, start
 from mlx_provider_qwen3_5 import load as load_qwen3_5
-from schedules import Eager
 
 from .company import (
     IMAGES,

@@ -22,14 +22,14 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.serving.probe import probe
-from mlx_provider.testing.driver import Alternating, new_engine, new_request, output_of, run
+from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, output_of, run
 from mlx_provider.upstream import mlx_lm
 from mlx_provider.upstream import shared_kv as shared_attention
 from mlx_provider.upstream.cache_classes import layers_of
 from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from noted_calls import note_calls
 from references import alone, assert_near_alone, quantised
-from schedules import Eager, Oracle
+from schedules import Oracle
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 """One of each kind of cache that has layers with every token."""

@@ -31,7 +31,7 @@ from mlx_provider.registry import PluginRegistry
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
 from mlx_provider.settings import EngineSettings
-from schedules import Eager
+from mlx_provider.testing.driver import Eager
 from tiny import build
 from waiting import PATIENCE
 

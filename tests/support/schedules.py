@@ -14,11 +14,17 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request, SamplingParams
 from mlx_provider.engine.scheduling.scheduler import Scheduler
-from mlx_provider.engine.speculation.policy import Ask, Asks, Policy, RowAcceptance
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.isolation import Isolation
 from mlx_provider.records import DraftRow, LoadedModel
-from mlx_provider.testing.driver import Alternating, alone, new_engine, new_request, output_of
+from mlx_provider.testing.driver import (
+    Alternating,
+    Eager,
+    alone,
+    new_engine,
+    new_request,
+    output_of,
+)
 
 T = TypeVar("T")
 
@@ -47,26 +53,6 @@ def steps_of(engine: Engine, requests: Iterable[Request]) -> int:
         engine.step()
         count += 1
     return count
-
-
-class Eager(Policy):
-    """Always wants drafts: at every step, another number from another drafter."""
-
-    turns = 0
-
-    def __init__(self) -> None:
-        super().__init__(beside_prompts=True)
-
-    def choose(
-        self, rows: Sequence[Sequence[RowAcceptance | None]], others: int, seconds: object
-    ) -> list[Asks]:
-        self.turns += 1
-        asks = list[Asks]()
-        for i, row in enumerate(rows):
-            able = [source for source, rate in enumerate(row) if rate is not None]
-            drafts = (self.turns + 3 * i) % (self.most + 1)
-            asks.append((Ask(able[(self.turns + i) % len(able)], drafts),) if drafts else ())
-        return asks
 
 
 class Oracle:

@@ -142,7 +142,6 @@ class Tile:
         return [group.cache for group in self.groups]
 
     def split(self) -> None:
-        """Give every group its recurrent state back."""
         if len(self._own) > 1:
             split(self.cache, self._own, self.sizes)
 

@@ -168,7 +168,8 @@ class RowBuffers:
             set_arrays(layer, grown)
 
     def divide_at(self, at: int) -> RowBuffers:
-        """Make tokens `[0, at)` a prefix for other rows. Copies each layer once."""
+        """Make tokens `[0, at)` a prefix for other rows, also in the lease of the row that runs in
+        these buffers. Copies each layer once."""
         mx.eval(self.own_arrays)  # or raise before a change
         room = self.capacity - at
         layers = {i: divide(layer, at, room) for i, layer in self.layers.items()}
@@ -233,7 +234,6 @@ class Lease:
         return self.claimed_bytes + row + base
 
     def trim(self, tokens: int) -> None:
-        """Free capacity of the row after so many tokens."""
         if self.row is not None:
             self.row.trim(max(tokens, *(each.offset for each in self.row.layers.values())))
             self.capacity = self.row.capacity

@@ -298,7 +298,7 @@ class PrefixCache:
             raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
         root = self._roots.get(key) or tree.new_root(self.totals)
         stored, budget = tree.split_path(found, new), self._budget_after(new)
-        new, path = self._cut_to_share(new, stored, self.sessions.share(session, budget))
+        new, path = self._fit_path(new, stored, self.sessions.share(session, budget))
         added = new.doubled_bytes + max(0, new.stop - new.shared) * new.token_bytes
         added += sum(state.nbytes for state in new.states.values())
         if self.nbytes > (limit := budget - added):
@@ -318,9 +318,7 @@ class PrefixCache:
             node.used = self._clock
         return leaf
 
-    def _cut_to_share(
-        self, new: NewPath, stored: Sequence[Node], share: int
-    ) -> tuple[NewPath, Sequence[Node]]:
+    def _fit_path(self, new: NewPath, stored: list[Node], share: int) -> tuple[NewPath, list[Node]]:
         """What of a path fits its session's share, with the states that are new; and the nodes of
         it that are `stored` already, cut to that."""
         new = tree.refer(new, stored)

@@ -169,17 +169,15 @@ def decode(encoded: Encoded, arrays: Sequence[Any]) -> Any:
 
 @dataclass
 class RowFiller:
-    """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece."""
+    """Fills a fresh row cache piece by piece, which needs no other memory than that of a piece.
+    `length`: most tokens. `room`: capacity for more. `states`: layers that get the state of a
+    snapshot. `in_place`: tokens that the other layers have already."""
 
     cache: list[Any]
     length: int
-    """Most tokens."""
     room: int
-    """Capacity for more."""
     states: Collection[int] = ()
-    """Layers that get the state of a snapshot."""
     in_place: int = 0
-    """Tokens that the other layers have already."""
 
     def __post_init__(self) -> None:
         self._buffers: dict[int, list[Any]] = {}

@@ -63,10 +63,8 @@ class FairShares:
 
 
 class PrefixOffers(Protocol):
-    """What rows will use of the prefix cache in place. Changes nothing."""
-
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """Of each row of a queued prompt. May be empty."""
+        """What rows of a queued prompt will use of the prefix cache in place. Changes nothing."""
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that so many rows of a prompt save because they share its tokens."""
