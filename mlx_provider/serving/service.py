@@ -175,7 +175,7 @@ class ChatService:
         until_entered.enter_context(lease)
         host_work = partial(self._host_work, wire, entry.check_wanted)
         prepared, accepted = _prepare_kind(wire, view, entry, host_work)
-        while not lease.covers(need := _need(prepared, view)):
+        while not lease.try_reserve(need := _need(prepared, view)):
             lease.release()
             entry.check_wanted()
             before, (view, lease) = view, find(rows=need)
