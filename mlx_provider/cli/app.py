@@ -21,24 +21,24 @@ from .gateway import down, init, launch, up
 from .inventory import doctor, new_plugin, plugins, pull, rm, show_models
 from .top import cache, metrics, top
 
-MOST_NAMES = 5
-WIDTH = 44
+MAX_LISTED = 5
+COMMAND_WIDTH = 44
 NO_MODEL = "none downloaded yet; `demo` is part of this package"
 
 
-def show(registry: PluginRegistry) -> None:
-    """Imports nothing heavy if no engine runs."""
+def show_overview(registry: PluginRegistry) -> None:
+    """The state of this machine and next steps. Imports nothing heavy if no engine runs."""
     from ..gateway.models import recommend_two, recommended_models, this_machine
     from ..serving.hub import cached_models
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(f"mlx-provider {__version__}: local MLX models behind LiteLLM\n"))
-    here = [name for name, client in registry.clients.items() if shutil.which(client.command)]
+    installed = [name for name, client in registry.clients.items() if shutil.which(client.command)]
     for name, summary in {
         "engine": _engine(),
         "models": _list_names(sorted(cached_models()), NO_MODEL),
         "gateway": _gateway() or "does not run; `mlx-provider up` starts it",
-        "agents": _list_names(here, "none; `mlx-provider launch` says how to install one"),
+        "agents": _list_names(installed, "none; `mlx-provider launch` says how to install one"),
     }.items():
         console.print(Text(f"{name:<8}", style="dim"), Text(summary), sep="")
     machine, (day, models) = this_machine(), recommended_models()
@@ -49,18 +49,18 @@ def show(registry: PluginRegistry) -> None:
         console.print(Text(f"    {model.weights / 1e9:.1f} GB: {model.why}", style="dim"))
     console.print(Text("\nnext", style="bold"))
     for command, summary in {
-        f"mlx-provider launch {here[0] if here else ''}": "a coding agent on a local model",
+        f"mlx-provider launch {next(iter(installed), 'AGENT')}": "a coding agent on a local model",
         "mlx-provider up": "a model for every client of this machine, until `down`",
         "mlx-provider init": "config.yaml and .env of a LiteLLM proxy",
         "mlx-provider demo": "all of it at work, with a model of a few MB",
         "mlx-provider --help": "every command",
     }.items():
-        console.print(Text(f"  {command:<{WIDTH}}"), Text(summary, style="dim"))
+        console.print(Text(f"  {command:<{COMMAND_WIDTH}}"), Text(summary, style="dim"))
 
 
 def _engine() -> str:
     if not runtime().listens():
-        return "does not run; whoever needs it first starts it"
+        return "does not run; the first request starts it"
     from ..client.connection import connect
 
     try:
@@ -84,15 +84,15 @@ def _gateway() -> str:
     return f"serves {served.model} (context {served.context:,}) at {running.record.url}"
 
 
-def _list_names(names: list[str], none: str) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more if names else none
+def _list_names(names: list[str], if_empty: str) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more if names else if_empty
 
 
 def build(registry: PluginRegistry) -> typer.Typer:
-    """The command line with the commands of every plugin. Run it with `obj=registry`."""
+    """The command line with the commands of every plugin. Call it with `obj=registry`."""
     cli = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
-    cli.callback(invoke_without_command=True)(options)
+    cli.callback(invoke_without_command=True)(run_without_command)
     cli.command(context_settings={"allow_extra_args": True})(launch)
     cli.command("list")(show_models)
     commands = (up, down, pull, rm, init, demo, doctor, chat, serve, plugins, new_plugin, cache)
@@ -111,7 +111,7 @@ def parse(context: typer.Context) -> None:
     reasoning_content, tool_calls with name and arguments, and with response_format parsed, valid
     and violated; a line that cannot be read gives id and error.
     """
-    # the wire types take a quarter of a second to import
+    # imported here, because the wire types take a quarter of a second
     from .parse import parse_lines
 
     if sys.stdin.isatty():
@@ -120,13 +120,13 @@ def parse(context: typer.Context) -> None:
         typer.echo(json.dumps(answer, ensure_ascii=False))
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
 
-def options(
+def run_without_command(
     context: typer.Context,
     version: Annotated[
         bool,
@@ -137,12 +137,11 @@ def options(
 ) -> None:
     """Local MLX models behind LiteLLM. Without a command, shows what to do next on this machine."""
     if context.invoked_subcommand is None:
-        show(PluginRegistry.of(context))
+        show_overview(PluginRegistry.of(context))
 
 
 def main() -> None:
-    """Exit code 1 after one of our errors, 2 for wrong usage, 130 for Ctrl-C before a command has
-    handlers of its own."""
+    """Exit code 1 after one of our errors, 2 for wrong usage, 130 for Ctrl-C."""
     try:
         quiet_transformers()
         registry = PluginRegistry.discover()

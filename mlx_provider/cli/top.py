@@ -1,4 +1,4 @@
-"""What a running engine does and holds: `mlx-provider top`, `cache` and `metrics`."""
+"""Commands that show the state of a running engine: `mlx-provider top`, `cache` and `metrics`."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def top(
     if as_json:
         typer.echo(client.stats().model_dump_json(indent=2))
     elif once or not console.is_terminal:
-        console.print(view(client.stats()))
+        console.print(render_stats(client.stats()))
     else:
         with suppress(KeyboardInterrupt):
             _watch(client, console)
 
 
 def _watch(client: HttpClient, console: Console) -> None:
-    """Until the engine does not answer."""
+    """Refresh the view until the engine stops answering."""
     stats = client.stats()
     screen = Live(console=console, screen=True, auto_refresh=False)
     try:
         with screen as live:
             while True:
-                live.update(view(stats), refresh=True)
+                live.update(render_stats(stats), refresh=True)
                 time.sleep(UPDATE_SECONDS)
                 stats = client.stats()
     except EngineUnavailable as error:
         console.print(f"{time.strftime('%H:%M:%S')} {error.message}")
 
 
-def view(stats: Stats) -> RenderableType:
+def render_stats(stats: Stats) -> RenderableType:
     parts: list[RenderableType] = [_head(stats), _memory(stats.memory), _requests(stats.requests)]
     parts += [*map(_engine, stats.engines), _cache(stats.prefix_cache)]
     return Group(*(line for part in parts for line in (part, Text())))
@@ -145,7 +145,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Empty every prefix cache.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Empty the prefix cache.")] = False,
     as_json: AsJson = False,
     api_base: ApiBase = None,
     api_key_file: ApiKeyFile = None,

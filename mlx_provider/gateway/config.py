@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import BadRequest
 from ..safe_open import create_own
-from .proxy import master_key
+from .proxy import make_key
 
 CONFIG, ENV = "config.yaml", ".env"
 TIMEOUT = 3600
@@ -117,7 +117,7 @@ def config_text(served: Served) -> str:
 
 def env_text() -> str:
     return f"""\
-LITELLM_MASTER_KEY={master_key()}
+LITELLM_MASTER_KEY={make_key()}
 # Otherwise each start downloads a price list.
 LITELLM_LOCAL_MODEL_COST_MAP=True
 # Seconds; default 5. With --num_workers, uvicorn kills a worker that imports for longer.

@@ -26,7 +26,7 @@ from ..safe_open import replace_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
 from .engine import Tell, loading, show_prefill
-from .proxy import Proxy, master_key, require_proxy, start_proxy
+from .proxy import Proxy, make_key, require_proxy, start_proxy
 
 DIRECT = ("NO_PROXY", "no_proxy")
 LOOPBACK = "127.0.0.1,localhost"
@@ -167,7 +167,7 @@ class Launch:
 
     def _listen(self, engine: HttpClient, ending: ExitStack) -> tuple[str, str]:
         """URL and key of a listener of the engine's own."""
-        key, model = master_key(), self.served
+        key, model = make_key(), self.served
         fields = {"model": model.model, "max_tokens": model.output, "options": model.options}
         url, stream = engine.open_listener({"key": key, **fields})
         ending.callback(stream.close)
@@ -176,7 +176,7 @@ class Launch:
     def preview(self) -> list[str]:
         """What `run` would run, line by line, with another port. Starts and writes nothing."""
         folder = first_folder(self.client.name, self.served.name, self.environ) / PROFILE
-        key = master_key()
+        key = make_key()
         prepared = self._prepare("http://127.0.0.1:4000", key, folder)
         lines = [f"{name}={value}" for name, value in prepared.added.items()]
         lines += [f"unset {name}" for name in prepared.hidden]

@@ -21,7 +21,7 @@ from ..errors import EngineUnavailable
 from ..safe_open import make_folder, obstacle, open_own, read_own, replace_own
 from . import foreground
 from .config import ANYTHING, Served, served_config, write_config
-from .proxy import STOP_LIMIT, await_answer, master_key, require_proxy, start_proxy
+from .proxy import STOP_LIMIT, await_answer, make_key, require_proxy, start_proxy
 
 if TYPE_CHECKING:
     from .engine import Tell
@@ -80,7 +80,7 @@ class GatewayFiles:
                 closed = not os.fstat(file.fileno()).st_mode & 0o077
                 if closed and KEY.fullmatch(key):
                     return key, False
-            key = master_key()
+            key = make_key()
             replace_own(self.key_file, f"{key}\n".encode())
         return key, True
 

@@ -1,5 +1,6 @@
 """A LiteLLM proxy as a child process on loopback. `python -m mlx_provider.gateway.proxy` is that
-process, on a socket of its parent, which `litellm` cannot take (1.106.2, `proxy_cli.py`)."""
+process; it listens on a socket of its parent, which the command `litellm` cannot take (1.106.2,
+`proxy_cli.py`)."""
 
 import gc
 import importlib.util
@@ -24,7 +25,7 @@ START_LIMIT = 120.0
 STOP_LIMIT = 10.0
 POLL = 0.1
 COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.proxy")
-NEEDED = ("fastapi", "orjson", "apscheduler")
+PROXY_PACKAGES = ("fastapi", "orjson", "apscheduler")
 FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
 """Prefixes of the caller's variables that would change the proxy."""
 
@@ -40,20 +41,17 @@ class Proxy:
         """End the proxy and its workers, with SIGTERM, then SIGKILL; workers also if the proxy has
         ended. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            self._signal(number)
             deadline = time.monotonic() + STOP_LIMIT
-            while (self.process.poll() is None or self._signal(0)) and time.monotonic() < deadline:
-                time.sleep(POLL)
-
-    def _signal(self, number: int) -> bool:
-        """Whether a process of its group is left to receive it; 0 is no signal."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-            return True
-        return False
+            with suppress(ProcessLookupError, PermissionError):  # no process of its group is left
+                os.killpg(self.process.pid, number)
+                while time.monotonic() < deadline:
+                    self.process.poll()
+                    os.killpg(self.process.pid, 0)
+                    time.sleep(POLL)
+        self.process.poll()
 
     def wait_ready(self) -> None:
-        """Raises `EngineUnavailable` with the log's last lines."""
+        """Wait until the proxy answers. Raises `EngineUnavailable` with the log's last lines."""
         if await_answer(self.url, lambda: self.process.poll() is None):
             return
         code = self.process.poll()
@@ -61,8 +59,8 @@ class Proxy:
         what = f"does not answer after {START_LIMIT:g} s" if code is None else ended
         raise EngineUnavailable(f"the LiteLLM proxy {what}: {tail(self.log)}")
 
-    def generate_token(self, model: str, limit: float) -> None:
-        """Generate one token, within `limit` seconds. Raises `EngineUnavailable`."""
+    def generate_token(self, model: str, timeout: float) -> None:
+        """Generate one token, within `timeout` seconds. Raises `EngineUnavailable`."""
         import httpx
 
         messages = [{"role": "user", "content": "Hi"}]
@@ -71,7 +69,7 @@ class Proxy:
                 f"{self.url}/v1/chat/completions",
                 json={"model": model, "messages": messages, "max_tokens": 1},
                 headers={"authorization": f"Bearer {self.key}"},
-                timeout=limit,
+                timeout=timeout,
                 trust_env=False,  # loopback needs no proxy
             )
         except httpx.HTTPError as error:
@@ -80,12 +78,12 @@ class Proxy:
             raise EngineUnavailable(f"the proxy answers {answer.status_code}: {answer.text[:500]}")
 
 
-def await_answer(url: str, runs: Callable[[], bool]) -> bool:
-    """Whether a proxy answers within `START_LIMIT` seconds. Waits only while it `runs`."""
+def await_answer(url: str, is_running: Callable[[], bool]) -> bool:
+    """Whether a proxy answers within `START_LIMIT` seconds. Waits only while `is_running`."""
     import httpx
 
     deadline = time.monotonic() + START_LIMIT
-    while runs() and time.monotonic() < deadline:
+    while is_running() and time.monotonic() < deadline:
         with suppress(httpx.HTTPError):
             if httpx.get(f"{url}/health/readiness", trust_env=False).is_success:
                 return True
@@ -102,16 +100,16 @@ def start_proxy(
     key: str | None = None,
     lock: EngineLock | None = None,
 ) -> Proxy:
-    """Start a proxy for `config`. Does not wait. This process binds the port (0: any) and passes it
-    on, so that no program of another user can listen there and receive the key (unset: a new one).
-    `lock`: a persistent proxy holds it, and runs in the config's folder. Raises `NotInstalled`, and
-    `EngineUnavailable` if the port cannot be bound."""
+    """Start a proxy for `config` (an absolute path), and do not wait for it. `port` (0: any) is
+    bound here, so that no program of another user can take it and receive the key. `key`: by
+    default a new one. `lock`: a persistent proxy holds it, and runs in the config's folder. Raises
+    `NotInstalled`, and `EngineUnavailable` if the port cannot be bound."""
     from ..server.connections import listen_tcp
 
     require_proxy()
     listener = listen_tcp("127.0.0.1", port).socket
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it
-    port, key = listener.getsockname()[1], key or master_key()
+    port, key = listener.getsockname()[1], key or make_key()
     log = config.with_name("proxy.log")
     variables = {n: value for n, value in environ.items() if not n.startswith(FOREIGN)}
     variables |= {
@@ -139,12 +137,12 @@ def start_proxy(
     return Proxy(process, f"http://127.0.0.1:{port}", key, log)
 
 
-def master_key() -> str:
+def make_key() -> str:
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def require_proxy() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in PROXY_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise NotInstalled(
             f"LiteLLM's proxy is not installed ({', '.join(missing)} missing): "
@@ -155,7 +153,7 @@ def require_proxy() -> None:
 def main() -> None:
     """Run `litellm`; uvicorn serves on the parent's listener."""
     descriptor, log, *options = sys.argv[1:]
-    gc.disable()  # a third of the time that LiteLLM takes to be imported
+    gc.disable()  # garbage collection takes a third of the time of LiteLLM's import
     import uvicorn
     from litellm.proxy.proxy_cli import run_server
 

@@ -1,5 +1,5 @@
-"""Wrappers of LiteLLM's functions that would lose data, or time, and have no hook (1.106.2 and
-1.109.1; `docs/upstream.md` lists them), and the registration of provider, hook and models."""
+"""Registers provider, hook and models with LiteLLM, and wraps its functions that lose our data or
+waste time and have no hook (1.106.2 and 1.109.1; `docs/upstream.md` lists them)."""
 
 import asyncio
 import sys
@@ -39,13 +39,13 @@ except ModuleNotFoundError:  # LiteLLM before 1.109
     from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter
 
 WRAPPED = "mlx_wrapped"
-"""Attribute of our wrappers. LiteLLM may run a handler's module twice, as two modules."""
+"""Attribute of our wrappers: LiteLLM may import this module twice, as two modules."""
 AUTHENTICATION = "litellm.proxy.auth.auth_exception_handler"
-ADMITTED = ("reasoning_effort", "thinking", "user", "verbosity")
-DELIVERED = ("dimensions", "encoding_format", "user")
-CREATED = "mlx_created"
+CHAT_PARAMETERS = ("reasoning_effort", "thinking", "user", "verbosity")
+EMBEDDING_PARAMETERS = ("dimensions", "encoding_format", "user")
+CREATED = "mlx_created"  # attribute of our streams
 Original = Callable[..., Any]
-REMEDY = (
+KEY_REMEDY = (
     "send the proxy's key as `Authorization: Bearer KEY` or `x-api-key: KEY`. `mlx-provider up` "
     "prints it; for `mlx-provider init` it is LITELLM_MASTER_KEY in .env"
 )
@@ -53,15 +53,14 @@ Message = MutableMapping[str, Any]
 
 
 def register(handler: CustomLLM) -> None:
-    """Idempotent. A proxy's YAML later replaces `custom_provider_map`: the map serves scripts, the
-    hook both."""
+    """Idempotent. Scripts need the entry in `custom_provider_map`, which a proxy replaces by that
+    of its YAML; both need the hook."""
     entries = litellm.custom_provider_map
     if not any(entry["provider"] == PROVIDER for entry in entries):
         entries.append({"provider": PROVIDER, "custom_handler": handler})
     litellm.utils.custom_llm_setup()
-    if not any(
-        type(callback).__name__ == DeploymentHook.__name__ for callback in litellm.callbacks
-    ):
+    hooks = [type(callback).__name__ for callback in litellm.callbacks]  # as `WRAPPED`: by name
+    if DeploymentHook.__name__ not in hooks:
         litellm.logging_callback_manager.add_litellm_callback(DeploymentHook())
     for model, facts in model_info.DEMOS.items():
         model_info.add_to_map(model, facts)
@@ -73,24 +72,25 @@ def register(handler: CustomLLM) -> None:
 
 
 def install() -> None:
-    wrap(main, "get_optional_params", _admit)
-    wrap(main, "get_optional_params_embeddings", _deliver)
-    wrap(Deployment, "__init__", _describe)
-    wrap(CustomStreamWrapper, "__init__", _share_created)
-    wrap(CustomStreamWrapper, "model_response_creator", _spare_response)
+    """The wrappers follow in this order."""
+    wrap(main, "get_optional_params", _pass_chat_parameters)
+    wrap(main, "get_optional_params_embeddings", _pass_embedding_parameters)
+    wrap(Deployment, "__init__", _complete_deployment)
+    wrap(CustomStreamWrapper, "__init__", _set_created)
+    wrap(CustomStreamWrapper, "model_response_creator", _reuse_chunk)
     wrap(TextCompletionStreamWrapper, "convert_to_text_completion_object", _complete_text)
     bridge, stream = LiteLLMCompletionResponsesConfig, LiteLLMCompletionStreamingIterator
-    wrap(bridge, "_extract_message_output_items", _show_logprobs)
-    wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _stream_logprobs)
-    wrap(stream, "create_litellm_model_response", _collect_logprobs)
+    wrap(bridge, "_extract_message_output_items", _add_logprobs)
+    wrap(stream, "_transform_chat_completion_chunk_to_response_api_chunk", _add_chunk_logprobs)
+    wrap(stream, "create_litellm_model_response", _add_stream_logprobs)
     proxy = model_info.proxy_server()
     if proxy is not None:
         wrap(proxy.app.router, "middleware_stack", end_replies)
-    if hasattr(proxy, "count_request_tokens"):
-        wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy))
     handler = getattr(sys.modules.get(AUTHENTICATION), "UserAPIKeyAuthExceptionHandler", None)
     if handler is not None:
-        wrap(handler, "handle_authentication_error", partial(refuse_key, proxy))
+        wrap(handler, "handle_authentication_error", partial(refuse_key, proxy=proxy))
+    if hasattr(proxy, "count_request_tokens"):
+        wrap(proxy, "count_request_tokens", partial(count_request_tokens, proxy=proxy))
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -107,38 +107,41 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, wrapper)
 
 
-def _admit(original: Original, *args: Any, **kwargs: Any) -> Any:
-    """Deliver parameters that LiteLLM refuses or drops for custom providers. Its hook for
+def _pass_chat_parameters(original: Original, *args: Any, **kwargs: Any) -> Any:
+    """Pass on parameters that LiteLLM refuses or drops for custom providers. Its hook for
     deployments runs only on asynchronous calls."""
     if kwargs.get("custom_llm_provider") == PROVIDER:
-        kwargs["allowed_openai_params"] = [*(kwargs.get("allowed_openai_params") or ()), *ADMITTED]
+        allowed = kwargs.get("allowed_openai_params") or ()
+        kwargs["allowed_openai_params"] = [*allowed, *CHAT_PARAMETERS]
     return original(*args, **kwargs)
 
 
-def _deliver(original: Original, *args: Any, **kwargs: Any) -> Any:
-    """As `_admit`. OpenAI's client always sends an `encoding_format`."""
+def _pass_embedding_parameters(original: Original, *args: Any, **kwargs: Any) -> Any:
+    """Pass on parameters that LiteLLM refuses. OpenAI's client always sends `encoding_format`."""
     if kwargs.get("custom_llm_provider") != PROVIDER:
         return original(*args, **kwargs)
-    ours = {name: kwargs.pop(name, None) for name in DELIVERED}
+    ours = {name: kwargs.pop(name, None) for name in EMBEDDING_PARAMETERS}
     return {**original(*args, **kwargs), **ours}
 
 
-def _describe(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
+def _complete_deployment(original: Original, entry: Any, *args: Any, **kwargs: Any) -> None:
+    """Add context and abilities to an entry, so that they are known before its model is used."""
     original(entry, *args, **kwargs)
     if entry.litellm_params.model.startswith(PROVIDER + "/"):
         model_info.complete_entry(entry)
 
 
-def _share_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
+def _set_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
+    """Give all chunks of a stream one time of creation, ours."""
     original(stream, *args, **kwargs)
     stamp = getattr(stream.completion_stream, CREATED, None)
     if stamp is not None:
         stream.created = stamp
 
 
-def _spare_response(original: Original, stream: Any, *args: Any, **kwargs: Any) -> Any:
-    """LiteLLM makes a chunk beside each of ours and throws it away (1.108.7, `chunk_creator`): a
-    quarter of its time for one. Here it is always the same."""
+def _reuse_chunk(original: Original, stream: Any, *args: Any, **kwargs: Any) -> Any:
+    """Beside each of our chunks, LiteLLM creates another one that it does not use (1.108.7,
+    `chunk_creator`), in a quarter of its time per chunk. Return the first of them each time."""
     named = "provider_response_model" in (kwargs.get("hidden_params") or ())
     if not named or "chunk" in kwargs or not hasattr(stream.completion_stream, CREATED):
         return original(stream, *args, **kwargs)
@@ -146,7 +149,11 @@ def _spare_response(original: Original, stream: Any, *args: Any, **kwargs: Any) 
     return stream.mlx_spare
 
 
+# -- log-probabilities
+
+
 def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
+    """Add our log-probabilities to a chunk of text, and a text to the last chunk."""
     converted = original(stream, chunk)
     for choice, ours in zip(converted.choices, chunk["choices"], strict=False):
         if choice.text is None:
@@ -157,20 +164,22 @@ def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
     return converted
 
 
-def _show_logprobs(
+def _add_logprobs(
     original: Original, response: Any, choices: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    """Of a whole response."""
     items = original(response, choices, *args, **kwargs)
-    said = [choice for choice in choices if choice.message.content is not None]
-    for item, choice in zip(items, said, strict=False):
+    with_text = [choice for choice in choices if choice.message.content is not None]
+    for item, choice in zip(items, with_text, strict=False):
         found = _logprobs(choice)
-        # By name, as `WRAPPED`.
+        # `made_here`, not the class, which may exist twice
         if found and item.type == "message" and getattr(choice.logprobs, "made_here", False):
             item.content[0].logprobs = found
     return items
 
 
-def _stream_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
+def _add_chunk_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
+    """Of one event of a response's stream."""
     event = original(stream, chunk)
     ours = stream.custom_llm_provider == PROVIDER
     found = _logprobs(chunk.choices[0]) if ours and chunk.choices else []
@@ -179,7 +188,8 @@ def _stream_logprobs(original: Original, stream: Any, chunk: Any) -> Any:
     return event
 
 
-def _collect_logprobs(original: Original, stream: Any) -> Any:
+def _add_stream_logprobs(original: Original, stream: Any) -> Any:
+    """Of the response at the end of its stream."""
     response = original(stream)
     chunks = stream.collected_chat_completion_chunks
     choices = [choice for chunk in chunks for choice in chunk["choices"][:1]]
@@ -194,21 +204,24 @@ def _logprobs(choice: Any) -> list[Any]:
     return [token.model_dump() for token in content]
 
 
+# -- the proxy
+
+
 async def end_replies(
     original: Original,
     scope: Message,
     receive: Callable[[], Awaitable[Message]],
     send: Callable[[Message], Awaitable[None]],
 ) -> None:
-    """A client of the proxy that leaves ends its requests in the engine. LiteLLM's iterators close
-    what they read from only if they wait for it, and keep it in a cycle (1.108.7,
-    `_aresponses_streaming_iterator`). They cannot await a close: anyio cancels each await again."""
-    left = complete = False
+    """End the engine's requests of a client that disconnects. LiteLLM's iterators close their
+    source only while they wait for it, and are in a reference cycle with it (1.108.7,
+    `_aresponses_streaming_iterator`). `close` is synchronous, because anyio cancels each await."""
+    disconnected = complete = False
 
     async def receive_next() -> Message:
-        nonlocal left
+        nonlocal disconnected
         message = await receive()
-        left |= message["type"] == "http.disconnect" and not complete
+        disconnected |= message["type"] == "http.disconnect" and not complete
         return message
 
     async def send_next(message: Message) -> None:
@@ -224,97 +237,15 @@ async def end_replies(
     try:
         await original(scope, receive_next, send_next)
     finally:
-        if left or not complete:
+        if disconnected or not complete:
             for reply in filter(None, [reference() for reference in replies]):
                 reply.close()
 
 
-async def count_request_tokens(
-    proxy: Any, original: Original, request: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """By the model's own template and tokenizer, on all routes that count. LiteLLM estimates for
-    custom providers."""
-    entry = None if request.contents else await _entry(proxy, request.model)
-    if entry is None:
-        return await original(request, *args, **kwargs)
-    form = kwargs.get("messages_format", "openai")
-    try:
-        return await asyncio.to_thread(_count, entry, request, form)
-    except (EngineUnavailable, Overloaded):  # LiteLLM's estimate, which is marked as such
-        return await original(request, *args, **kwargs)
-    except MLXProviderError as error:  # these routes convert no errors of providers
-        from litellm.proxy._types import ProxyException
-
-        kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
-        raise ProxyException(error.message, kind, error.param, error.status) from None
-
-
-async def _entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
-    router, entry = proxy.llm_router, None
-    with suppress(Exception):  # LiteLLM reports a model that its router does not find
-        if hasattr(router, "select"):  # 1.109
-            entry = await router.select(model, {})
-        else:
-            entry = await router.async_get_available_deployment(model=model, request_kwargs={})
-    named = (entry or {}).get("litellm_params", {}).get("model", "")
-    return entry if named.startswith(PROVIDER + "/") else None
-
-
-def _count(entry: Mapping[str, Any], request: Any, form: str) -> TokenCountResponse:
-    params, counted = entry["litellm_params"], _request(entry, request, form)
-    return TokenCountResponse(
-        total_tokens=connect(params.get("api_base"), params.get("api_key")).count(counted),
-        request_model=request.model,
-        model_used=counted.model,
-        tokenizer_type=PROVIDER,
-        count_source="provider",
-    )
-
-
-def _request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
-    """As the engine would run it. Raises `BadRequest`."""
-    model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
-    options = model_info.operator_options({"model_info": entry.get("model_info")})
-    sender = {
-        "model": model,
-        "origin": model_info.chosen_by(entry, model),
-        "options": model_info.engine_options(options),
-    }
-    if request.messages is None:
-        return generate_requests(Parameters({}), sender, [request.prompt], text=True)[0]
-    anthropic = form == "anthropic"
-    messages, tools = _of_messages(request, model) if anthropic else _of_chat(request)
-    params = Parameters({"tools": tools})
-    return generate_requests(params, sender, messages, continues=anthropic)[0]
-
-
-def _of_messages(request: Any, model: str) -> tuple[Any, Any]:
-    given = {"messages": request.messages, "system": request.system, "tools": request.tools}
-    names = [*given]
-    fit_messages(given)
-    counted = {name: given[name] for name in names if given[name]} | {"max_tokens": 1}
-    made, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
-        {"model": model, **counted}, custom_llm_provider=PROVIDER
-    )
-    return made.get("messages"), made.get("tools")
-
-
-def _of_chat(request: Any) -> tuple[Any, Any]:
-    fitted = {"messages": request.messages, "tools": request.tools}
-    fit_chat(fitted)
-    head = [{"role": "system", "content": request.system}] if request.system else []
-    tools = request.tools or []
-    if not all("function" in tool for tool in tools):
-        bridge = LiteLLMCompletionResponsesConfig
-        tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
-        tools = [tool for tool in tools if tool["type"] == "function"]
-    return head + fitted["messages"], tools
-
-
-def refuse_key(proxy: Any, original: Original, *args: Any, **kwargs: Any) -> Any:
-    """The answer to a request with a wrong key, or without one, from a proxy without a database.
-    LiteLLM answers 400 or 500, with a traceback in the log (1.106.2, `auth_exception_handler.py`).
-    Grants nothing that `original` would not grant."""
+def refuse_key(original: Original, *args: Any, proxy: Any, **kwargs: Any) -> Any:
+    """Answer 401 with the remedy to a wrong or missing key, if the proxy has no database. LiteLLM
+    answers 400 or 500, with a traceback in the log (1.106.2, `auth_exception_handler.py`). Raises,
+    or leaves the case to `original`, so that it lets nobody in."""
     from fastapi import HTTPException
     from litellm.proxy._types import ProxyErrorTypes, ProxyException
 
@@ -327,5 +258,90 @@ def refuse_key(proxy: Any, original: Original, *args: Any, **kwargs: Any) -> Any
         return original(*args, **kwargs)
     if not unknown and not missing:  # a parameter that a client may not set
         raise ProxyException(str(error), ProxyErrorTypes.auth_error, None, 400)
-    message = f"{'Wrong' if unknown else 'No'} key: {REMEDY}"
+    message = f"{'Wrong' if unknown else 'No'} key: {KEY_REMEDY}"
     raise ProxyException(message, ProxyErrorTypes.auth_error, None, 401)
+
+
+# -- token counts
+
+
+async def count_request_tokens(
+    original: Original, request: Any, *args: Any, proxy: Any, **kwargs: Any
+) -> Any:
+    """Count by the model's own template and tokenizer, on all routes that count. LiteLLM estimates
+    for custom providers."""
+    entry = None if request.contents else await _find_entry(proxy, request.model)
+    if entry is None:
+        return await original(request, *args, **kwargs)
+    form = kwargs.get("messages_format", "openai")
+    try:
+        return await asyncio.to_thread(_count_tokens, entry, request, form)
+    except (EngineUnavailable, Overloaded):  # LiteLLM's estimate, which is marked as such
+        return await original(request, *args, **kwargs)
+    except MLXProviderError as error:  # these routes convert no errors of providers
+        from litellm.proxy._types import ProxyException
+
+        kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
+        raise ProxyException(error.message, kind, error.param, error.status) from None
+
+
+async def _find_entry(proxy: Any, model: str) -> Mapping[str, Any] | None:
+    router, entry = proxy.llm_router, None
+    with suppress(Exception):  # LiteLLM reports a model that its router does not find
+        if hasattr(router, "select"):  # 1.109
+            entry = await router.select(model, {})
+        else:
+            entry = await router.async_get_available_deployment(model=model, request_kwargs={})
+    named = (entry or {}).get("litellm_params", {}).get("model", "")
+    return entry if named.startswith(PROVIDER + "/") else None
+
+
+def _count_tokens(entry: Mapping[str, Any], request: Any, form: str) -> TokenCountResponse:
+    params, counted = entry["litellm_params"], _make_request(entry, request, form)
+    return TokenCountResponse(
+        total_tokens=connect(params.get("api_base"), params.get("api_key")).count(counted),
+        request_model=request.model,
+        model_used=counted.model,
+        tokenizer_type=PROVIDER,
+        count_source="provider",
+    )
+
+
+def _make_request(entry: Mapping[str, Any], request: Any, form: str) -> GenerateRequest:
+    """The request to count, as the engine would run it. Raises `BadRequest`."""
+    model = entry["litellm_params"]["model"].removeprefix(PROVIDER + "/")
+    options = model_info.operator_options({"model_info": entry.get("model_info")})
+    sender = {
+        "model": model,
+        "origin": model_info.chosen_by(entry, model),
+        "options": model_info.engine_options(options),
+    }
+    if request.messages is None:
+        return generate_requests(Parameters({}), sender, [request.prompt], text=True)[0]
+    anthropic = form == "anthropic"
+    messages, tools = _convert_anthropic(request, model) if anthropic else _convert_chat(request)
+    params = Parameters({"tools": tools})
+    return generate_requests(params, sender, messages, continues=anthropic)[0]
+
+
+def _convert_anthropic(request: Any, model: str) -> tuple[Any, Any]:
+    given = {"messages": request.messages, "system": request.system, "tools": request.tools}
+    fitted = dict(given)
+    fit_messages(fitted)  # may add parameters
+    counted = {name: fitted[name] for name in given if fitted[name]} | {"max_tokens": 1}
+    converted, _ = AnthropicAdapter().translate_completion_input_params_with_tool_mapping(
+        {"model": model, **counted}, custom_llm_provider=PROVIDER
+    )
+    return converted.get("messages"), converted.get("tools")
+
+
+def _convert_chat(request: Any) -> tuple[Any, Any]:
+    fitted = {"messages": request.messages, "tools": request.tools}
+    fit_chat(fitted)  # changes messages, checks tools
+    head = [{"role": "system", "content": request.system}] if request.system else []
+    tools = request.tools or []
+    if not all("function" in tool for tool in tools):
+        bridge = LiteLLMCompletionResponsesConfig
+        tools, _ = bridge.transform_responses_api_tools_to_chat_completion_tools(tools)
+        tools = [tool for tool in tools if tool["type"] == "function"]
+    return head + fitted["messages"], tools

@@ -1,5 +1,6 @@
-"""Access to a server on TCP: the key of its operator (given, or made and stored for its owner),
-named keys for others, and the refusal of web pages and of clients without a key."""
+"""Access to a server on TCP: the operator's key (given, or created in a file of the engine's user),
+named keys for others, and the refusal of web pages and of clients without a key; and the form of
+responses to errors."""
 
 import hashlib
 import ipaddress
@@ -32,58 +33,59 @@ from ..protocol.events import ErrorBody
 from ..safe_open import make_folder, read_trusted
 from ..wire.routes import ERRORS
 
-LARGEST_FILE = 2**16
-SHORTEST = 16
-"""Characters of a named key. A shorter second word is rather the second word of a phrase."""
+MAX_KEY_FILE_BYTES = 2**16
+MIN_NAMED_KEY = 16
+"""Characters. With a shorter second word, a line is probably a pass phrase, not `NAME KEY`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-FOUND = "mlx_provider.key"
-CONNECTION = "mlx_provider.connection"
+SCOPE_KEY = "mlx_provider.key"
+SCOPE_CONNECTION = "mlx_provider.connection"
 JSON = "application/json"
 
 
 @dataclass(frozen=True)
 class Key:
-    """Does not appear in its `repr`."""
+    """Its text is not in its `repr`."""
 
     text: str = field(repr=False)
     name: str | None = None
     """Tenant of its requests. `None`: the operator's key, without limits."""
 
-    def marks(self, tenant: str | None) -> dict[str, Any]:
-        """Fields of a request that this key decides. `tenant`: as the request names it; a gateway
-        with a named key keeps its tenants separate, but they share one account."""
+    def sender_fields(self, tenant: str | None) -> dict[str, Any]:
+        """Fields of a request that this key decides. `tenant`: as the request names it. Tenants of
+        one named key have prefix caches of their own, and one account."""
         if self.name is None:
             return {"origin": "remote"}
-        own = f"key {self.name}:"
-        return {"origin": "named", "tenant": own + (tenant or ""), "account": own, "share": 1.0}
+        account = f"key {self.name}:"
+        tenant = account + (tenant or "")
+        return {"origin": "named", "tenant": tenant, "account": account, "share": 1.0}
 
 
-def sender_marks(scope: Scope, tenant: str | None) -> dict[str, Any]:
-    key: Key = scope[FOUND]
-    return key.marks(tenant)
+def remote_sender_fields(scope: Scope, tenant: str | None) -> dict[str, Any]:
+    key: Key = scope[SCOPE_KEY]
+    return key.sender_fields(tenant)
 
 
-def no_marks(scope: Scope, tenant: str | None) -> dict[str, Any]:
-    """On the user's own socket."""
+def local_sender_fields(scope: Scope, tenant: str | None) -> dict[str, Any]:
+    """For requests on the user's own socket: none."""
     return {}
 
 
-def owner_of(scope: Scope) -> str:
-    key: Key | None = scope.get(FOUND)
+def key_name(scope: Scope) -> str:
+    key: Key | None = scope.get(SCOPE_KEY)
     return (key.name or "") if key else ""
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:
-    """Each line is `KEY`, at most once, or `NAME KEY`. Raises `BadRequest` that names the line
+    """Lines: at most one `KEY`, any number of `NAME KEY`. Raises `BadRequest` that names the line
     without its text, which could be a key."""
     try:
-        text = read_trusted(file, LARGEST_FILE, closed_to=0o077).decode("ascii", "replace")
+        text = read_trusted(file, MAX_KEY_FILE_BYTES, closed_to=0o077).decode("ascii", "replace")
     except OSError as error:
         raise BadRequest(f"key file {file}: {error.strerror}", param="api_key_file") from None
     found: dict[int, Key] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if words := line.split():
-            if fault := _fault(line.strip(), words, found):
+            if fault := _line_error(line.strip(), words, found):
                 raise BadRequest(f"key file {file}, line {number}: {fault}", param="api_key_file")
             found[number] = Key(words[-1], *words[:-1])
     if not found:
@@ -92,7 +94,7 @@ def read_keys(file: Path) -> tuple[Key, ...]:
     return tuple(found.values())
 
 
-def _fault(line: str, words: list[str], found: Mapping[int, Key]) -> str:
+def _line_error(line: str, words: list[str], found: Mapping[int, Key]) -> str:
     """What is wrong with a line of keys, and the remedy; empty: nothing."""
     *name, text = words
     if not line.isascii() or not line.replace("\t", " ").isprintable():
@@ -101,17 +103,14 @@ def _fault(line: str, words: list[str], found: Mapping[int, Key]) -> str:
         return "more than two words: write KEY or NAME KEY"
     if name and not NAME.fullmatch(name[0]):
         return "the name before the key must be 1 to 64 letters, digits, '.', '_' or '-'"
-    if name and len(text) < SHORTEST:
-        return f"the key after the name needs at least {SHORTEST} characters"
+    if name and len(text) < MIN_NAMED_KEY:
+        return f"the key after the name needs at least {MIN_NAMED_KEY} characters"
     for number, other in found.items():
         if other.text == text:
             return f"the key is that of line {number}: give each line its own"
         if other.name == (name[0] if name else None):
-            what = (
-                f"the name is that of line {number}"
-                if name
-                else f"line {number} has no name either"
-            )
+            no_name = f"line {number} has no name either"
+            what = f"the name is that of line {number}" if name else no_name
             return f"{what}: give each key its own name (NAME KEY)"
     return ""
 
@@ -126,7 +125,7 @@ def read_key(file: Path) -> str:
 
 
 def _digest(text: bytes) -> bytes:
-    # the time to find a digest reveals nothing about the keys
+    # digests are compared, so that the time reveals nothing about the keys
     return hashlib.sha256(text).digest()
 
 
@@ -154,10 +153,10 @@ def _ensure_key(file: Path) -> None:
     try:
         if not file.exists():
             make_folder(file.parent)
-            with tempfile.NamedTemporaryFile("w", dir=file.parent) as draft:  # only for the owner
+            with tempfile.NamedTemporaryFile("w", dir=file.parent) as draft:  # mode 0600
                 draft.write(secrets.token_urlsafe(32) + "\n")
                 draft.flush()
-                # of several processes one is first, and the file never has a partial key
+                # fails for all processes but the first, and shows only a complete file
                 with suppress(FileExistsError):
                     os.link(draft.name, file)
     except OSError as error:
@@ -167,8 +166,8 @@ def _ensure_key(file: Path) -> None:
 
 
 class Gate:
-    """ASGI middleware that refuses requests by their headers. A web page can make its visitor's
-    browser send requests to loopback, which then have its `Origin` or host, or no JSON."""
+    """ASGI middleware that refuses requests by their headers. Web pages can send requests to
+    loopback by their visitor's browser: these have an `Origin`, the page's host, or no JSON."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[Key], hosts: Iterable[str]) -> None:
         """`keys`: every request must send one. `hosts`: names by which clients may address this
@@ -189,22 +188,22 @@ class Gate:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        self._check_origin(headers)
         scheme, _, key_text = headers.get("authorization", "").partition(" ")
         bearer = key_text.lstrip(" ") if scheme.lower() == "bearer" else ""
         given = (bearer, headers.get("x-api-key", ""))
         first, second = (self._keys.get(_digest(text.encode("latin-1"))) for text in given)
-        self._check(headers)
         if (key := first or second) is None:
             raise Unauthorized("the engine's key is missing or wrong: set api_key")
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and media_type != JSON:
             raise WrongContentType(f"send the body as content-type: {JSON}", param="content-type")
-        scope[FOUND] = key
-        connection = scope.get("state", {}).get(CONNECTION, lambda: None)()
+        scope[SCOPE_KEY] = key
+        connection = scope.get("state", {}).get(SCOPE_CONNECTION, lambda: None)()
         if connection is not None:
-            connection.admit(owner_of(scope))
+            connection.admit(key_name(scope))
 
-    def _check(self, headers: Headers) -> None:
+    def _check_origin(self, headers: Headers) -> None:
         host = host_of(headers.get("host", ""))
         # A page can rebind its host name to this machine, but not an IP address.
         if host not in self._hosts and not _is_ip(host):
@@ -218,13 +217,13 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class OperatorsAlone:
+class OperatorOnly:
     """ASGI middleware of routes that show or change requests of all tenants."""
 
     _app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if owner_of(scope):
+        if key_name(scope):
             raise Forbidden(
                 "a named key may not use this route: send the engine's key without a name (a line "
                 "KEY in its key file)"
@@ -232,7 +231,7 @@ class OperatorsAlone:
         await self._app(scope, receive, send)
 
 
-def own_names(host: str) -> set[str]:
+def host_names(host: str) -> set[str]:
     """Names by which other machines may address this one, if it listens on `host`."""
     short = (machine := socket.gethostname()).partition(".")[0]
     return {"localhost", host, machine, short, f"{short}.local"}
@@ -255,9 +254,10 @@ def error_response(
     """The response to an error before the first event, in the form of the route's API; on our own
     routes `{"error": ErrorBody}`."""
     body, more = ErrorBody.of(error).model_dump(), dict(headers or {})
-    if body.pop("retry_after") is not None:
-        body["retry_after"] = error.retry_after
-        more.setdefault("retry-after", str(ceil(error.retry_after or 0)))
+    if error.retry_after is None:
+        del body["retry_after"]
+    else:
+        more.setdefault("retry-after", str(ceil(error.retry_after)))
     form = ERRORS.get(path)
     content = {"error": body} if form is None else form(error)
     return JSONResponse(content, status_code=error.status, headers=more)

@@ -27,12 +27,12 @@ from ..wire.routes import AGENTS, GENERATE, ROUTES
 from .access import (
     Gate,
     Key,
-    OperatorsAlone,
+    OperatorOnly,
     error_response,
-    no_marks,
-    own_names,
-    owner_of,
-    sender_marks,
+    host_names,
+    key_name,
+    local_sender_fields,
+    remote_sender_fields,
 )
 from .agent_listener import HEARTBEAT, ListenerRequest, ListenerRoute, until_stopped
 from .generate import Count, Generate
@@ -82,8 +82,8 @@ class EngineApp:
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
-        incoming = self._incoming(sender_marks if remote else no_marks)
-        alone = [Middleware(OperatorsAlone)]
+        incoming = self._incoming(remote_sender_fields if remote else local_sender_fields)
+        operator_only = [Middleware(OperatorOnly)]
         owners = [
             _post("/v1/stop", self.handover.__call__),
             _post("/v1/listener", self.listener.__call__),
@@ -98,14 +98,14 @@ class EngineApp:
             _post("/detokenize", Count(incoming, foreign(ROUTES["/detokenize"]), self._detokenize)),
             Route("/v1/attach", self._attach),
             Route("/health", self._health),
-            Route("/v1/stats", self._stats, middleware=alone),
-            Route("/metrics", self._metrics, middleware=alone),
-            Route("/cache", self._cache, middleware=alone),
-            Route("/cache", self._clear, methods=["DELETE"], middleware=alone),
+            Route("/v1/stats", self._stats, middleware=operator_only),
+            Route("/metrics", self._metrics, middleware=operator_only),
+            Route("/cache", self._cache, middleware=operator_only),
+            Route("/cache", self._clear, methods=["DELETE"], middleware=operator_only),
         ]
 
-    def _incoming(self, marks: Callable[[Scope, str | None], dict[str, Any]]) -> Incoming:
-        return Incoming(self.activity, self._bodies, marks, self.handover.admit)
+    def _incoming(self, sender_fields: Callable[[Scope, str | None], dict[str, Any]]) -> Incoming:
+        return Incoming(self.activity, self._bodies, sender_fields, self.handover.admit)
 
     def _answer(self, incoming: Incoming, parse: Parse) -> Generate:
         return Generate(self._service, incoming, self.stopping, parse)
@@ -129,7 +129,7 @@ class EngineApp:
         keys = (Key(body.key, f"agent {token_hex(4)}"),)
         return Starlette(
             routes=self._foreign_routes(incoming, AGENTS),
-            middleware=[Middleware(Gate, keys=keys, hosts=own_names("localhost"))],
+            middleware=[Middleware(Gate, keys=keys, hosts=host_names("localhost"))],
             exception_handlers={MLXProviderError: typed_response, Exception: _unforeseen},
         )
 
@@ -143,7 +143,7 @@ class EngineApp:
         return self._service.health().model_copy(update={"identity": self._identity, **blas})
 
     def _state_for(self, scope: Scope) -> Health:
-        hidden = {"queued": 0, "running": 0, "active_memory": 0} if owner_of(scope) else {}
+        hidden = {"queued": 0, "running": 0, "active_memory": 0} if key_name(scope) else {}
         return self.state().model_copy(update=hidden)
 
     async def _attach(self, request: Request) -> Response:

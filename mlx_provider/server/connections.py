@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from ..errors import EngineUnavailable, Overloaded
-from .access import CONNECTION, error_response
+from .access import SCOPE_CONNECTION, error_response
 
 LEAST_FILES = 48
 """For the engine, a model, and a few connections."""
@@ -171,7 +171,7 @@ class WatchedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.app_state = {CONNECTION: weakref.ref(self)}
+        self.app_state = {SCOPE_CONNECTION: weakref.ref(self)}
         self.owner: str | None = None
         """Owner of its present or last request; `None`: none was admitted."""
         self.seconds = 0.0

@@ -31,7 +31,7 @@ from ..protocol.events import Accepted, Event, Failed
 from ..protocol.requests import GenerateRequest, ModelRequest
 from ..upstream.runtime import trim_heap
 from ..wire.api import HEADER, ParsedRequest, Reply, header_text
-from .access import error_response, owner_of
+from .access import error_response, key_name
 from .incoming import Incoming, Parse, in_thread
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Generate:
         del parsed  # frees its images and texts as soon as they are prepared
         with ExitStack() as serving:
             for queue in answer.queues:
-                serving.enter_context(self._incoming.activity.serving(queue, owner_of(scope)))
+                serving.enter_context(self._incoming.activity.serving(queue, key_name(scope)))
             await answer.run(scope, receive, send)
         if large:
             await anyio.to_thread.run_sync(trim_heap)

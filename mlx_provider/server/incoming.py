@@ -30,7 +30,7 @@ from ..invalid import bad_request, quote
 from ..protocol.events import EVENT_BATCH, Event
 from ..protocol.requests import ModelOptions, ModelRequest
 from ..wire.api import ParsedRequest, Read
-from .access import owner_of
+from .access import key_name
 from .handover import Activity
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class Bodies:
                 await _drain(receive)
             raise self._too_large(f"{length} bytes")
         gate = self.small if (length or 0) <= SMALL else self.large
-        body = Body(bytearray(), gate.ask(0, owner_of(scope)))
+        body = Body(bytearray(), gate.ask(0, key_name(scope)))
         try:
             await self._read(body, receive)
         except BaseException:  # a cancellation, too
@@ -181,16 +181,16 @@ def _length(headers: Headers) -> int | None:
     return int(given)
 
 
-Marks = Callable[[str | None], dict[str, Any]]
+SenderFields = Callable[[str | None], dict[str, Any]]
 """Tenant in the request -> fields that a client cannot choose."""
-Parse = Callable[[Marks, bytearray], ParsedRequest]
+Parse = Callable[[SenderFields, bytearray], ParsedRequest]
 
 
 @dataclass(frozen=True)
 class Incoming:
     activity: Activity
     bodies: Bodies
-    marks: Callable[[Scope, str | None], dict[str, Any]]
+    sender_fields: Callable[[Scope, str | None], dict[str, Any]]
     admit: Callable[[Scope], None]
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     """Requests prepared at once. Most of their threads wait."""
@@ -204,7 +204,7 @@ class Incoming:
             with self.activity.attach():  # may take longer than the idle limit
                 body = await self.bodies.read(scope, receive)
                 undo.callback(body.ticket.close)
-                parsed = await self._parse(partial(parse, partial(self.marks, scope)), body)
+                parsed = await self._parse(partial(parse, partial(self.sender_fields, scope)), body)
             self.admit(scope)
             undo.pop_all()
         return parsed, body.ticket
@@ -217,17 +217,17 @@ class Incoming:
 
 
 def own(kind: type[ModelRequest]) -> Parse:
-    def parse(marks: Marks, body: bytearray) -> ParsedRequest:
+    def parse(fields_of: SenderFields, body: bytearray) -> ParsedRequest:
         request = parse_request(kind, body)
-        marked = request.model_copy(update=marks(request.tenant))
+        marked = request.model_copy(update=fields_of(request.tenant))
         return ParsedRequest([marked], lambda accepted: Lines(), joined=False)
 
     return parse
 
 
 def foreign(read: Read) -> Parse:
-    def parse(marks: Marks, body: bytearray) -> ParsedRequest:
-        value, fields = _json(body), marks(None)
+    def parse(fields_of: SenderFields, body: bytearray) -> ParsedRequest:
+        value, fields = _json(body), fields_of(None)
         if not isinstance(value, dict):
             raise BadRequest(f"body: must be an object, got {quote(value)}")
         return read(value, {"model": value.get("model"), "options": ModelOptions(), **fields})

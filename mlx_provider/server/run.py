@@ -30,7 +30,7 @@ from ..upstream.runtime import (
     require_mlx,
     set_variables,
 )
-from .access import engine_keys, own_names
+from .access import engine_keys, host_names
 from .app import EngineApp
 from .connections import Listener, listen_tcp, listen_unix, raise_file_limit
 from .process import EngineServer, LoopDelivery
@@ -141,7 +141,7 @@ def _serve_tcp(options: ServeOptions, settings: EngineSettings, build: BuildServ
     host, port = options.host or "127.0.0.1", options.port if options.port is not None else 8080
     keys, place = engine_keys(options.api_key_file)
     listener = listen_tcp(host, port)
-    access: dict[str, Any] = {"keys": keys, "hosts": own_names(host) | set(settings.allowed_hosts)}
+    access: dict[str, Any] = {"keys": keys, "hosts": host_names(host) | set(settings.allowed_hosts)}
     note = f" · key: {place}"
     try:
         asyncio.run(_run(options, settings, build, lambda: listener, note=note, **access))

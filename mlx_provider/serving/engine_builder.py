@@ -106,7 +106,7 @@ class EngineBuilder:
         loaded = LoadedDrafters()
         if found.drafts and fixed is None:
             ledger = self._memory.ledger
-            room = (ledger.free - ledger.live()) // 2  # the rest is for rows
+            room = (ledger.free - ledger.live_bytes()) // 2  # the rest is for rows
             loaded = load_drafters(self._registry, weights.key.folder, weights.model, options, room)
         policy = self._policy(weights, options, kv, measured, fixed)
         scheduler = Scheduler(
@@ -161,7 +161,7 @@ class EngineBuilder:
         in_place = fixed is None and options.sparse_prefill is None
         shared = None
         if in_place and found.shares:  # it is faster, or memory is short
-            free = max(0, ledger.free - ledger.live())
+            free = max(0, ledger.free - ledger.live_bytes())
             copies = free // (COPIES * max(1, found.memory.token_bytes))
             shared = max(1, min(measured.least_shared, copies))
         return PrefixCachePolicy(

@@ -107,7 +107,7 @@ class LoadQueue:
                 return lease
         made = plan()
         if made.nbytes > self._ledger.limit:
-            raise self._ledger.too_large(made.name, made.nbytes)
+            raise self._ledger.too_large_error(made.name, made.nbytes)
         now = time.monotonic()
         came, until = now if since is None else since, now + self.patience
         waiter = _Waiter(who, key, made, rows, keep_alive, came, until, deadline)
@@ -193,7 +193,7 @@ class LoadQueue:
         lease = Lease(model, key, rows, self._ledger, self._release)
         resident.extend(keep_alive)
         resident.leases.add(lease)
-        resident.used = time.monotonic()
+        resident.last_used = time.monotonic()
         return lease
 
     def _release(self, lease: Lease) -> None:
@@ -202,7 +202,7 @@ class LoadQueue:
             if resident is None or lease not in resident.leases:
                 return
             resident.leases.remove(lease)
-            resident.used = time.monotonic()
+            resident.last_used = time.monotonic()
             if not resident.leases:
                 self._starved.discard(lease.key)
                 self._await_expiry()
@@ -219,7 +219,7 @@ class LoadQueue:
             if now >= waiter.deadline:
                 raise RequestTimedOut("the request's time limit has passed")
             if now >= waiter.until and self._loading != waiter.key:
-                raise self._ledger.too_full(waiter.key, waiter.plan.name, waiter.plan.nbytes)
+                raise self._ledger.in_use_error(waiter.key, waiter.plan.name, waiter.plan.nbytes)
             times = (waiter.deadline, waiter.until, waiter.since + self.turn)
             soonest = min((at for at in times if at > now), default=inf)
             self._changed.wait(None if soonest == inf else soonest - now)
@@ -255,7 +255,7 @@ class LoadQueue:
             return frozenset()
         usable = (r for r in self._ledger if r.usable is not None and not r.pinned)
         others = [resident for resident in usable if resident.key != waiter.key]
-        others.sort(key=lambda resident: (resident.key not in waiter.reserved, resident.used))
+        others.sort(key=lambda resident: (resident.key not in waiter.reserved, resident.last_used))
         chosen = _enough(others, self._lack(waiter))
         return frozenset(resident.key for resident in (others if chosen is None else chosen))
 
@@ -266,14 +266,14 @@ class LoadQueue:
 
     def _row_bytes(self) -> int:
         leases = (lease.row_bytes for resident in self._ledger for lease in resident.leases)
-        return max(self._ledger.live(), *leases, 0)
+        return max(self._ledger.live_bytes(), *leases, 0)
 
     def _idle(self, need: int, key: Hashable, before: float = inf) -> list[Resident] | None:
         """Idle models other than `key` with `need` bytes in total, least recently used first.
         `None`: they hold too little. `before`: only those not used since."""
-        idle = [r for r in self._ledger if r.idle and not r.pinned and r.used <= before]
+        idle = [r for r in self._ledger if r.idle and not r.pinned and r.last_used <= before]
         others = (resident for resident in idle if resident.key != key)
-        return _enough(sorted(others, key=lambda resident: resident.used), need)
+        return _enough(sorted(others, key=lambda resident: resident.last_used), need)
 
     def _make_room(self, waiter: _Waiter) -> None:
         key, resident = waiter.key, self._ledger.get(waiter.key)
@@ -285,7 +285,7 @@ class LoadQueue:
             return
         plan = None
         if resident is None:
-            resident, plan = self._ledger.reserve(key, waiter.plan.nbytes), waiter.plan
+            resident, plan = self._ledger.add(key, waiter.plan.nbytes), waiter.plan
         self._loading = key
         arguments = (_detach(idle), resident, plan)
         threading.Thread(target=self._work, args=arguments, name="mlx-load", daemon=True).start()
@@ -313,7 +313,7 @@ class LoadQueue:
                 log.warning("a model was lost with its engine thread")
             finally:
                 with self._changed:
-                    self._ledger.release(resident)
+                    self._ledger.remove(resident)
                     self._serve()
 
     def _load(self, resident: Resident, plan: LoadPlan) -> Sequence[Resident]:
@@ -334,12 +334,12 @@ class LoadQueue:
     ) -> Sequence[Resident]:
         ledger, waiters = self._ledger, [w for w in self.waiting if w.key == resident.key]
         if model is None:
-            ledger.release(resident)
+            ledger.remove(resident)
             self._refuse(error, waiters)
             return ()
-        resident.model, resident.used = model, time.monotonic()
+        resident.model, resident.last_used = model, time.monotonic()
         if model.nbytes > ledger.limit:
-            self._refuse(ledger.too_large(name, model.nbytes), waiters)
+            self._refuse(ledger.too_large_error(name, model.nbytes), waiters)
             return _detach([resident])
         for waiter in waiters:
             waiter.plan = replace(waiter.plan, nbytes=model.nbytes)
@@ -351,7 +351,7 @@ class LoadQueue:
         return leaving
 
     def _await_expiry(self) -> None:
-        soonest = min((r.expires for r in self._ledger if r.idle), default=inf)
+        soonest = min((r.expires_at for r in self._ledger if r.idle), default=inf)
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = None
@@ -363,7 +363,7 @@ class LoadQueue:
     def _expire(self) -> None:
         with self._changed:
             now = time.monotonic()
-            leaving = _detach([r for r in self._ledger if r.idle and r.expires <= now])
+            leaving = _detach([r for r in self._ledger if r.idle and r.expires_at <= now])
             self._await_expiry()
         self._leave(leaving, self._unload)
 
@@ -380,5 +380,5 @@ def _enough(candidates: Iterable[Resident], need: int) -> list[Resident] | None:
 
 def _detach(residents: Sequence[Resident]) -> Sequence[Resident]:
     for resident in residents:
-        resident.leaving = True
+        resident.unloading = True
     return residents

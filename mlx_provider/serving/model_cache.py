@@ -55,7 +55,7 @@ class ModelCache:
         """By folder, as its family gave it."""
         self._pool_before = mx.set_cache_limit(pool)
         self.ledger: MemoryLedger = MemoryLedger(
-            lambda: self.limit - pool, media=media, prefix_bytes=settings.prefix_bytes
+            lambda: self.limit - pool, media_bytes=media, prefix_limit=settings.prefix_bytes
         )
         disk = settings.disk_cache, settings.disk_cache_bytes
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)

@@ -23,7 +23,7 @@ from ..protocol.requests import GenerateRequest, Sampling, WarmPrompt
 from ..records import Prompt, Tokenizer
 from .permissions import account
 from .prepared import NoText
-from .prompt import prepare
+from .prompt import render_prompt
 from .weights import ModelView
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class NextPrompts:
 def _requests(turn: ToolTurn) -> Iterator[Request]:
     wire, view = turn.wire, turn.view
     for at, messages in enumerate(turn.histories()):
-        rendered = prepare(view, wire.model_copy(update={"messages": messages}))
+        rendered = render_prompt(view, wire.model_copy(update={"messages": messages}))
         head = known_head(rendered.prompt, view.model.tokenizer)
         if head is not None:
             request = Request(

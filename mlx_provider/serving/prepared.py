@@ -18,7 +18,7 @@ from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..records import Embedding, ModelInfo, Pooling, Prompt, ShowsHidden, ShowsLogits
 from .permissions import account
-from .prompt import HostWork, media_support, prepare, prompt_text
+from .prompt import HostWork, media_support, prompt_text, render_prompt
 from .structure import Form, form_of, make_row
 from .weights import ModelView
 
@@ -34,7 +34,7 @@ def prepare_generation(
     """Render, tokenise, compile the grammar (host work in turns, any thread). `media` is charged
     with the images; `arrived`: monotonic time. Raises `BadRequest` that names the part,
     `ContextTooLong`, `Overloaded`."""
-    rendered = prepare(view, wire, media, host_work)
+    rendered = render_prompt(view, wire, media, host_work)
     prompt = rendered.prompt
     check_prompt(wire, prompt, view.info)
     if wire.echo and wire.logprobs and not isinstance(view.model, ShowsLogits):

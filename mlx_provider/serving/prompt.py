@@ -19,33 +19,37 @@ from .weights import ModelView
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 8
-"""Most renderings of one request while images that cannot be shown are replaced by text."""
-USUAL_CHARACTERS = 8
-"""Characters per token of context from which texts are counted before they are rendered. Usual
+MAX_MEDIA_FAILURES = 8
+"""After so many failed renderings of a request, all media that may be missing become text."""
+LONG_TEXT_RATIO = 8
+"""Texts with more characters per token of the context are counted before they are rendered. Usual
 texts have three to five."""
 HostWork = Callable[[], AbstractContextManager[object]]
-"""The work of one request on the host, for which it waits until others have done theirs."""
-FOLDED = "the model's chat template does not take these tool messages: they are written as text"
-LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
-DESCRIBED = "the model's chat template does not show these tools: a system message describes them"
+"""Makes a context that holds a turn for work on the host, for which requests wait."""
+HISTORY_AS_TEXT = (
+    "the model's chat template does not take these tool messages: they are written as text"
+)
+TEXT_LEFT_OUT = "the model's chat template has no place for text beside tool calls: it is left out"
+TOOLS_AS_TEXT = (
+    "the model's chat template does not show these tools: a system message describes them"
+)
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedPrompt:
     prompt: Prompt
     warnings: tuple[str, ...] = ()
 
 
-def prepare(
+def render_prompt(
     view: ModelView,
     request: GenerateRequest,
     claim: MediaClaim | None = None,
     host_work: HostWork = nullcontext,
-) -> Rendered:
+) -> RenderedPrompt:
     """Render and tokenise (host work, any thread). Raises `BadRequest` that names the part.
 
-    `claim`: charged with the images; unset: a claim with its own limits. `host_work`: entered
+    `claim`: charged with the images; `None`: a new one with default limits. `host_work`: entered
     for rendering, but not while waiting for images."""
     if (request.messages is None) == (request.prompt is None):
         raise BadRequest("give either messages or a prompt", param="messages")
@@ -53,122 +57,24 @@ def prepare(
         with host_work():
             raw, tokenizer = request.prompt or "", view.model.tokenizer
             if isinstance(raw, list):
-                return Rendered(Prompt(raw))
-            return Rendered(Prompt(tokenizer.encode(raw, special=True), text=raw))
+                return RenderedPrompt(Prompt(raw))
+            return RenderedPrompt(Prompt(tokenizer.encode(raw, special=True), text=raw))
     with host_work():
         _refuse_too_long(view, request.messages)
-        media = _Media(view, request)
+        media = _RequestMedia(view, request)
     media.load(claim)
     while True:
         try:
             with host_work():
-                prompt, begun, warnings = _render(view, request, media)
-                _finish_inputs(view, request, prompt)
+                prompt, form_warnings = _render_first_accepted(view, request, media)
+                _decode_media(view, request, prompt)
             break
         except MediaError as error:
-            media.leave_out(error)
+            media.handle_failure(error)
     template = view.model.info.chat_template
     unread = [name for name in request.template if template and name not in template]
-    warnings = (
-        *media.warnings,
-        *(f"{n} has no effect: the model's chat template does not read it" for n in unread),
-        *warnings,
-    )
-    return Rendered(_continue_reply(view, prompt, begun) if begun else prompt, warnings)
-
-
-class _Media:
-    """The messages and media of a request; text can replace an image, whose pixels are decoded only
-    after the prompt is made."""
-
-    def __init__(self, view: ModelView, request: GenerateRequest) -> None:
-        self._view = view
-        self._request = request
-        self._unreadable: dict[str, str] = {}
-        self._notes: list[str] = []
-        self._attempts = 0
-        self.normalised = self.normalised_with("")
-        self._refs = {ref.path: ref for ref in self.normalised.media}
-        self._items: dict[str, MediaItem | MediaError] = {}
-
-    def load(self, claim: MediaClaim | None) -> None:
-        """Raises the error of media that are required and cannot be read."""
-        loaded = _media(self._view, self.normalised, self._request, claim)
-        self._items = dict(zip(self._refs, loaded, strict=True))
-        failed = [error for error in loaded if isinstance(error, MediaError)]
-        if failed:
-            self._leave_out(failed)
-
-    def normalised_with(self, about_tools: str) -> Normalised:
-        return normalised_messages(self._view, self._request, about_tools, self._unreadable)
-
-    @property
-    def items(self) -> list[MediaItem]:
-        found = (self._items[ref.path] for ref in self.normalised.media)
-        return [item for item in found if isinstance(item, MediaItem)]
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return (*self.normalised.warnings, *self._notes)
-
-    def leave_out(self, error: MediaError) -> None:
-        """Replace the media that an error names by text; if it names none, all that are not
-        required. Raises the error if they are required, or there are none."""
-        errors = [error, *error.others]
-        self._attempts += 1
-        if error.param is None or self._attempts >= ATTEMPTS:
-            left = [r.path for r in self.normalised.media if not r.required]
-            errors = [MediaError(f"{p}: {error.message}", param=p, brief=error.brief) for p in left]
-        self._leave_out(errors)
-        if not errors:
-            raise error
-
-    def _leave_out(self, errors: Sequence[MediaError]) -> None:
-        for error in errors:
-            path = (error.param or "").partition(".video[")[0]
-            ref = self._refs.get(path)
-            if ref is None or ref.required or path in self._unreadable:
-                raise error
-            self._unreadable[path] = error.brief
-            self._notes.append(f"{error.message}: a text takes its place")
-        self.normalised = self.normalised_with("")
-
-
-@dataclass(frozen=True)
-class _AsText:
-    """Parts of the request written as text, because the template has no place for them."""
-
-    tools: bool
-    history: bool
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return (DESCRIBED,) * self.tools + (FOLDED,) * self.history
-
-
-def _render(
-    view: ModelView, request: GenerateRequest, media: _Media
-) -> tuple[Prompt, str, tuple[str, ...]]:
-    """Prompt, beginning of its reply, warnings. Parts that the template refuses are written as
-    text. Raises its first error if that does not help."""
-    refused: BadRequest | None = None
-    for as_text in _attempts(view, request):
-        try:
-            prompt, begun = _attempt(view, request, media, as_text)
-            warnings = as_text.warnings
-            calling = [m for m in media.normalised.messages if m.get("tool_calls")]
-            drops = not as_text.history and view.model.info.template.text_with_calls == "dropped"
-            if drops and any(message.get("content") for message in calling):
-                warnings = (*warnings, LEFT_OUT)
-            for warning in warnings:
-                _log_once(view.name, warning, refused.message if refused else "")
-            return prompt, begun, warnings
-        except (TemplateLimit, ContextTooLong, MediaError):
-            raise
-        except BadRequest as error:
-            refused = refused or error
-    assert refused is not None  # noqa: S101  (there is at least one attempt)
-    raise refused
+    no_effect = [f"{n} has no effect: the model's chat template does not read it" for n in unread]
+    return RenderedPrompt(prompt, (*media.warnings, *no_effect, *form_warnings))
 
 
 def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
@@ -176,7 +82,7 @@ def _refuse_too_long(view: ModelView, messages: Sequence[Any]) -> None:
     because a template may leave them out."""
     longest, tokens = view.info.context_length, 0
     texts = [text for message in messages for text in _texts(message)]
-    if sum(map(len, texts)) < USUAL_CHARACTERS * longest:
+    if sum(map(len, texts)) < LONG_TEXT_RATIO * longest:
         return
     for text in texts:
         # a template may join its first token with text before it
@@ -194,18 +100,158 @@ def _texts(message: object) -> list[str]:
     return [text for text in found if isinstance(text, str)]
 
 
+# -- media
+
+
+class _RequestMedia:
+    """Messages and media of a request. Text takes the place of media that fail; pixels are decoded
+    after rendering, and may fail then."""
+
+    def __init__(self, view: ModelView, request: GenerateRequest) -> None:
+        self._view = view
+        self._request = request
+        self._unreadable: dict[str, str] = {}
+        """Path -> reason."""
+        self._notes: list[str] = []
+        self._failures = 0
+        self.normalised = self.normalise_with("")
+        self._refs = {ref.path: ref for ref in self.normalised.media}
+        self._items: dict[str, MediaItem | MediaError] = {}
+
+    def normalise_with(self, about_tools: str) -> Normalised:
+        """Canonical messages in the form of the model's template. `about_tools`: a system message
+        that describes the tools."""
+        info, request = self._view.model.info, self._request
+        support = media_support(info, request.options)
+        return normalise(
+            request.messages or [],
+            hoist_system=info.hoist_system,
+            system_role=info.system_role,
+            alternate=info.alternate,
+            tool_media=info.tool_media,
+            support=replace(support, unreadable=self._unreadable),
+            # the beginning of a reply is one text
+            text_parts=info.template.text_parts - ({"assistant"} if request.continues else set()),
+            about_tools=about_tools,
+        )
+
+    def load(self, claim: MediaClaim | None) -> None:
+        """Raises the error of media that are required and cannot be read."""
+        if not self._refs:
+            return
+        allowed = self._request.options.allow_media
+        policy = MediaPolicy(allow_private="private" in allowed, allow_file="file" in allowed)
+        max_pixels = self._view.model.info.max_pixels
+        loaded = load_media(self.normalised.media, policy, claim, max_pixels)
+        self._items = dict(zip(self._refs, loaded, strict=True))
+        if failed := [error for error in loaded if isinstance(error, MediaError)]:
+            self._replace_by_text(failed)
+
+    @property
+    def items(self) -> list[MediaItem]:
+        """Without those that became text."""
+        found = (self._items[ref.path] for ref in self.normalised.media)
+        return [item for item in found if isinstance(item, MediaItem)]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self.normalised.warnings, *self._notes)
+
+    def handle_failure(self, error: MediaError) -> None:
+        """Replace the media that an error names by text; if it names none, all that are not
+        required. Raises the error if they are required, or there are none."""
+        errors = [error, *error.others]
+        self._failures += 1
+        if error.param is None or self._failures >= MAX_MEDIA_FAILURES:
+            left = [r.path for r in self.normalised.media if not r.required]
+            errors = [MediaError(f"{p}: {error.message}", param=p, brief=error.brief) for p in left]
+        self._replace_by_text(errors)
+        if not errors:
+            raise error
+
+    def _replace_by_text(self, errors: Sequence[MediaError]) -> None:
+        for error in errors:
+            path = (error.param or "").partition(".video[")[0]  # the video of a frame
+            ref = self._refs.get(path)
+            if ref is None or ref.required or path in self._unreadable:
+                raise error
+            self._unreadable[path] = error.brief
+            self._notes.append(f"{error.message}: a text takes its place")
+        self.normalised = self.normalise_with("")
+
+
+def media_support(info: ModelInfo, options: ModelOptions) -> MediaSupport:
+    return MediaSupport(frozenset() if options.modality == "text" else info.media)
+
+
+def _decode_media(view: ModelView, request: GenerateRequest, prompt: Prompt) -> None:
+    """Do the host work on media here, not on the engine thread, unless their features are cached.
+    Raises `MediaError` with all that fail."""
+    failed: list[MediaError] = []
+    for span in prompt.spans:
+        key = (request.namespace, span.content_hash)
+        if span.ready is not None and key not in view.engine.features:
+            try:
+                span.ready()
+            except MediaError as error:
+                failed.append(error)
+    if failed:
+        raise MediaError.with_others(failed)
+
+
+# -- forms of the messages
+
+
+@dataclass(frozen=True)
+class _AsText:
+    """Parts of the request written as text, because the template has no place for them."""
+
+    tools: bool
+    history: bool
+
+    @property
+    def warnings(self) -> list[str]:
+        tools = [TOOLS_AS_TEXT] if self.tools else []
+        return [*tools, HISTORY_AS_TEXT] if self.history else tools
+
+
+def _render_first_accepted(
+    view: ModelView, request: GenerateRequest, media: _RequestMedia
+) -> tuple[Prompt, list[str]]:
+    """The prompt in the first form that the template accepts, and warnings. Raises the template's
+    first error if it accepts none."""
+    refused: BadRequest | None = None
+    for as_text in _list_forms(view, request):
+        try:
+            prompt = _render_form(view, request, media, as_text)
+            warnings = as_text.warnings
+            calling = [m for m in media.normalised.messages if m.get("tool_calls")]
+            drops = not as_text.history and view.model.info.template.text_with_calls == "dropped"
+            if drops and any(message.get("content") for message in calling):
+                warnings.append(TEXT_LEFT_OUT)
+            for warning in warnings:
+                _log_once(view.name, warning, refused.message if refused else "")
+            return prompt, warnings
+        except (TemplateLimit, ContextTooLong, MediaError):
+            raise
+        except BadRequest as error:
+            refused = refused or error
+    assert refused is not None  # noqa: S101  (there is at least one form)
+    raise refused
+
+
 @lru_cache(maxsize=256)
 def _log_once(model: str, warning: str, complaint: str) -> None:
     log.warning("%s: %s%s", model, warning, complaint and f" ({complaint})")
 
 
-def _attempts(view: ModelView, request: GenerateRequest) -> list[_AsText]:
-    """Forms to try in turn: the template's own, then with more and more parts as text."""
+def _list_forms(view: ModelView, request: GenerateRequest) -> list[_AsText]:
+    """The template's own form, then forms with more and more parts as text."""
     form, tools = view.model.info.template, bool(_tools(request))
     history = has_tools(request.messages or [])
-    lacks = tools and lacks_tools(form, request.messages or [])
-    first = _AsText(lacks, history and not form.takes_calls)
-    further = [_AsText(t, h) for h in {first.history, history} for t in {first.tools, tools}]
+    hidden = tools and hides_tools(form, request.messages or [])
+    first = _AsText(hidden, history and not form.takes_calls)
+    further = [_AsText(t, h) for h in (first.history, history) for t in (first.tools, tools)]
     return list(dict.fromkeys([first, *further]))
 
 
@@ -218,7 +264,8 @@ def has_tools(messages: Sequence[Any]) -> bool:
     )
 
 
-def lacks_tools(form: TemplateForm, messages: Sequence[Any]) -> bool:
+def hides_tools(form: TemplateForm, messages: Sequence[Any]) -> bool:
+    """Whether the template would not show the tools with these messages."""
     if form.shows_tools == "with_system":
         return not any(
             isinstance(m, Mapping) and m.get("role") in ("system", "developer")
@@ -227,16 +274,16 @@ def lacks_tools(form: TemplateForm, messages: Sequence[Any]) -> bool:
     return form.shows_tools == "never"
 
 
-def _attempt(
-    view: ModelView, request: GenerateRequest, media: _Media, as_text: _AsText
-) -> tuple[Prompt, str]:
+def _render_form(
+    view: ModelView, request: GenerateRequest, media: _RequestMedia, as_text: _AsText
+) -> Prompt:
     tools, form = _tools(request), view.model.info.template
     parser = view.tool_parser or view.forced_parser
     normalised = media.normalised
     if as_text.tools:
-        normalised = media.normalised_with(described_tools(tools, parser))
+        normalised = media.normalise_with(described_tools(tools, parser))
     messages: Sequence[Mapping[str, Any]] = normalised.messages
-    messages, begun = split_reply(messages) if request.continues else (messages, "")
+    messages, reply_start = split_reply(messages) if request.continues else (messages, "")
     if as_text.history:
         messages = fold_tools(messages, parser, tools)
     prompt = view.model.prepare(
@@ -248,7 +295,7 @@ def _attempt(
     if not isinstance(prompt, Prompt):
         plugin, kind = view.weights.third_party or view.weights.plugin, type(prompt).__name__
         raise PluginError(f"plugin {plugin}: prepare gave {kind}, no Prompt")
-    return prompt, begun
+    return _continue_reply(view, prompt, reply_start) if reply_start else prompt
 
 
 def _tools(request: GenerateRequest) -> list[dict[str, Any]]:
@@ -264,21 +311,6 @@ def _compact(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _finish_inputs(view: ModelView, request: GenerateRequest, prompt: Prompt) -> None:
-    """Do the host work on media here, not on the engine thread, unless their features are cached.
-    Raises `MediaError` with all that fail."""
-    failed: list[MediaError] = []
-    for span in prompt.spans:
-        key = (request.namespace, span.content_hash)
-        if span.ready is not None and key not in view.engine.features:
-            try:
-                span.ready()
-            except MediaError as error:
-                failed.append(error)
-    if failed:
-        raise MediaError.with_others(failed)
-
-
 def split_reply(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
     """Split off a last assistant message, the beginning of the reply. Raises `BadRequest` if there
     are no messages before it."""
@@ -291,51 +323,13 @@ def split_reply(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
     return before, text
 
 
-def _continue_reply(view: ModelView, prompt: Prompt, begun: str) -> Prompt:
+def _continue_reply(view: ModelView, prompt: Prompt, reply_start: str) -> Prompt:
     reasoning = view.reasoning_parser
     tail, before = prompt.text.rstrip(), ""
     if reasoning is not None and reasoning.end and tail.endswith(reasoning.openers() or "\0"):
         before = f"\n{reasoning.end}\n\n"
-    added = view.model.tokenizer.encode_plain(begun, before=before)
-    return replace(prompt.followed_by(added), text=prompt.text + before + begun)
-
-
-def normalised_messages(
-    view: ModelView,
-    request: GenerateRequest,
-    about_tools: str = "",
-    unreadable: Mapping[str, str] | None = None,
-) -> Normalised:
-    """Canonical messages in the form of the model's template. `about_tools`: a system message that
-    describes the tools."""
-    info, messages = view.model.info, request.messages or []
-    return normalise(
-        messages,
-        hoist_system=info.hoist_system,
-        system_role=info.system_role,
-        alternate=info.alternate,
-        tool_media=info.tool_media,
-        support=replace(media_support(info, request.options), unreadable=unreadable or {}),
-        # the beginning of a reply is one text
-        text_parts=info.template.text_parts - ({"assistant"} if request.continues else set()),
-        about_tools=about_tools,
-    )
-
-
-def media_support(info: ModelInfo, options: ModelOptions) -> MediaSupport:
-    return MediaSupport(frozenset() if options.modality == "text" else info.media)
-
-
-def _media(
-    view: ModelView, normalised: Normalised, request: GenerateRequest, claim: MediaClaim | None
-) -> list[MediaItem | MediaError]:
-    policy = MediaPolicy(
-        allow_private="private" in request.options.allow_media,
-        allow_file="file" in request.options.allow_media,
-    )
-    if not normalised.media:
-        return []
-    return load_media(normalised.media, policy, claim, view.model.info.max_pixels)
+    added = view.model.tokenizer.encode_plain(reply_start, before=before)
+    return replace(prompt.followed_by(added), text=prompt.text + before + reply_start)
 
 
 def prompt_text(view: ModelView, prompt: Prompt) -> str:

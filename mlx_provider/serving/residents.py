@@ -1,5 +1,10 @@
-"""The models in memory, their leases, and the ledger of the memory limit, which divides it among
-weights, live rows, images and the prefix cache."""
+"""The models in memory, their leases, and the ledger that divides the memory limit:
+
+weights + live rows + images + prefixes that can be evicted <= limit
+free = limit - weights
+unused_bytes = free - live rows - images
+
+Prefixes that rows use count as live rows. Prefixes that can be evicted count as unused."""
 
 from __future__ import annotations
 
@@ -17,11 +22,10 @@ if TYPE_CHECKING:
     from ..engine.prefix_cache.cache import PrefixCache
     from .weights import Weights
 
-OTHERS_SHARE = 1 / 3
-"""Share of the memory beside weights that the prefix cache leaves to the next requests and to other
-programs, unless the operator sets its size."""
-RETRY_AFTER = 5.0
-"""Seconds."""
+RESERVED_SHARE = 1 / 3
+"""Share of `free` that the prefix cache leaves to the next requests and to other programs, unless
+the operator sets its size."""
+RETRY_SECONDS = 5.0
 PINNED = -1.0
 """`keep_alive` of a model that never leaves."""
 
@@ -31,25 +35,25 @@ class Resident:
     """A model from before its load until its weights are freed."""
 
     key: Hashable
-    expected: int
-    """Bytes until it is loaded."""
+    expected_bytes: int
+    """`nbytes` while it loads."""
     model: Weights | None = None
     """`None` while it loads."""
-    leaving: bool = False
-    """Its bytes count until they are freed."""
-    used: float = field(default_factory=time.monotonic)
+    unloading: bool = False
+    """Its bytes still count."""
+    last_used: float = field(default_factory=time.monotonic)
     leases: set[Lease] = field(default_factory=set)
     keep_alive: float | None = None
-    """The longest time of the config entries that have used it, in seconds after its last use.
-    `None`: until another model needs its memory; `inf`: pinned."""
+    """Seconds that it stays after its last use: the longest of the config entries that have used
+    it. `None`: until another model needs its memory; `inf`: pinned."""
 
     @property
     def nbytes(self) -> int:
-        return self.expected if self.model is None else self.model.nbytes
+        return self.expected_bytes if self.model is None else self.model.nbytes
 
     @property
     def usable(self) -> Weights | None:
-        return None if self.leaving else self.model
+        return None if self.unloading else self.model
 
     @property
     def idle(self) -> bool:
@@ -60,9 +64,9 @@ class Resident:
         return self.keep_alive == inf
 
     @property
-    def expires(self) -> float:
+    def expires_at(self) -> float:
         """When it leaves although nothing needs its memory; `inf`: never."""
-        return inf if self.keep_alive is None else self.used + self.keep_alive
+        return inf if self.keep_alive is None else self.last_used + self.keep_alive
 
     def extend(self, keep_alive: float | None) -> None:
         """`keep_alive` of an entry: seconds, `PINNED`, or `None`, which has no effect."""
@@ -78,13 +82,13 @@ class Lease(AbstractContextManager["Lease"]):
     model: Weights
     key: Hashable
     row_bytes: int
-    """Bytes that weights must leave for its rows."""
+    """Bytes that weights which load later must leave for its rows."""
     _ledger: MemoryLedger = field(repr=False)
-    _ended: Callable[[Lease], None] = field(repr=False)
+    _on_release: Callable[[Lease], None] = field(repr=False)
 
-    def covers(self, row_bytes: int) -> bool:
-        """Whether so many bytes for rows fit beside all weights. If so, no weights may take them;
-        rows of other leases can."""
+    def try_reserve(self, row_bytes: int) -> bool:
+        """Set `row_bytes`, if so many fit beside the weights in memory (rows of other leases do not
+        count). False: they do not fit."""
         with self._ledger.lock:
             if row_bytes > self._ledger.free:
                 return False
@@ -93,7 +97,7 @@ class Lease(AbstractContextManager["Lease"]):
 
     def release(self) -> None:
         """Idempotent."""
-        self._ended(self)
+        self._on_release(self)
 
     def __exit__(self, *raised: object) -> None:
         self.release()
@@ -104,13 +108,12 @@ class MemoryLedger:
     """Weights come first, then live rows, then the prefix cache. Safe from any thread."""
 
     _limit: Callable[[], int]
-    """Bytes for everything."""
-    media: Callable[[], int] = lambda: 0
+    media_bytes: Callable[[], int] = lambda: 0
     """Bytes of images that requests hold."""
-    prefix_bytes: int | None = None
+    prefix_limit: int | None = None
     """The operator's size of the prefix cache."""
     prefix_cache: PrefixCache | None = None
-    """That of all models, see `Prefixes`."""
+    """Shared by all models, see `Prefixes`."""
     _residents: dict[Hashable, Resident] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -121,7 +124,7 @@ class MemoryLedger:
     def get(self, key: Hashable) -> Resident | None:
         return self._residents.get(key)
 
-    def reserve(self, key: Hashable, nbytes: int) -> Resident:
+    def add(self, key: Hashable, nbytes: int) -> Resident:
         """Raises `ValueError` for a second model of that key."""
         with self.lock:
             if key in self._residents:
@@ -129,13 +132,13 @@ class MemoryLedger:
             self._residents[key] = resident = Resident(key, nbytes)
             return resident
 
-    def release(self, resident: Resident) -> None:
+    def remove(self, resident: Resident) -> None:
         """Idempotent, also if another resident of its key exists."""
         with self.lock:
             if self._residents.get(resident.key) is resident:
                 del self._residents[resident.key]
 
-    def of(self, key: Hashable) -> int:
+    def bytes_of(self, key: Hashable) -> int:
         resident = self._residents.get(key)
         return 0 if resident is None else resident.nbytes
 
@@ -149,42 +152,43 @@ class MemoryLedger:
         return self._limit() - sum(resident.nbytes for resident in self)
 
     @property
-    def in_use(self) -> int:
+    def prefixes_in_use(self) -> int:
         """Bytes of the prefix cache that rows use, so that they cannot be evicted."""
         return 0 if self.prefix_cache is None else self.prefix_cache.in_use
 
-    def live(self, except_key: Hashable = None) -> int:
-        """Reserved bytes of rows of all models except that one, and of the part of the prefix cache
-        that rows use."""
+    def live_bytes(self, except_key: Hashable = None) -> int:
+        """Bytes reserved for rows of all models except that one, and bytes of prefixes in use."""
         models = (resident.model for resident in self if resident.key != except_key)
-        return self.in_use + sum(model.live_bytes for model in models if model is not None)
+        return self.prefixes_in_use + sum(model.live_bytes for model in models if model is not None)
 
     @property
     def unused_bytes(self) -> int:
-        """Bytes that weights, rows and images leave, the rest of the prefix cache included."""
-        return self.free - self.live() - self.media()
+        return self.free - self.live_bytes() - self.media_bytes()
 
     def prefix_budget(self) -> int:
         """Bytes for the prefix cache. Shrinks when a request is admitted or a model loads."""
-        free, chosen = max(0, self.free), self.prefix_bytes
-        if chosen is None:
-            chosen = free - int(OTHERS_SHARE * free)
-        return max(0, min(self.unused_bytes + self.in_use, chosen))
+        free, limit = max(0, self.free), self.prefix_limit
+        if limit is None:
+            limit = free - int(RESERVED_SHARE * free)
+        # `unused_bytes` leaves out its part in use
+        return max(0, min(self.unused_bytes + self.prefixes_in_use, limit))
 
-    def too_large(self, name: str, nbytes: int) -> LoadFailed:
+    def too_large_error(self, name: str, nbytes: int) -> LoadFailed:
         return LoadFailed(
             f"{name} has {nbytes} bytes of weights; the memory limit leaves {self.limit} for them: "
             "raise MLX_PROVIDER_MEMORY_LIMIT, or serve a smaller model"
         )
 
-    def too_full(self, key: Hashable, name: str, nbytes: int) -> MemoryInUse:
+    def in_use_error(self, key: Hashable, name: str, nbytes: int) -> MemoryInUse:
         """`nbytes`: of the weights, unless the model is in memory."""
-        used = sum(bool(resident.leases) for resident in self if resident.key != key)
+        leased = sum(bool(resident.leases) for resident in self if resident.key != key)
         pinned = sum(resident.nbytes for resident in self if resident.pinned)
-        kept = f", {pinned} are pinned (keep_alive: -1)" if pinned else ""
+        free = f"{max(0, self.free)} are free"
+        if pinned:
+            free += f", {pinned} are pinned (keep_alive: -1)"
         return MemoryInUse(
-            f"{name} has to wait for memory: it takes {self.of(key) or nbytes} of the limit's "
-            f"{self.limit} bytes, {max(0, self.free)} are free{kept}, and {used} other models are "
-            f"in use; try again in {RETRY_AFTER:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
-            retry_after=RETRY_AFTER,
+            f"{name} has to wait for memory: it takes {self.bytes_of(key) or nbytes} of the "
+            f"limit's {self.limit} bytes, {free}, and {leased} other models are in use; try again "
+            f"in {RETRY_SECONDS:g} s, or raise MLX_PROVIDER_MEMORY_LIMIT",
+            retry_after=RETRY_SECONDS,
         )

@@ -30,7 +30,7 @@ class ProcessMemory:
         """See `probe.Reserve` (engine thread, on which no row runs during measurements)."""
         left = self.ledger.unused_bytes - nbytes
         if left >= 0:
-            self.prefixes.evict_to(left + self.ledger.in_use)
+            self.prefixes.evict_to(left + self.ledger.prefixes_in_use)
         return left >= 0
 
 
@@ -53,10 +53,10 @@ class RowLedger(Ledger):
         return self._process.ledger.free - self._others()
 
     def available_alone(self) -> int:
-        return self._process.ledger.limit - self._process.ledger.of(self._weights.key)
+        return self._process.ledger.limit - self._process.ledger.bytes_of(self._weights.key)
 
     def image_bytes(self) -> int:
-        return self._process.ledger.media()
+        return self._process.ledger.media_bytes()
 
     def others_go_on(self) -> bool:
         return self._process.queue.others_go_on(self._weights.key)
@@ -70,11 +70,11 @@ class RowLedger(Ledger):
         process.queue.make_way(self._weights.key, need, others, process.unload, stuck=stuck)
         left = self.available() - need
         if left >= 0:
-            process.prefixes.evict_to(left + process.ledger.in_use)
+            process.prefixes.evict_to(left + process.ledger.prefixes_in_use)
 
     def _others(self) -> int:
         """Bytes that rows of other models, and the part of the prefix cache in use, have."""
-        return self._process.ledger.live(except_key=self._weights.key)
+        return self._process.ledger.live_bytes(except_key=self._weights.key)
 
     def _stuck(self, need: int) -> bool:
         """Whether waiting does not help: no row runs, or running ones have at least `need`."""

@@ -42,7 +42,7 @@ from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
 from .permissions import Permissions, account, names_repository, read_permissions
 from .prepared import prepare_embedding, prepare_generation, within_vocabulary
-from .prompt import HostWork, prepare, prompt_text
+from .prompt import HostWork, prompt_text, render_prompt
 from .residents import Lease
 from .stats import Active, Entry, InFlight, take
 from .weights import ModelView
@@ -133,7 +133,7 @@ class ChatService:
         view, lease = self._finder(request, time.monotonic())()
         with lease, closing(self.media.claim(wire.id, account(wire))) as media:
             try:
-                prompt = prepare(view, request, media, partial(self._host_work, wire)).prompt
+                prompt = render_prompt(view, request, media, partial(self._host_work, wire)).prompt
             except ContextTooLong as error:
                 error.tokens = error.tokens or view.info.context_length
                 raise
@@ -175,7 +175,7 @@ class ChatService:
         until_entered.enter_context(lease)
         host_work = partial(self._host_work, wire, entry.check_wanted)
         prepared, accepted = _prepare_kind(wire, view, entry, host_work)
-        while not lease.covers(need := _need(prepared, view)):
+        while not lease.try_reserve(need := _need(prepared, view)):
             lease.release()
             entry.check_wanted()
             before, (view, lease) = view, find(rows=need)

@@ -1,4 +1,4 @@
-"""Calls of mlx-vlm's models, as its own `generate_step` makes them. For mlx-vlm 0.7.10 (< 0.8).
+"""Calls mlx-vlm's models as its `generate_step` does (0.7.10, < 0.8).
 
 Its M-RoPE models store the positions of the last request on the model object. The calls here
 neither read nor leave such state (mlx_vlm/models: `LanguageModel._rope_deltas`, `_position_ids`).
@@ -29,10 +29,8 @@ def without_weights(config: Mapping[str, Any]) -> Any:
     given = {"vision_config": {}, "audio_config": {}, **config}
     given.setdefault("text_config", given.pop("llm_config", {}))
     module, _ = library().get_model_and_args(given)
-    made = library().update_module_configs(
-        module.ModelConfig.from_dict(given), module, given, parts
-    )
-    return module.Model(made)
+    model_config = module.ModelConfig.from_dict(given)
+    return module.Model(library().update_module_configs(model_config, module, given, parts))
 
 
 def has_mrope(model: Any) -> bool:
@@ -46,10 +44,10 @@ def embed(model: Any, inputs: Mapping[str, mx.array]) -> dict[str, mx.array]:
     mask = arrays.pop("attention_mask", None)
     _forget(model.language_model)
     try:
-        made = model.get_input_embeddings(ids, pixels, mask=mask, **arrays)
+        embeddings = model.get_input_embeddings(ids, pixels, mask=mask, **arrays)
     finally:
         _forget(model.language_model)
-    return {key: value for key, value in made.to_dict().items() if value is not None}
+    return {key: value for key, value in embeddings.to_dict().items() if value is not None}
 
 
 def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str, Any]) -> mx.array:
@@ -59,29 +57,30 @@ def language_logits(model: Any, ids: mx.array, cache: list[Any], more: dict[str,
     language = model.language_model
     _forget(language)
     try:
-        made = language(ids, cache=cache, **select_arguments(language, more))
+        output = language(ids, cache=cache, **select_arguments(language, more))
     finally:
         _forget(language)
-    if getattr(made, "cross_attention_states", None) is not None:
-        raise UnsupportedModel("models that attend across to an encoder are not served")
-    logits: mx.array = made.logits if hasattr(made, "logits") else made
+    if getattr(output, "cross_attention_states", None) is not None:
+        raise UnsupportedModel("models with cross-attention to an encoder are not supported")
+    logits: mx.array = output.logits if hasattr(output, "logits") else output
     return logits
 
 
 def select_arguments(language: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that the callee accepts, plus `None` for each required one that is missing:
     some models declare `pixel_values` or `mask` without a default."""
-    parameters = list(inspect.signature(type(language).__call__).parameters.values())[2:]
-    wild = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    signature = inspect.signature(type(language).__call__)
+    parameters = list(signature.parameters.values())[2:]  # without self and ids
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters}
-    taken = {k: v for k, v in arguments.items() if wild or k in named}
-    demanded = {
+    accepted = {k: v for k, v in arguments.items() if accepts_any or k in named}
+    required = {
         p.name: None
         for p in parameters
         if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
-    demanded.pop("cache", None)
-    return demanded | taken
+    required.pop("cache", None)
+    return required | accepted
 
 
 def _forget(language: Any) -> None:

@@ -1,4 +1,4 @@
-"""Coding agents for `mlx-provider launch`: a table of each, with the source of its names."""
+"""Coding agents for `mlx-provider launch`, from `clients.toml`, which names the source of each."""
 
 import json
 import re
@@ -13,13 +13,13 @@ from mlx_provider import Client, Gateway, Profile, hookimpl
 mlx_provider_api = 1
 
 TABLES = Path(__file__).with_name("clients.toml")
-PROFILE = ("environment", "files", "arguments", "hidden")
-PLACE = re.compile(r"\{(\w+)\}")
+FIELDS = ("environment", "files", "arguments", "hidden")
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
 REPLY_MS = 3_600_000
-"""Milliseconds without a token: a prompt of 100,000 tokens may take as long."""
+"""Time limit for the first token. 100,000 prompt tokens can take as long."""
 LEAST_WINDOW_TOKENS = 100_000
-"""A smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` counts as this."""
-RECENT = 20_000
+"""Claude Code raises a smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` to this; then it is not set."""
+PI_RECENT_TOKENS = 20_000
 """Tokens that a compaction of pi keeps by default."""
 
 
@@ -28,11 +28,11 @@ def mlx_clients() -> Iterator[Client]:
     tables = tomllib.loads(TABLES.read_text(encoding="utf-8"))
     shared = tables.pop("shared")
     for name, table in tables.items():
-        own = {part: table.pop(part) for part in PROFILE if part in table}
+        fields = {part: table.pop(part) for part in FIELDS if part in table}
         subagent = table.pop("subagent", None)
         yield Client(
             name,
-            profile=partial(_profile, own, shared),
+            profile=partial(_profile, fields, shared),
             subagent=partial(_profile, subagent, shared) if subagent else None,
             aliases=tuple(table.pop("aliases", ())),
             **table,
@@ -42,22 +42,22 @@ def mlx_clients() -> Iterator[Client]:
 def _profile(table: Mapping[str, Any], shared: Mapping[str, Any], gateway: Gateway) -> Profile:
     known = _values(gateway)
     known |= {f"subagent_{name}": text for name, text in shared["subagent"].items()}
-    for name, part in shared.items():  # one part may hold those before it
+    for name, part in shared.items():  # a part may use the parts above it
         known[name] = _fill(part, known)
-    environment, files, arguments, hidden = (_fill(table.get(part, {}), known) for part in PROFILE)
+    environment, files, arguments, hidden = (_fill(table.get(part, {}), known) for part in FIELDS)
     return Profile(
-        {name: _text(value) for name, value in environment.items()},
-        {name: _content(name, value) for name, value in files.items()},
-        tuple(map(_text, arguments)),
+        {name: _to_text(value) for name, value in environment.items()},
+        {name: _file_content(name, value) for name, value in files.items()},
+        tuple(map(_to_text, arguments)),
         tuple(hidden),
     )
 
 
 def _values(gateway: Gateway) -> dict[str, Any]:
-    """What `{name}` stands for. `None` leaves out the entry."""
+    """What `{name}` stands for. `None` leaves out the entry of a table."""
     images = ["image"] if gateway.images else []
-    wide = gateway.context >= LEAST_WINDOW_TOKENS
-    own, base = Path.home() / ".gitconfig", Path.home() / ".config" / "git" / "config"
+    fits_window = gateway.context >= LEAST_WINDOW_TOKENS
+    home, xdg = Path.home() / ".gitconfig", Path.home() / ".config" / "git" / "config"
     return {
         "url": gateway.url,
         "key": gateway.key,
@@ -69,11 +69,11 @@ def _values(gateway: Gateway) -> dict[str, Any]:
         "inputs": ["text", *images],
         "folder": str(gateway.folder),
         "reply_ms": REPLY_MS,
-        "claude_window": gateway.context if wide else None,
+        "claude_window": gateway.context if fits_window else None,
         "continue_capabilities": ["tool_use", *(["image_input"] if images else [])],
-        "pi_recent": min(RECENT, gateway.context // 4),
+        "pi_recent": min(PI_RECENT_TOKENS, gateway.context // 4),
         # the file that git reads for a user, one of two
-        "git_config": str(base if base.is_file() and not own.is_file() else own),
+        "git_config": str(xdg if xdg.is_file() and not home.is_file() else home),
     }
 
 
@@ -85,25 +85,25 @@ def _fill(value: Any, known: Mapping[str, Any]) -> Any:
         return [_fill(inner, known) for inner in value]
     if not isinstance(value, str):
         return value
-    whole = PLACE.fullmatch(value)
+    whole = PLACEHOLDER.fullmatch(value)
     if whole and whole[1] in known:
         return known[whole[1]]
-    return PLACE.sub(lambda place: str(known.get(place[1], place[0])), value)
+    return PLACEHOLDER.sub(lambda found: str(known.get(found[1], found[0])), value)
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _content(name: str, value: Any) -> str:
+def _file_content(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if name.endswith(".toml"):
-        return "\n".join(_toml(value)) + "\n"
+        return "\n".join(_toml_lines(value)) + "\n"
     return json.dumps(value, indent=2)
 
 
-def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[str]:
+def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[str]:
     """Texts, numbers and booleans are the same in JSON and TOML, except that TOML has no surrogates
     and no U+007F."""
     tables = {name: value for name, value in table.items() if isinstance(value, dict)}
@@ -113,5 +113,5 @@ def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[str]:
         if name not in tables
     ]
     for name, inner in tables.items():
-        lines += [f"[{'.'.join((*path, name))}]", *_toml(inner, (*path, name))]
+        lines += [f"[{'.'.join((*path, name))}]", *_toml_lines(inner, (*path, name))]
     return lines

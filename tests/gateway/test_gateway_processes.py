@@ -27,7 +27,7 @@ def test_the_config_names_handler_and_model(tmp_path):
 
 def test_a_missing_extra_is_named(monkeypatch):
     require_proxy()
-    monkeypatch.setattr(proxy_module, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr(proxy_module, "PROXY_PACKAGES", ("no_such_package",))
     with pytest.raises(NotInstalled, match=r"\.\[proxy\]"):
         require_proxy()
 

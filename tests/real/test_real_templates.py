@@ -16,7 +16,7 @@ from mlx_provider.families.tokenizer import HFTokenizer, load_tokenizer
 from mlx_provider.families.tokenizer.template import fit_messages, fit_tools
 from mlx_provider.families.tokenizer.template_probe import has_system_role, wants_turns
 from mlx_provider.records import LoadOptions
-from mlx_provider.serving.prompt import has_tools, lacks_tools
+from mlx_provider.serving.prompt import has_tools, hides_tools
 
 pytestmark = pytest.mark.real
 
@@ -116,7 +116,7 @@ def prompt_of(
 ) -> tuple[str, list[int]]:
     """As a request's: its text and tokens."""
     form = tokenizer.form
-    lacks = bool(tools) and lacks_tools(form, messages)
+    lacks = bool(tools) and hides_tools(form, messages)
     found: list[Any] = normalise(
         messages,
         hoist_system=False,

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
 from mlx_provider.records import Prompt
-from mlx_provider.serving.prompt import prepare
+from mlx_provider.serving.prompt import render_prompt
 from mlx_provider.serving.service import ChatService
 from mlx_provider.serving.weights import ModelView
 from mlx_provider.settings import EngineSettings
@@ -50,7 +50,7 @@ def control_of(model: ModelView) -> dict[int, str]:
 
 
 def prompt_of(model: ModelView, messages: list[dict[str, Any]], **more: Any) -> Prompt:
-    return prepare(model, GenerateRequest(model="m", messages=messages, **more)).prompt
+    return render_prompt(model, GenerateRequest(model="m", messages=messages, **more)).prompt
 
 
 def written(model: ModelView, prompt: Prompt) -> list[int]:
@@ -213,7 +213,7 @@ def test_a_typed_control_token_gives_the_same_prompt_through_each_api(
     asked = request(field, "<|im_end|>")
     made = read(form(asked), {"model": "m", "options": ModelOptions()})
     asked.pop("template")
-    prompt = prepare(model, made).prompt
+    prompt = render_prompt(model, made).prompt
     assert prompt.text == prompt_of(model, **asked).text
     assert list(prompt.tokens) == list(prompt_of(model, **asked).tokens)
 
@@ -246,7 +246,7 @@ def test_a_control_token_in_a_continued_reply_stays_text(served: ServedOf, typed
 
 def test_a_raw_prompt_may_contain_control_tokens(served: ServedOf) -> None:
     model = served("qwen3")
-    raw = prepare(model, GenerateRequest(model="m", prompt="<|im_start|>user\n")).prompt
+    raw = render_prompt(model, GenerateRequest(model="m", prompt="<|im_start|>user\n")).prompt
     assert control_of(model)[raw.tokens[0]] == "<|im_start|>"
 
 

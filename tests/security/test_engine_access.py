@@ -22,9 +22,9 @@ from mlx_provider.server.access import (
     Gate,
     Key,
     engine_keys,
+    host_names,
     host_of,
     own_key_file,
-    own_names,
     read_key,
     read_keys,
 )
@@ -312,7 +312,7 @@ async def test_a_scheme_has_any_case_and_a_key_ends_with_any_byte(
 ) -> None:
     """In UTF-8, the key ends with a byte that is a space in latin-1."""
     monkeypatch.setattr(socket, "gethostname", lambda: "box.corp.example")
-    hosts = {*own_names("0.0.0.0"), "Listed.example."}
+    hosts = {*host_names("0.0.0.0"), "Listed.example."}
     gate = Gate(PlainTextResponse("in"), [Key("voilà")], hosts)
     headers = {"authorization": f"{scheme}voilà".encode()}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(gate)) as client:

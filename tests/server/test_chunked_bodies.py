@@ -7,7 +7,7 @@ import pytest
 
 from mlx_provider.byte_gate import ByteGate
 from mlx_provider.errors import BodyTooLarge
-from mlx_provider.server.access import FOUND, Key
+from mlx_provider.server.access import SCOPE_KEY, Key
 from mlx_provider.server.incoming import SMALL, Bodies
 
 LIMIT = 16 * SMALL
@@ -21,9 +21,8 @@ class Sender:
         headers = [] if length is None else [(b"content-length", str(length).encode())]
         self._pieces: asyncio.Queue[tuple[bytes, bool]] = asyncio.Queue()
         self.taken = 0
-        self.body = asyncio.ensure_future(
-            bodies.read({"type": "http", "headers": headers, FOUND: Key("", key)}, self._receive)
-        )
+        scope = {"type": "http", "headers": headers, SCOPE_KEY: Key("", key)}
+        self.body = asyncio.ensure_future(bodies.read(scope, self._receive))
 
     async def _receive(self) -> dict[str, Any]:
         piece, more = await self._pieces.get()

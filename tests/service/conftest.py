@@ -179,12 +179,12 @@ class Tiny:
 
     def prompt_of(self, **given: Any) -> str:
         """The rendered prompt of a request."""
-        from mlx_provider.serving.prompt import prepare
+        from mlx_provider.serving.prompt import render_prompt
 
         request = GenerateRequest(model=self.model, **given)
         view, lease = self.service.models.use(self.model, request.options)
         with lease:
-            return prepare(view, request).prompt.text
+            return render_prompt(view, request).prompt.text
 
 
 MakeService = Callable[..., tuple[ChatService, InProcessClient]]

@@ -106,18 +106,18 @@ def shelf() -> Iterator[MakeShelf]:
 
 def test_the_ledger_reserves_corrects_and_releases() -> None:
     ledger: MemoryLedger = MemoryLedger(lambda: 100)
-    first = ledger.reserve("a", 30)
-    ledger.reserve("b", 40)
-    assert (ledger.free, ledger.of("a")) == (30, 30)
+    first = ledger.add("a", 30)
+    ledger.add("b", 40)
+    assert (ledger.free, ledger.bytes_of("a")) == (30, 30)
     first.model = Model("a", 65, live_bytes=7)
-    assert (ledger.free, ledger.live()) == (-5, 7), "it tells when more was taken than there is"
-    ledger.release(first)
-    ledger.release(first)
-    assert (ledger.free, ledger.of("a"), ledger.live()) == (60, 0, 0)
+    assert (ledger.free, ledger.live_bytes()) == (-5, 7), "more was taken than there is"
+    for _ in range(2):
+        ledger.remove(first)
+    assert (ledger.free, ledger.bytes_of("a"), ledger.live_bytes()) == (60, 0, 0)
     with pytest.raises(ValueError, match="already"):
-        ledger.reserve("b", 1)
-    second = ledger.reserve("a", 20)
-    ledger.release(first)
+        ledger.add("b", 1)
+    second = ledger.add("a", 20)
+    ledger.remove(first)
     assert ledger.get("a") is second
 
 
@@ -241,7 +241,7 @@ def test_the_wait_is_bounded_and_its_error_has_retry_after(shelf: MakeShelf) -> 
     with pytest.raises(MemoryInUse, match="b has to wait for memory: it takes 10 of") as refused:
         s.get("b")
     assert "and 1 other models are in use" in refused.value.message
-    assert "and 0 other models are in use" in s.ledger.too_full("a", "a", 10).message
+    assert "and 0 other models are in use" in s.ledger.in_use_error("a", "a", 10).message
     assert refused.value.status == 503
     assert refused.value.retry_after
     assert "prompt" not in refused.value.message
@@ -297,11 +297,11 @@ def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None
 def test_weights_never_use_the_reserved_memory_of_rows(shelf: MakeShelf) -> None:
     s = shelf(limit=25)
     lease = s.get("a")
-    assert lease.covers(9)
+    assert lease.try_reserve(9)
     waiting = s.ask("b")
     wait_until(lambda: len(s.queue.waiting) == 1)
     assert s.loads == ["a"], "10 and 10 leave less than 9"
-    assert lease.covers(5)
+    assert lease.try_reserve(5)
     lease.release()
     waiting.result(PATIENCE)
     assert s.names == {"a", "b"}
@@ -321,7 +321,7 @@ def test_a_request_whose_rows_do_not_fit_unloads_an_idle_model(shelf: MakeShelf)
     s = shelf(limit=25)
     s.use("a")
     lease = s.get("b")
-    assert not lease.covers(12)
+    assert not lease.try_reserve(12)
     lease.release()
     lease = s.get("b", rows=12)
     assert (s.names, lease.row_bytes) == ({"b"}, 12)
@@ -412,7 +412,7 @@ def test_many_requests_stay_within_memory_and_all_are_served(shelf: MakeShelf) -
         served = 0
         for step in range(12):
             lease = s.get("abcdefg"[(number * 5 + step * 3) % 7], deadline=inf)
-            if not lease.covers(4 + step % 3):
+            if not lease.try_reserve(4 + step % 3):
                 lease.release()
                 lease = s.get(lease.model.name, rows=4 + step % 3)
             time.sleep(0.0005 * (step % 3))

@@ -10,7 +10,7 @@ from mlx_provider.protocol.health import EngineStats
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Prompt
 from mlx_provider.serving.next_prompt import ToolTurn, known_head
-from mlx_provider.serving.prompt import prepare
+from mlx_provider.serving.prompt import render_prompt
 from tolerances import logprob_tolerance
 from waiting import PATIENCE
 
@@ -177,7 +177,7 @@ def test_the_prefilled_part_ends_before_tokens_that_a_result_can_change(qwen: An
             m if m["role"] != "tool" or result is None else {**m, "content": result}
             for m in messages
         ]
-        return prepare(view, made.wire.model_copy(update={"messages": told})).prompt
+        return render_prompt(view, made.wire.model_copy(update={"messages": told})).prompt
 
     head = known_head(tokens(), view.model.tokenizer)
     assert head is not None

@@ -55,7 +55,7 @@ class Busy:
 
 def test_the_prefix_cache_can_use_the_memory_that_rows_leave() -> None:
     ledger: MemoryLedger = MemoryLedger(lambda: 36 * GIGA)
-    resident = ledger.reserve("model", 6 * GIGA)
+    resident = ledger.add("model", 6 * GIGA)
     for live, left in ((0, 20), (9, 20), (10, 20), (16, 14), (30, 0), (31, 0)):
         resident.model = Busy(live * GIGA)
         assert ledger.prefix_budget() == left * GIGA
@@ -77,11 +77,11 @@ def test_the_prefix_cache_gives_back_a_share(own_model: Any, qwen: Any) -> None:
 
 def test_measurements_use_the_memory_that_weights_rows_and_images_leave() -> None:
     """The prefix cache and other models free memory for them."""
-    ledger: MemoryLedger = MemoryLedger(lambda: 36 * GIGA, media=lambda: GIGA)
+    ledger: MemoryLedger = MemoryLedger(lambda: 36 * GIGA, media_bytes=lambda: GIGA)
     for name, live in (("model", 0), ("other", 9)):
-        ledger.reserve(name, 6 * GIGA).model = Busy(live * GIGA)
+        ledger.add(name, 6 * GIGA).model = Busy(live * GIGA)
     assert ledger.unused_bytes == 14 * GIGA
-    assert (ledger.live(except_key="model"), ledger.live(except_key="other")) == (9 * GIGA, 0)
+    assert [ledger.live_bytes(name) for name in ("model", "other")] == [9 * GIGA, 0]
     evicted: list[int] = []
     prefixes: Any = SimpleNamespace(evict_to=evicted.append)
     process = ProcessMemory(ledger, None, prefixes, None)  # type: ignore[arg-type]

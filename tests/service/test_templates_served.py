@@ -17,7 +17,7 @@ from mlx_provider.families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, R
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TOOLS as NOTE_TOOLS
 from mlx_provider.serving import loader
 from mlx_provider.serving import prompt as prompts
-from mlx_provider.serving.prompt import DESCRIBED, FOLDED, LEFT_OUT
+from mlx_provider.serving.prompt import HISTORY_AS_TEXT, TEXT_LEFT_OUT, TOOLS_AS_TEXT
 from waiting import PATIENCE
 
 NO_TOOLS = """\
@@ -72,7 +72,7 @@ def test_tools_are_described_if_the_template_shows_none(tiny: Any) -> None:
     assert "Looks at a place." in about
     assert "look" not in model.prompt_of(messages=ASKED, tools=TOOLS, tool_choice="none")
     answer = model.ask(messages=ASKED, tools=TOOLS, max_tokens=2)
-    assert DESCRIBED in answer.warnings
+    assert TOOLS_AS_TEXT in answer.warnings
     notes = model.service.health().models
     (status,) = [each for each in notes if each.model == model.model]
     assert {NOTE_TOOLS, NOTE_CALLS} <= set(status.notes)
@@ -101,7 +101,7 @@ def test_calls_in_the_history_have_the_format_that_the_model_must_write(tiny: An
     written = written_call(grammar, name, arguments, TOOLS[0]["function"]["parameters"])
     assert f"<|im_start|>assistant\n{written}<|im_end|>\n<|im_start|>user\nxRESULTx" in prompt
     second = model.ask(messages=history, **asked)
-    assert FOLDED in second.warnings
+    assert HISTORY_AS_TEXT in second.warnings
     assert second.usage.cached_tokens > 0.9 * first.prompt_tokens
 
 
@@ -116,7 +116,7 @@ def test_function_calls_in_the_older_form_become_text_too(tiny: Any) -> None:
     assert '"look"' in prompt
     assert "<|im_start|>user\nxRESULTx" in prompt
     assert prompt == model.prompt_of(messages=new)
-    assert model.ask(messages=old, max_tokens=2).warnings == [FOLDED]
+    assert model.ask(messages=old, max_tokens=2).warnings == [HISTORY_AS_TEXT]
 
 
 def test_tools_that_the_template_refuses_are_described(tiny: Any) -> None:
@@ -125,7 +125,7 @@ def test_tools_that_the_template_refuses_are_described(tiny: Any) -> None:
     prompt = model.prompt_of(messages=ASKED, tools=TOOLS)
     parser = model.served().tool_parser or model.served().forced_parser
     assert described_tools(TOOLS, parser) in prompt
-    assert DESCRIBED in model.ask(messages=ASKED, tools=TOOLS, max_tokens=2).warnings
+    assert TOOLS_AS_TEXT in model.ask(messages=ASKED, tools=TOOLS, max_tokens=2).warnings
 
 
 def called(content: str | None) -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_text_that_a_template_drops_beside_calls_is_reported(
 ) -> None:
     model = tiny("qwen3", ALTERNATES + "{# the log tells once of a template #}")
     answer = model.ask(messages=called("xSAYx"), max_tokens=2)
-    assert answer.warnings == [LEFT_OUT]
+    assert answer.warnings == [TEXT_LEFT_OUT]
     assert model.ask(messages=called(None), max_tokens=2).warnings == []
     (status,) = [m for m in model.service.health().models if m.model == model.model]
     assert NO_TEXT_BESIDE_CALLS in status.notes
@@ -163,7 +163,7 @@ def test_a_fold_of_one_request_is_logged_once(tiny: Any, caplog: pytest.LogCaptu
     model = tiny("qwen3", PICKY + "{# nothing of it was logged before #}")
     for _ in range(2):
         model.ask(messages=ASKED, tools=TOOLS, max_tokens=2)
-    told = [r.getMessage() for r in caplog.records if DESCRIBED in r.getMessage()]
+    told = [r.getMessage() for r in caplog.records if TOOLS_AS_TEXT in r.getMessage()]
     assert len(told) == 1
     assert told[0].startswith(model.model)
     assert "(line 3 of the template)" in told[0]
@@ -180,7 +180,7 @@ def test_null_fields_of_a_tool_are_left_out(tiny: Any) -> None:
     assert prompts[0] == prompts[1]
     assert "null" not in prompts[1]
     asked = model.ask(messages=ASKED, tools=[{**bare, "function": null}], max_tokens=2)
-    assert DESCRIBED not in asked.warnings
+    assert TOOLS_AS_TEXT not in asked.warnings
 
 
 def test_a_parser_can_describe_tools_itself() -> None:
@@ -251,7 +251,7 @@ def test_a_text_longer_than_the_context_is_not_blamed_on_the_template(
 
     model = tiny("qwen3", NO_TOOLS)
     model.ask(max_tokens=1)
-    monkeypatch.setattr(prompts, "_attempt", exceeds)
+    monkeypatch.setattr(prompts, "_render_form", exceeds)
     with pytest.raises(UnsupportedModel, match="too large a value"):
         model.ask("short")
     with pytest.raises(ContextTooLong):

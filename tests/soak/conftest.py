@@ -11,7 +11,7 @@ import pytest
 from engine_process import found_engine
 from mlx_provider.client.http import HttpClient
 from mlx_provider.gateway.config import proxy_config, write_config
-from mlx_provider.gateway.proxy import Proxy, master_key, start_proxy
+from mlx_provider.gateway.proxy import Proxy, make_key, start_proxy
 from ports import free_port
 
 StartProxy = Callable[..., Proxy]
@@ -29,7 +29,7 @@ def engine() -> Iterator[HttpClient]:
 
 
 def start_litellm(config: Path, environ: dict[str, str], options: Sequence[str]) -> Proxy:
-    port, key, log = free_port(), master_key(), config.with_name("proxy.log")
+    port, key, log = free_port(), make_key(), config.with_name("proxy.log")
     command = [Path(sys.executable).with_name("litellm"), "--config", config]
     command += ["--host", "127.0.0.1", "--port", str(port), "--telemetry", "False", *options]
     with log.open("wb") as output:

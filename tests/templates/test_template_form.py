@@ -24,7 +24,7 @@ from mlx_provider.families.tokenizer.template import (
     short_id,
 )
 from mlx_provider.families.tokenizer.template_probe import has_system_role, template_form
-from mlx_provider.serving.prompt import has_tools, lacks_tools
+from mlx_provider.serving.prompt import has_tools, hides_tools
 
 BASE = """\
 {%- if tools %}[tools]{% for tool in tools %}{{ TOOL }}{% endfor %}
@@ -264,7 +264,7 @@ def conversation(system: bool, rounds: list[dict[str, Any]]) -> tuple[list[Any],
 
 def prompt_of(name: str, messages: list[Any], tools: list[Any]) -> str:
     form = form_of(name)
-    lacks = bool(tools) and lacks_tools(form, messages)
+    lacks = bool(tools) and hides_tools(form, messages)
     about = described_tools(tools, None) if lacks else ""
     options: Any = {"text_parts": form.text_parts, "about_tools": about}
     found: list[Any] = normalise(messages, hoist_system=False, **options).messages

@@ -57,10 +57,10 @@ def test_a_named_key_cannot_use_the_tenant_of_another_key(engine: Any) -> None:
 
 
 def test_a_named_key_is_one_account_with_one_share() -> None:
-    marks = Key("x" * 16, "alice").marks("of a gateway")
+    fields = Key("x" * 16, "alice").sender_fields("of a gateway")
     own = {"tenant": "key alice:of a gateway", "account": "key alice:", "share": 1.0}
-    assert marks == {"origin": "named", **own}
-    assert Key("x").marks("of a gateway") == {"origin": "remote"}
+    assert fields == {"origin": "named", **own}
+    assert Key("x").sender_fields("of a gateway") == {"origin": "remote"}
 
 
 @pytest.mark.parametrize(
