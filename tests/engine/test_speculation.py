@@ -171,10 +171,7 @@ def test_each_row_of_a_batch_uses_the_drafter_with_accepted_drafts(qwen3: TextMo
     first, second = (new_request(PROMPTS[i], max_tokens=120) for i in (1, 3))
     knows_first, knows_second = Noting(qwen3, first), Noting(qwen3, second)
     speculation = Speculation(
-        Source(knows_first),
-        Source(knows_second),
-        vocab=qwen3.info.vocab_size,
-        clock=lambda: 0.0,
+        Source(knows_first), Source(knows_second), vocab=qwen3.info.vocab_size, clock=lambda: 0.0
     )
     engine = new_engine(qwen3, mixes=True, speculation=speculation, clock=lambda: 0.0)
     together = steps_of(engine, [first, second])
@@ -291,9 +288,7 @@ def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextMo
             assert own.logprob == pytest.approx(other.logprob, abs=logprob_tolerance())
 
 
-def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(
-    qwen3: TextModel,
-) -> None:
+def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(qwen3: TextModel) -> None:
     """Equal seeds draw equal tokens, so that only the acceptance of drafts could differ."""
     params = [SamplingParams(temperature=1.3, seed=i) for i in range(24)]
     requests = [new_request(PROMPTS[1], max_tokens=6, params=each) for each in params]

@@ -25,11 +25,7 @@ RARER = ("llama", "gemma3_text", "gpt_oss", "jamba", "llama4")
 Tiny = Callable[..., TextModel]
 
 
-def check_against_solo(
-    model: TextModel,
-    arrivals: list[Arrival],
-    requests: list[Request],
-) -> None:
+def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list[Request]) -> None:
     """Compare with each request alone."""
     for arrival, request in zip(arrivals, requests, strict=True):
         whole = arrival.cancel_after is None and arrival.fails_at is None
@@ -130,14 +126,7 @@ def test_drafts_change_no_tokens(tiny: Tiny, family: str, share: float) -> None:
     kept = PrefixCache(budget=lambda: 2**20)
     for prefix_cache in (None, kept):
         requests = run_schedule(
-            model,
-            arrivals,
-            "grouped",
-            32,
-            prefix_cache,
-            mixes=True,
-            guessed=share,
-            answered=alone,
+            model, arrivals, "grouped", 32, prefix_cache, mixes=True, guessed=share, answered=alone
         )
         check_against_solo(model, arrivals, requests)
         accepted = sum(request.accepted for request in requests)
