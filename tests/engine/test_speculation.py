@@ -28,7 +28,7 @@ from mlx_provider.records import DeviceTokens, DraftRow
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import alone, assert_as_alone
 from schedules import Eager, Oracle, steps_of
-from stepping import step_until
+from stepping import step_until, submit
 from tiny import build
 from tolerances import logprob_tolerance
 
@@ -55,8 +55,7 @@ def knowing(model: LoadedModel, requests: Sequence[Request], share: float = 0.8)
 
 def serve(engine: Engine, requests: Sequence[Request]) -> None:
     for request in requests:
-        engine.submit(request)
-        engine.step()
+        submit(engine, request, steps=1)
     run(engine)
 
 
@@ -238,10 +237,7 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
     requests = asked()
     room = [10_000]
     engine = drafted(qwen3, knowing(qwen3, requests), available=lambda: room[0], reserve=4)
-    for request in requests:
-        engine.submit(request)
-    for _ in range(12):
-        engine.step()
+    submit(engine, *requests, steps=12)
     room[0] = 260
     engine.step()
     assert engine.scheduler.queued_jobs
@@ -252,10 +248,7 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
 def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
     requests, model = asked(), Failing(qwen3)
     engine = drafted(model, knowing(qwen3, requests))  # type: ignore[arg-type]
-    for request in requests:
-        engine.submit(request)
-    for _ in range(9):
-        engine.step()
+    submit(engine, *requests, steps=9)
     model.fails = once = First(1, lambda tokens, places: len(tokens) > 6)
     run(engine)
     assert not once.left
