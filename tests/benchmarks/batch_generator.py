@@ -204,10 +204,7 @@ def sizes(hidden: int, layers: int) -> Result:
     }
 
 
-PARTS: dict[str, Callable[[Setting], Result]] = {
-    "decode": bench_decode,
-    "stall": bench_stall,
-}
+PARTS: dict[str, Callable[[Setting], Result]] = {"decode": bench_decode, "stall": bench_stall}
 
 
 def bench(parts: Sequence[str], dtype: str, hidden: int, layers: int) -> Result:

@@ -235,9 +235,7 @@ def tool(parameters: Any, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
 
 
-def test_an_unsupported_keyword_refuses_a_strict_tool_and_warns_for_another(
-    model: Any,
-) -> None:
+def test_an_unsupported_keyword_refuses_a_strict_tool_and_warns_for_another(model: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     with pytest.raises(BadRequest, match=r"tools\[0\]\.function\.parameters: 'uniqueItems' at #/p"):
         model.compiler.structure(
@@ -250,9 +248,7 @@ def test_an_unsupported_keyword_refuses_a_strict_tool_and_warns_for_another(
     assert "uniqueItems" in structure.warnings[0]
 
 
-def test_a_tool_schema_that_does_not_compile_permits_any_object_with_a_warning(
-    model: Any,
-) -> None:
+def test_a_tool_schema_that_does_not_compile_permits_any_object_with_a_warning(model: Any) -> None:
     broken = {"properties": {"a": {"$ref": "#/$defs/none"}}}
     structure = model.compiler.structure(
         model.request(tools=[tool(broken)], tool_choice="required"), grammar("hermes")

@@ -23,40 +23,21 @@ BUSY = Stats(
     pid=77,
     requests=[
         RequestStats(
-            id="chatcmpl-\x1b[31mred",
-            model="qwen",
-            state="decode",
-            prompt_tokens=1000,
-            cached_tokens=900,
-            prefilled_tokens=100,
-            completion_tokens=42,
-            tokens_per_second=12.5,
+            id="chatcmpl-\x1b[31mred", model="qwen", state="decode", prompt_tokens=1000,
+            cached_tokens=900, prefilled_tokens=100, completion_tokens=42, tokens_per_second=12.5,
             age=9.0,
         ),
         RequestStats(id="second", model="[red]qwen", state="queued", prompt_tokens=5, queued=2.0),
     ],
     engines=[
         EngineStats(
-            model="qwen",
-            layout="grouped",
-            queued=1,
-            rows=1,
-            decoded_per_second=12.4,
-            drafter="lookup",
-            drafted_tokens=10,
-            accepted_tokens=7,
+            model="qwen", layout="grouped", queued=1, rows=1, decoded_per_second=12.4,
+            drafter="lookup", drafted_tokens=10, accepted_tokens=7,
         )
     ],
-    prefix_cache=PrefixCacheStats(
-        entries=1,
-        nodes=20,
-        hit_rate=0.9,
-        prompt_tokens=1000,
-    ),
+    prefix_cache=PrefixCacheStats(entries=1, nodes=20, hit_rate=0.9, prompt_tokens=1000),
     memory=MemoryStats(
-        limit=2**34,
-        active=2**33,
-        prefix_cache=2**30,
+        limit=2**34, active=2**33, prefix_cache=2**30,
         models=[ModelMemory(model="qwen", weights=2**32)],
     ),
 )  # fmt: skip

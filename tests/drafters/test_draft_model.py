@@ -188,9 +188,7 @@ def test_rows_drafted_together_get_drafts_of_each(drafting: DraftModel, qwen3: T
         assert found == [plain(qwen3, row.tokens, row.wanted) for row in rows]
 
 
-def test_rows_of_a_solo_layout_are_drafted_one_by_one(
-    qwen3: TextModel,
-) -> None:
+def test_rows_of_a_solo_layout_are_drafted_one_by_one(qwen3: TextModel) -> None:
     drafting = DraftModel(replace(qwen3, kv_layouts=("solo",)), qwen3.info.vocab_size)
     rows = [DraftRow(TEXT[:n], wanted=n) for n in (4, 2, 7)]
     assert guesses(drafting, rows) == [plain_steps(qwen3, row) for row in rows]

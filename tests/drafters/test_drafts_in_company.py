@@ -19,6 +19,7 @@ from mlx_provider_drafters.lookup import Lookup
 from reciting import Reciting
 from references import alone
 from schedules import steps_of
+from stepping import step_until, submit
 from tolerances import logprob_tolerance
 
 VOCAB = 384
@@ -64,8 +65,7 @@ def assert_as_alone(model: Any, requests: Sequence[Request]) -> None:
 
 
 def decode(engine: Engine, request: Request, tokens: int) -> None:
-    while len(request.rows[0].tokens) < tokens:
-        engine.step()
+    step_until(engine, lambda: len(request.rows[0].tokens) >= tokens)
 
 
 def test_a_row_with_drafts_gets_tokens_of_plain_decoding(reciting: Any, drafting: Drafting) -> None:
@@ -90,9 +90,7 @@ def test_joining_and_leaving_rows_get_their_plain_tokens(reciting: Any, drafting
         reciting, drafting, prefix_cache=kept, max_chunk=64, reserve=4, available=lambda: room[0]
     )
     for request in requests:
-        engine.submit(request)
-        for _ in range(3):
-            engine.step()
+        submit(engine, request, steps=3)
         if request is requests[2]:
             decode(engine, request, 4)
             engine.cancel(request)
@@ -126,10 +124,8 @@ def test_six_rows_with_drafts_get_their_plain_tokens(reciting: Any, drafting: Dr
 
 
 def steps(engine: Engine, requests: Sequence[Request]) -> int:
-    for request in requests:
-        engine.submit(request)
-    while engine.scheduler.waiting or engine.scheduler.queued_jobs:
-        engine.step()
+    submit(engine, *requests)
+    step_until(engine, lambda: not (engine.scheduler.waiting or engine.scheduler.queued_jobs))
     return steps_of(engine, [])
 
 

@@ -26,6 +26,7 @@ from mlx_provider_drafters.lookup import ForcedText, Lookup
 from quantised import quantise
 from reciting import Reciting
 from references import alone
+from stepping import step_until, submit
 
 VOCAB = 384
 TOKENIZER = byte_tokenizer()
@@ -158,14 +159,11 @@ def test_predictions_do_not_change_rows_that_join_wait_or_are_cancelled(reciting
     )
     requests = everything()
     for request in requests:
-        engine.submit(request)
-        for _ in range(4):
-            engine.step()
+        submit(engine, request, steps=4)
         if request is requests[2]:
             engine.cancel(requests[1])
     room[0] = 600
-    while not engine.scheduler.queued_jobs:
-        engine.step()
+    step_until(engine, lambda: engine.scheduler.queued_jobs)
     room[0] = 10_000
     run(engine)
     assert requests.pop(1).rows[0].finish == "cancelled"

@@ -100,9 +100,7 @@ def test_a_model_with_windows_scores_by_full_attention(folder: Callable[..., Pat
     assert found.max() > 0, "what layers that keep every token look at"
 
 
-def test_tokens_unknown_to_the_scorer_still_get_finite_scores(
-    folder: Callable[..., Path],
-) -> None:
+def test_tokens_unknown_to_the_scorer_still_get_finite_scores(folder: Callable[..., Path]) -> None:
     few = load_text(folder("qwen3", seed=2, vocab_size=352), LoadOptions())
     found, _ = scored(DraftModel(few, 384), [*TEXT[:300], 383, 400])
     assert np.isfinite(found).all()

@@ -13,7 +13,7 @@ from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import Alternating, new_request, run
-from stepping import step_until
+from stepping import step_until, submit
 
 from .scores import LEAST, Scripted, thinning
 
@@ -190,10 +190,8 @@ def test_a_whole_prompt_does_not_wait_for_the_prefix_of_a_sparse_one(qwen3: Text
     engine = thinning(qwen3, Scripted(9), prefix_cache=kept, max_chunk=32)
     ticking(engine, 0.3)
     sparse, whole = new_request(text(900)), new_request(text(700), may_skip=False)
-    engine.submit(sparse)
-    engine.step()
-    engine.submit(whole)
-    engine.step()
+    submit(engine, sparse, steps=1)
+    submit(engine, whole, steps=1)
     assert [job.admitted for job in engine.scheduler.waiting] == [True, True]
     run(engine)
     assert whole.cached == 0
@@ -211,8 +209,7 @@ def test_a_preempted_row_that_was_prefilled_whole_is_not_scored(qwen3: TextModel
     engine = thinning(qwen3, scorer, reserve=4, available=lambda: room[0])
     request, other = new_request(text(300), max_tokens=20), new_request(text(20), max_tokens=40)
     request.arrived = 1.0  # the younger one
-    engine.submit(other)
-    engine.step()
+    submit(engine, other, steps=1)
     engine.submit(request)
     step_until(engine, lambda: len(request.rows[0].tokens) >= 6)
     room[0] = 600
@@ -287,8 +284,7 @@ def test_a_sparse_row_reserves_memory_for_its_kept_tokens_only(qwen3: TextModel)
     engine = thinning(qwen3, share=0.2, reserve=8)
     ticking(engine, 0.3)
     request = new_request(text(2048), max_tokens=8)
-    engine.submit(request)
-    engine.step()
+    submit(engine, request, steps=1)
     assert engine.scheduler.live_bytes >= 2048
     step_until(engine, lambda: request.selected is not None)
     assert engine.scheduler.live_bytes < 600

@@ -24,6 +24,7 @@ from mlx_provider.testing.driver import Eager, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache, SparseKVCache, sparse
 from quantised import quantise
 from schedules import Oracle
+from stepping import step_until, submit
 from tiny import build
 from wrapped_model import WrappedModel
 
@@ -139,11 +140,9 @@ def test_the_time_of_scoring_counts_as_waiting_for_other_prompts(qwen3: TextMode
             return super().scores(tokens)
 
     engine = thinning(qwen3, Slow(pieces=2), clock=lambda: now)
-    engine.submit(new_request(text(600), may_skip=False))
-    engine.step()
+    submit(engine, new_request(text(600), may_skip=False), steps=1)
     (other,) = engine.scheduler.waiting
-    engine.submit(new_request(text(300)))
-    engine.step()
+    submit(engine, new_request(text(300)), steps=1)
     assert (now, other.aged) == (2.0, 2.0)
     run(engine)
 
@@ -224,14 +223,10 @@ def test_sparse_rows_in_a_batch_get_the_tokens_of_each_alone(
     )  # fmt: skip
     found, gone = mixed_requests(), new_request(text(500, 9), max_tokens=50)
     for request in [*found[:3], gone, *found[3:]]:
-        engine.submit(request)
-        for _ in range(5):
-            engine.step()
-    while len(gone.rows[0].tokens) < 4:
-        engine.step()
+        submit(engine, request, steps=5)
+    step_until(engine, lambda: len(gone.rows[0].tokens) >= 4)
     engine.cancel(gone)
-    while len(found[5].rows[0].tokens) < 3:
-        engine.step()
+    step_until(engine, lambda: len(found[5].rows[0].tokens) >= 3)
     room[0] = 900
     engine.step()
     assert engine.scheduler.queued_jobs, "somebody waits for memory"

@@ -10,6 +10,7 @@ from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
 from schedules import guessing
 from simulated_engine import Engine, m3_max
+from stepping import step_until, submit
 
 LONG, SHORT = 8_000, 500
 """Tokens of a prompt of the flood, and of the one that waits."""
@@ -111,10 +112,8 @@ def test_tokens_of_accepted_drafts_count_as_much_as_others(qwen3: TextModel) -> 
         for at, account in enumerate("ab")
     )
     engine = new_engine(qwen3, speculation=guessing(qwen3, [drafting], 1.0))
-    for request in (drafting, plain):
-        engine.submit(request)
-    while len(output_of(drafting).tokens) < 50:
-        engine.step()
+    submit(engine, drafting, plain)
+    step_until(engine, lambda: len(output_of(drafting).tokens) >= 50)
     assert len(output_of(plain).tokens) < 40
     for account in "ab":
         engine.submit(new_request([7] * 9, account=account))
@@ -127,10 +126,7 @@ def test_a_preempted_row_continues_with_the_same_tokens(qwen3: TextModel, full: 
     limits = {"max_rows": 3} if full == "rows" else {"available": lambda: 180, "reserve": 40}
     engine = new_engine(qwen3, **limits)
     flood = [new_request([5, at, 7], max_tokens=40, account="a") for at in range(8)]
-    for request in flood:
-        engine.submit(request)
-    for _ in range(6):
-        engine.step()
+    submit(engine, *flood, steps=6)
     other = new_request([9] * 30, max_tokens=4, account="b")
     engine.submit(other)
     steps = 0

@@ -11,6 +11,7 @@ from mlx_provider.engine.request import Phase, SamplingParams
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import new_engine, new_request, run
 from references import assert_as_alone
+from stepping import step_until, submit
 
 
 def test_cancel_while_queued_in_prefill_and_in_decode(
@@ -21,10 +22,7 @@ def test_cancel_while_queued_in_prefill_and_in_decode(
     decoding = new_request([30] * 5, max_tokens=50)
     prefilling = new_request([31] * 200, max_tokens=5)
     queued = new_request([32] * 300, max_tokens=5)
-    for request in (decoding, prefilling, queued):
-        engine.submit(request)
-    for _ in range(4):
-        engine.step()
+    submit(engine, decoding, prefilling, queued, steps=4)
     phases = [decoding.phase, prefilling.phase, queued.phase]
     assert phases == [Phase.DECODE, Phase.PREFILL, Phase.WAITING]
     for request in (decoding, prefilling, queued):
@@ -46,10 +44,7 @@ def test_cancel_of_one_choice_holder_ends_every_choice(qwen3: TextModel) -> None
     engine = new_engine(qwen3)
     several = new_request([30] * 5, max_tokens=50, n=3)
     other = new_request([33] * 9, max_tokens=20)
-    engine.submit(several)
-    engine.submit(other)
-    for _ in range(6):
-        engine.step()
+    submit(engine, several, other, steps=6)
     engine.cancel(several)
     run(engine)
     assert_as_alone(qwen3, other)
@@ -96,8 +91,7 @@ def test_of_a_row_that_leaves_right_after_it_joined_the_cached_tokens_are_stored
     first = new_request(tokens, max_tokens=20)
     engine.submit(first)
     reply = first.rows[0].tokens
-    while len(reply) < steps:
-        engine.step()
+    step_until(engine, lambda: len(reply) >= steps)
     engine.cancel(first)
     again = new_request([*tokens, *reply, 5, 6], max_tokens=5)
     run(engine, again)

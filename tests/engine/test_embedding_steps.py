@@ -23,6 +23,7 @@ from mlx_provider.protocol.events import Done, Embedded, Event, Failed
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from quantised import quantise
 from references import assert_as_alone
+from stepping import step_until, submit
 from tiny import build
 
 TEXTS = [[30 + (i * k) % 200 for i in range(n)] for k, n in ((3, 5), (7, 90), (11, 33), (5, 1))]
@@ -123,8 +124,7 @@ def test_a_stream_gets_a_token_in_every_step_beside_200_long_texts(qwen3: TextMo
     engine = new_engine(qwen3, mixes=True, max_chunk=512, costs=costs, clock=lambda: 0.0)
     stream = new_request([40] * 5, max_tokens=60)
     engine.submit(stream)
-    while len(output_of(stream).tokens) < 2:  # tokens are read a step later
-        engine.step()
+    step_until(engine, lambda: len(output_of(stream).tokens) >= 2)  # tokens are read a step later
     texts = [[30 + (i + at) % 200 for i in range(300)] for at in range(200)]
     request = new_embedding(texts)
     engine.submit(request)
@@ -142,8 +142,7 @@ def test_a_prompt_runs_before_the_rest_of_many_texts(qwen3: TextModel) -> None:
     engine = new_engine(qwen3)
     many, prompt = new_embedding([[40] * 9] * 50), new_request([41] * 100, max_tokens=1)
     few = new_embedding([[42] * 9] * 2)
-    for each in (many, prompt, few):
-        engine.submit(each)
+    submit(engine, many, prompt, few)
     ended = []
     while not engine.idle:
         ended += [r for r, events in engine.step() if isinstance(events[-1], Done)]
@@ -159,14 +158,11 @@ def test_texts_do_not_use_the_prefix_cache(
     prompt = [30 + i % 50 for i in range(100)]
     for _ in range(2):
         request = new_embedding([prompt, prompt])
-        engine.submit(request)
-        engine.step()
+        submit(engine, request, steps=1)
         run(engine)
         assert request.prefilled == 200
     stopped = new_embedding([prompt])
-    engine.submit(stopped)
-    for _ in range(4):
-        engine.step()
+    submit(engine, stopped, steps=4)
     assert stopped.prefilled > 32
     engine.cancel(stopped)
     run(engine)
@@ -178,9 +174,7 @@ def test_texts_do_not_use_the_prefix_cache(
 def test_a_cancelled_request_leaves_nothing(qwen3: TextModel, steps: int) -> None:
     engine = new_engine(qwen3)
     request = new_embedding([[40] * 40] * 20, "mean")
-    engine.submit(request)
-    for _ in range(steps):
-        engine.step()
+    submit(engine, request, steps=steps)
     engine.cancel(request)
     assert not engine.scheduler.waiting
     run(engine)
@@ -200,8 +194,7 @@ def test_a_vector_with_nan_fails_alone(qwen3: TextModel, monkeypatch: Any) -> No
         return logits, states * (np.nan if chunk.prompt.tokens[0] == 42 else 1)
 
     monkeypatch.setattr(type(qwen3), "prefill_hidden", spoilt)
-    engine.submit(stream)
-    engine.submit(broken)
+    submit(engine, stream, broken)
     events = events_of(engine, broken)
     assert len(vectors_of(events)) == 1
     assert isinstance(events[-1], Failed)
@@ -219,9 +212,7 @@ def test_texts_wait_for_memory_and_reserve_that_of_the_longest(qwen3: TextModel)
     with pytest.raises(BadRequest, match=r"needs .* bytes of cache"):
         engine.scheduler.check(new_embedding([[40] * 9, [41] * 1500]))
     room["bytes"] = need - 1
-    engine.submit(request)
-    for _ in range(3):
-        engine.step()
+    submit(engine, request, steps=3)
     assert request.phase is Phase.WAITING
     room["bytes"] = need
     assert len(vectors_of(events_of(engine, request))) == 3
@@ -230,12 +221,9 @@ def test_texts_wait_for_memory_and_reserve_that_of_the_longest(qwen3: TextModel)
 def test_a_text_starts_again_when_the_pass_before_it_has_failed(qwen3: TextModel) -> None:
     """The engine did not wait for that pass, so it cannot know whether its chunk was computed."""
     engine = new_engine(qwen3, max_chunk=16)
-    engine.submit(new_request([40] * 5, max_tokens=30))
-    engine.step()
+    submit(engine, new_request([40] * 5, max_tokens=30), steps=1)
     request = new_embedding([TEXTS[1]], "mean")
-    engine.submit(request)
-    for _ in range(3):
-        engine.step()
+    submit(engine, request, steps=3)
     assert 0 < request.prefilled < 90
     assert engine.batch.mixed.restart_prompts() is False
     (job,) = engine.scheduler.waiting

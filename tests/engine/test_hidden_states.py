@@ -16,6 +16,7 @@ from mlx_provider.families.text import TextModel
 from mlx_provider.records import Drafter, DraftRow, ShowsHidden
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, run
 from references import assert_as_alone
+from stepping import step_until, submit
 
 TEXT = [20 + (i * i * 31 + i // 7) % 300 for i in range(120)]
 
@@ -67,9 +68,7 @@ def serve(model: LoadedModel, requests: Sequence[Request], **more: Any) -> Notin
     speculation = speculation_with(noting, model, policy=Eager())
     engine = new_engine(model, speculation=speculation, scheduler=Alternating, **more)
     for request in requests:
-        engine.submit(request)
-        for _ in range(3):
-            engine.step()
+        submit(engine, request, steps=3)
     run(engine)
     return noting
 
@@ -120,11 +119,9 @@ def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextMo
     )
     requests = [new_request(TEXT[: 80 + i], max_tokens=16) for i in range(3)]
     for request in requests:
-        engine.submit(request)
-        engine.step()
+        submit(engine, request, steps=1)
     room[0] = 250
-    while not engine.scheduler.queued_jobs:
-        engine.step()
+    step_until(engine, lambda: engine.scheduler.queued_jobs)
     room[0], before = 10_000, len(noting.seen)
     run(engine)
     check(qwen3, noting)

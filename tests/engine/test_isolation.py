@@ -27,7 +27,7 @@ from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.events import Failed
 from mlx_provider.testing.driver import TokenOutput, new_engine, new_request, output_of, run
 from references import assert_as_alone
-from stepping import step_until
+from stepping import step_until, submit
 
 POISON = 77
 
@@ -42,8 +42,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def start(engine: Engine, tokens: Sequence[list[int]], **more: Any) -> list[Request]:
     requests = [new_request(t, max_tokens=12, **more) for t in tokens]
-    for request in requests:
-        engine.submit(request)
+    submit(engine, *requests)
     return requests
 
 
@@ -81,8 +80,7 @@ def test_a_row_is_run_again_if_the_other_rows_of_a_failed_step_have_ended(qwen3:
     ending, staying = (
         new_request(t, max_tokens=n) for t, n in zip(prompts(2), (9, 20), strict=True)
     )
-    for request in (ending, staying):
-        engine.submit(request)
+    submit(engine, ending, staying)
     step_until(engine, lambda: len(output_of(ending).tokens) >= 8)
     model.fails = once = First(1, several)
     run(engine)
@@ -180,16 +178,13 @@ def test_the_buffers_of_a_row_that_ended_in_a_failed_pass_are_not_used_again(
 ) -> None:
     engine = new_engine(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24), layout="solo")
     ended, other = new_request([40] * 50, max_tokens=3), new_request([50] * 40, max_tokens=20)
-    engine.submit(other)
-    engine.submit(ended)
-    while ended.phase is not Phase.DONE:
-        engine.step()
+    submit(engine, other, ended)
+    step_until(engine, lambda: ended.phase is Phase.DONE)
     with monkeypatch.context() as patch:
         patch.setattr(engine.batch, "read", lambda: 1 / 0)
         engine.step()
     again = new_request([*[40] * 50, *output_of(ended).tokens, 7], max_tokens=3)
-    engine.submit(again)
-    run(engine)
+    run(engine, again)
     assert (again.cached, other.cached) == (0, 0)
     assert_as_alone(qwen3, ended, other, again)
 
@@ -219,8 +214,7 @@ def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
 
     engine = new_engine(qwen3, available=lambda: 260, reserve=4, scheduler=Watched)
     requests = [new_request([40 + i] * 60, max_tokens=40) for i in range(3)]
-    for request in requests:
-        engine.submit(request)
+    submit(engine, *requests)
     waits = 0
     while not engine.idle:
         engine.step()
@@ -385,8 +379,7 @@ def test_a_prefill_that_starts_again_counts_as_one_look_up(qwen3: TextModel) -> 
     engine, request = new_engine(qwen3, prefix_cache=stored), new_request([5] * 40, max_tokens=3)
     counted = list[tuple[str, int]]()
     vars(engine.output.recorder)["count"] = lambda name, n=1, label="": counted.append((name, n))
-    engine.submit(request)
-    engine.step()
+    submit(engine, request, steps=1)
     (job,) = engine.scheduler.waiting
     job.restart()
     step_until(engine, lambda: output_of(request).tokens)

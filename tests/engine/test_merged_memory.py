@@ -14,6 +14,7 @@ from mlx_provider.testing.driver import new_engine, new_request, run
 from mlx_provider.upstream.cache_classes import layers_of
 from noted_calls import note_calls
 from references import assert_as_alone
+from stepping import step_until, submit
 
 LENGTHS = (190, 100)
 REPLY = 120
@@ -29,8 +30,7 @@ def rows(model: TextModel) -> tuple[Engine, list[Request], int]:
         new_request([20 + (i * 31 + j) % 200 for j in range(length)], max_tokens=REPLY)
         for i, length in enumerate(LENGTHS)
     ]
-    for request in asked:
-        engine.submit(request)
+    submit(engine, *asked)
     return engine, asked, memory.token_bytes
 
 
@@ -44,8 +44,7 @@ def taken(engine: Engine) -> int:
 def test_a_shorter_row_is_charged_for_a_step_when_the_longest_takes_it(qwen3: TextModel) -> None:
     engine, _, each = rows(qwen3)
     rooms = set()
-    while len(engine.scheduler.running) < len(LENGTHS):
-        engine.step()
+    step_until(engine, lambda: len(engine.scheduler.running) >= len(LENGTHS))
     while len(engine.scheduler.running) == len(LENGTHS):
         charged = engine.scheduler.live_bytes
         engine.step()

@@ -144,9 +144,7 @@ def test_memory_is_reserved_for_the_large_chunks_of_a_slow_device() -> None:
     assert passes(100_000, 1) == passes.least * 100_000
 
 
-def test_the_memory_of_metal_cuda_and_cpu_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_memory_of_metal_cuda_and_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def limit(**told: Any) -> int:
         monkeypatch.setattr(mx, "device_info", lambda: told)
         return memory.memory_limit(None)

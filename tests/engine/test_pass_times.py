@@ -17,7 +17,7 @@ from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.families.text import TextModel
 from mlx_provider.testing.driver import Alternating, new_engine, new_request, run
 from references import assert_as_alone
-from stepping import step_until
+from stepping import step_until, submit
 from wrapped_model import WrappedModel
 
 CURVE = Curve(((1, 0.01), (256, 0.2)))
@@ -131,8 +131,7 @@ def test_the_engine_does_not_wait_for_a_chunk_after_the_rows(
     stream, long = new_request([30] * 8, max_tokens=40), new_request([40] * 200, max_tokens=3)
     engine.submit(stream)
     step_until(engine, lambda: engine.scheduler.running)
-    engine.submit(long)
-    engine.step()
+    submit(engine, long, steps=1)
     waits = partial(setattr, device, "waits")
     own = SimpleNamespace(**vars(mx) | {"eval": lambda *a: [waits(device.waits + 1), mx.eval(*a)]})
     monkeypatch.setattr(prefill, "mx", own)
@@ -168,8 +167,7 @@ def test_a_failed_chunk_after_the_rows_is_run_again(qwen3: TextModel) -> None:
 def test_brief_prompts_join_before_the_first_decodes_again(qwen3: TextModel) -> None:
     engine = new_engine(qwen3, clock=lambda: 0.0)  # as if prefill took no time
     requests = [new_request([30 + i] * 12, max_tokens=6) for i in range(4)]
-    for request in requests:
-        engine.submit(request)
+    submit(engine, *requests)
     for joined in range(1, 5):
         engine.step()
         assert [len(request.rows[0].tokens) for request in requests] == [1] * joined + [0] * (

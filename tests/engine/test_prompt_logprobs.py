@@ -16,6 +16,7 @@ from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Delta, TokenLogprob
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import alone, assert_as_alone
+from stepping import submit
 from tiny import build
 from tolerances import logprob_tolerance
 
@@ -49,10 +50,7 @@ def test_logprobs_are_those_of_the_whole_prompt(tmp_path: Path, family: str) -> 
     grid = 32 if family == "qwen3_5_text" else 1
     engine = new_engine(model, max_chunk=64, grid=grid, mixes=True)
     others = [new_request([40 + i] * 9, max_tokens=40) for i in range(2)]
-    for other in others:
-        engine.submit(other)
-    for _ in range(3):
-        engine.step()
+    submit(engine, *others, steps=3)
     request = scored(n=2)
     engine.submit(request)
     first, second = told(engine, request)

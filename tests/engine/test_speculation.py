@@ -28,7 +28,7 @@ from mlx_provider.records import DeviceTokens, DraftRow
 from mlx_provider.testing.driver import Eager, new_engine, new_request, output_of, run
 from references import alone, assert_as_alone
 from schedules import Oracle, steps_of
-from stepping import step_until
+from stepping import step_until, submit
 from tiny import build
 from tolerances import logprob_tolerance
 
@@ -55,8 +55,7 @@ def knowing(model: LoadedModel, requests: Sequence[Request], share: float = 0.8)
 
 def serve(engine: Engine, requests: Sequence[Request]) -> None:
     for request in requests:
-        engine.submit(request)
-        engine.step()
+        submit(engine, request, steps=1)
     run(engine)
 
 
@@ -171,10 +170,7 @@ def test_each_row_of_a_batch_uses_the_drafter_with_accepted_drafts(qwen3: TextMo
     first, second = (new_request(PROMPTS[i], max_tokens=120) for i in (1, 3))
     knows_first, knows_second = Noting(qwen3, first), Noting(qwen3, second)
     speculation = Speculation(
-        Source(knows_first),
-        Source(knows_second),
-        vocab=qwen3.info.vocab_size,
-        clock=lambda: 0.0,
+        Source(knows_first), Source(knows_second), vocab=qwen3.info.vocab_size, clock=lambda: 0.0
     )
     engine = new_engine(qwen3, mixes=True, speculation=speculation, clock=lambda: 0.0)
     together = steps_of(engine, [first, second])
@@ -241,10 +237,7 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
     requests = asked()
     room = [10_000]
     engine = drafted(qwen3, knowing(qwen3, requests), available=lambda: room[0], reserve=4)
-    for request in requests:
-        engine.submit(request)
-    for _ in range(12):
-        engine.step()
+    submit(engine, *requests, steps=12)
     room[0] = 260
     engine.step()
     assert engine.scheduler.queued_jobs
@@ -255,10 +248,7 @@ def test_rows_that_wait_for_memory_continue_as_alone(qwen3: TextModel) -> None:
 def test_a_pass_with_drafts_that_fails_is_run_again(qwen3: TextModel) -> None:
     requests, model = asked(), Failing(qwen3)
     engine = drafted(model, knowing(qwen3, requests))  # type: ignore[arg-type]
-    for request in requests:
-        engine.submit(request)
-    for _ in range(9):
-        engine.step()
+    submit(engine, *requests, steps=9)
     model.fails = once = First(1, lambda tokens, places: len(tokens) > 6)
     run(engine)
     assert not once.left
@@ -291,9 +281,7 @@ def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextMo
             assert own.logprob == pytest.approx(other.logprob, abs=logprob_tolerance())
 
 
-def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(
-    qwen3: TextModel,
-) -> None:
+def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(qwen3: TextModel) -> None:
     """Equal seeds draw equal tokens, so that only the acceptance of drafts could differ."""
     params = [SamplingParams(temperature=1.3, seed=i) for i in range(24)]
     requests = [new_request(PROMPTS[1], max_tokens=6, params=each) for each in params]

@@ -58,10 +58,7 @@ def test_drafts_of_any_width_are_not_slower_than_none(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("share", "other"),
-    [
-        *(pytest.param(n, n, marks=pytest.mark.sweep) for n in (0.3, 0.6)),
-        (0.95, 0),
-    ],
+    [*(pytest.param(n, n, marks=pytest.mark.sweep) for n in (0.3, 0.6)), (0.95, 0)],
 )
 @each_device
 def test_drafts_of_sixteen_rows_are_not_slower_than_none(

@@ -15,6 +15,7 @@ from mlx_provider.families.tokenizer.hf_tokenizer import common_length
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, run
 from references import assert_as_alone, assert_near_alone
+from stepping import submit
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_5_text", "nemotron_h", "rwkv7")
 HEADER = 24
@@ -30,10 +31,7 @@ def ask(engine: Engine, messages: Messages, busy: bool = False, **more: Any) -> 
     prompt = engine.model.prepare(messages, tools=[], media=[], variables={})
     request = new_request(prompt, max_tokens=10, logprobs=1, **more)
     beside = [new_request([50 + i] * (9 * i + 3), max_tokens=25) for i in range(3 * busy)]
-    for other in beside:
-        engine.submit(other)
-    for _ in range(4 * busy):
-        engine.step()
+    submit(engine, *beside, steps=4 * busy)
     run(engine, request)
     return request
 
@@ -123,9 +121,7 @@ def test_the_next_request_reuses_a_cancelled_prefill(tiny: Tiny) -> None:
     engine = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=32)
     tokens = [30 + i % 300 for i in range(300)]
     first = new_request(tokens, max_tokens=5)
-    engine.submit(first)
-    for _ in range(4):
-        engine.step()
+    submit(engine, first, steps=4)
     engine.cancel(first)
     second = new_request(tokens, max_tokens=5)
     run(engine, second)

@@ -25,11 +25,7 @@ RARER = ("llama", "gemma3_text", "gpt_oss", "jamba", "llama4")
 Tiny = Callable[..., TextModel]
 
 
-def check_against_solo(
-    model: TextModel,
-    arrivals: list[Arrival],
-    requests: list[Request],
-) -> None:
+def check_against_solo(model: TextModel, arrivals: list[Arrival], requests: list[Request]) -> None:
     """Compare with each request alone."""
     for arrival, request in zip(arrivals, requests, strict=True):
         whole = arrival.cancel_after is None and arrival.fails_at is None
@@ -83,18 +79,20 @@ def test_in_any_schedule_each_request_gets_its_solo_result(
     check()
 
 
+FEW = (
+    Arrival(0, 40, 0, 18, 2, 0, None, None),
+    Arrival(1, 7, 1, 20, 1, 3, None, None),
+    Arrival(2, 90, 2, 12, 1, 4, None, None),
+    Arrival(4, 1, 3, 20, 1, 2, 6, None),
+    Arrival(9, 40, 0, 9, 1, 1, None, None),
+)
+
+
 @pytest.mark.parametrize("layout", ["grouped", "merged", "solo"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "jamba"])
 def test_any_layout_gives_tokens_of_each_alone(tiny: Tiny, family: str, layout: str) -> None:
     model = tiny(family)
-    arrivals = [
-        Arrival(0, 40, 0, 18, 2, 0, None, None),
-        Arrival(1, 7, 1, 20, 1, 3, None, None),
-        Arrival(2, 90, 2, 12, 1, 4, None, None),
-        Arrival(4, 1, 3, 20, 1, 0, 6, None),
-        Arrival(9, 40, 0, 9, 1, 1, None, None),
-        Arrival(12, 19, 2, 20, 1, 5, None, 4),
-    ]
+    arrivals = [*FEW, Arrival(12, 19, 2, 20, 1, 5, None, 4)]
     check_against_solo(model, arrivals, run_schedule(model, arrivals, layout, 16))
 
 
@@ -124,25 +122,11 @@ def test_quantised_kv_rows_decode_together_as_alone(tiny: Tiny, bits: int) -> No
 )
 def test_drafts_change_no_tokens(tiny: Tiny, family: str, share: float) -> None:
     model = tiny(family)
-    arrivals = [
-        Arrival(0, 40, 0, 18, 2, 0, None, None),
-        Arrival(1, 7, 1, 20, 1, 3, None, None),
-        Arrival(2, 90, 2, 12, 1, 4, None, None),
-        Arrival(4, 1, 3, 20, 1, 2, 6, None),
-        Arrival(9, 40, 0, 9, 1, 1, None, None),
-        Arrival(9, 40, 0, 9, 1, 5, None, 4),
-    ]
+    arrivals = [*FEW, Arrival(9, 40, 0, 9, 1, 5, None, 4)]
     kept = PrefixCache(budget=lambda: 2**20)
     for prefix_cache in (None, kept):
         requests = run_schedule(
-            model,
-            arrivals,
-            "grouped",
-            32,
-            prefix_cache,
-            mixes=True,
-            guessed=share,
-            answered=alone,
+            model, arrivals, "grouped", 32, prefix_cache, mixes=True, guessed=share, answered=alone
         )
         check_against_solo(model, arrivals, requests)
         accepted = sum(request.accepted for request in requests)

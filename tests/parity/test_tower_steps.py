@@ -13,7 +13,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
-from stepping import step_until
+from stepping import step_until, submit
 from tiny import build
 from wrapped_model import WrappedModel
 
@@ -66,8 +66,7 @@ def beside_a_stream(model: Timed) -> tuple[Engine, Request]:
     engine = new_engine(model, clock=lambda: model.now)  # type: ignore[arg-type]
     stream = new_request([30] * 8, max_tokens=60)
     engine.submit(stream)
-    while len(output_of(stream).tokens) < 3:  # the first tokens come together
-        engine.step()
+    step_until(engine, lambda: len(output_of(stream).tokens) >= 3)  # the first tokens come together
     return engine, stream
 
 
@@ -135,8 +134,7 @@ def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
     engine, _ = beside_a_stream(timed)
     request = several(qwen)
-    engine.submit(request)
-    engine.step()
+    submit(engine, request, steps=1)
     text = new_request([40] * 4, max_tokens=2)
     engine.submit(text)
     step_until(engine, lambda: output_of(text).tokens)

@@ -239,9 +239,7 @@ def test_a_grammar_constrains_only_the_text_after_the_thoughts(model: ByteModel)
     assert not model.accepts(structure.constraint.fork(), text.replace("7", "700"))
 
 
-def test_grammars_apply_to_final_harmony_messages(
-    tokenizer_folder: Callable[[str], Path],
-) -> None:
+def test_grammars_apply_to_final_harmony_messages(tokenizer_folder: Callable[[str], Path]) -> None:
     tokenizer = load_tokenizer(tokenizer_folder("gptoss"), LoadOptions())
     assert isinstance(tokenizer, HFTokenizer)
     model = written_by(tokenizer, ONE_LINE)

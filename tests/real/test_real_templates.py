@@ -78,10 +78,7 @@ def text_parts(*texts: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-ASKED = [
-    {"role": "system", "content": "xSYSTEMx"},
-    {"role": "user", "content": "xASKx"},
-]
+ASKED = [{"role": "system", "content": "xSYSTEMx"}, {"role": "user", "content": "xASKx"}]
 SAID = {"role": "assistant", "content": "xANSWERx"}
 MORE = [SAID, {"role": "user", "content": "xAGAINx"}]
 HISTORIES: dict[str, list[dict[str, Any]]] = {

@@ -188,16 +188,13 @@ def test_the_fallback_parser_of_the_highest_rank_is_used(install_plugin: Install
     assert none.fallback_tool_parser("read") is None
 
 
-def test_the_parser_of_the_highest_rank_is_detected(install_plugin: Install) -> None:
-    ours = install_plugin("mlx-provider", parsers("special", rank=1), name="ours")
-    theirs = install_plugin("zzz", parsers("plain"))
-    assert discover(ours, theirs).detect_tool_parser("x").name == "special"
-
-
-def test_a_third_party_parser_wins_a_tie(install_plugin: Install) -> None:
-    ours = install_plugin("mlx-provider", parsers("a"), name="ours")
+@pytest.mark.parametrize(("rank", "found"), [(0, "z"), (1, "a")])
+def test_the_parser_of_the_highest_rank_is_detected_or_a_third_partys(
+    install_plugin: Install, rank: int, found: str
+) -> None:
+    ours = install_plugin("mlx-provider", parsers("a", rank=rank), name="ours")
     theirs = install_plugin("zzz", parsers("z"))
-    assert discover(ours, theirs).detect_tool_parser("x").name == "z"
+    assert discover(ours, theirs).detect_tool_parser("x").name == found
 
 
 def test_a_failed_detect_is_noted_and_the_next_parser_is_tried(install_plugin: Install) -> None:

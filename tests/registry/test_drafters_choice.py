@@ -105,10 +105,7 @@ def test_an_unusable_drafter_is_skipped(
     ids=["start", "refuses", "keeps", "machine"],
 )
 def test_a_failed_drafter_is_logged_with_plugin_and_traceback(
-    install_plugin: Install,
-    fault: dict[str, Any],
-    words: str,
-    caplog: pytest.LogCaptureFixture,
+    install_plugin: Install, fault: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = install_plugin("aaa", drafter("odd", 1, **fault))
     assert chosen(discover(name)) == ""

@@ -10,6 +10,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
 from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
+from stepping import submit
 from tiny.models import tiny_pixels
 
 SHAPES = FixedShapes(rows=3, tokens=32)
@@ -46,9 +47,7 @@ def test_a_prompt_with_an_image_gives_equal_bits_cold_and_cached(
         request_of(model, before, "what is it " * 9),
     ]
     for request in requests:
-        engine.submit(request)
-        for _ in range(9):
-            engine.step()
+        submit(engine, request, steps=9)
     run(engine)
     expected = output_of(cold)
     for request in requests[2:]:

@@ -253,10 +253,7 @@ def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
     monkeypatch.setattr(served.engine, "step", lambda: time.sleep(0.001) or [])  # it goes on
     running = client.submit(
         GenerateRequest(
-            model=str(folders[0]),
-            prompt="x",
-            sampling=Sampling(temperature=0),
-            max_tokens=4000,
+            model=str(folders[0]), prompt="x", sampling=Sampling(temperature=0), max_tokens=4000
         )
     )
     with pytest.raises(MemoryInUse) as refused:

@@ -9,8 +9,7 @@ from mlx_provider.upstream.runtime import require_mlx
 
 
 @pytest.mark.parametrize(
-    ("platform", "remedy"),
-    [("linux", r"\.\[cpu\].*\.\[cuda13\]"), ("darwin", "pip install mlx ")],
+    ("platform", "remedy"), [("linux", r"\.\[cpu\].*\.\[cuda13\]"), ("darwin", "pip install mlx ")]
 )
 def test_an_engine_without_mlx_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, platform: str, remedy: str

@@ -52,8 +52,7 @@ NAMES = [family.name for family in FAMILIES]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, "float32" if name in SPARSE else "bfloat16") for name in NAMES],
+    ("name", "dtype"), [(name, "float32" if name in SPARSE else "bfloat16") for name in NAMES]
 )
 def test_the_footprint_from_a_config_equals_that_of_the_loaded_model(
     name: str, dtype: str, registry: PluginRegistry, tmp_path: Path

@@ -68,8 +68,11 @@ class Shelf:
     def get(self, name: str, **more: Any) -> Lease:
         return self.queue.acquire(name, lambda: self.plan(name), **more)
 
-    def ask(self, name: str, **more: Any) -> Future[Lease]:
-        return self.threads.submit(self.get, name, **more)
+    def ask(self, name: str, *, places: int = 0, **more: Any) -> Future[Lease]:
+        """`places`: waits until the queue has so many requests."""
+        asked = self.threads.submit(self.get, name, **more)
+        wait_until(lambda: len(self.queue.waiting) == places or not places)
+        return asked
 
     def use(self, name: str) -> None:
         self.get(name).release()
@@ -167,8 +170,7 @@ def test_a_load_continues_if_one_waiter_leaves(shelf: MakeShelf) -> None:
     s.gate.clear()
     first = s.ask("a", who="one")
     wait_until(lambda: s.loads == ["a"])
-    second = s.ask("a", who="two")
-    wait_until(lambda: len(s.queue.waiting) == 2)
+    second = s.ask("a", who="two", places=2)
     s.queue.withdraw("one")
     with pytest.raises(RequestFailed):
         first.result(PATIENCE)
@@ -179,8 +181,7 @@ def test_a_load_continues_if_one_waiter_leaves(shelf: MakeShelf) -> None:
 def test_a_waiter_that_left_loads_nothing(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     held = s.get("a")
-    waiting = s.ask("b", who="gone")
-    wait_until(lambda: len(s.queue.waiting) == 1)
+    waiting = s.ask("b", who="gone", places=1)
     s.queue.withdraw("gone")
     with pytest.raises(RequestFailed):
         waiting.result(PATIENCE)
@@ -226,8 +227,7 @@ def test_a_model_larger_than_expected_waits_again_for_models_in_use(shelf: MakeS
 def test_a_leased_model_is_not_unloaded_until_its_release(shelf: MakeShelf) -> None:
     s = shelf(limit=15)
     lease = s.get("a")
-    waiting = s.ask("b")
-    wait_until(lambda: len(s.queue.waiting) == 1)
+    waiting = s.ask("b", places=1)
     assert s.names == {"a"}
     lease.release()
     lease.release()
@@ -282,8 +282,7 @@ def test_new_requests_do_not_keep_a_model_busy_forever(shelf: MakeShelf) -> None
     first = s.get("a")
     waiting = s.ask("b")
     wait_until(lambda: bool(s.queue.reserved))
-    newcomer = s.ask("a")
-    wait_until(lambda: len(s.queue.waiting) == 2)
+    newcomer = s.ask("a", places=2)
     first.release()
     lease = waiting.result(PATIENCE)
     assert not newcomer.done()
@@ -298,8 +297,7 @@ def test_weights_never_use_the_reserved_memory_of_rows(shelf: MakeShelf) -> None
     s = shelf(limit=25)
     lease = s.get("a")
     assert lease.try_reserve(9)
-    waiting = s.ask("b")
-    wait_until(lambda: len(s.queue.waiting) == 1)
+    waiting = s.ask("b", places=1)
     assert s.loads == ["a"], "10 and 10 leave less than 9"
     assert lease.try_reserve(5)
     lease.release()
@@ -350,8 +348,7 @@ def test_rows_that_wait_for_memory_precede_new_requests(shelf: MakeShelf) -> Non
     assert s.queue.others_go_on("a")
     s.queue.make_way("a", 12, 0, s.unload, stuck=True)
     assert s.gone == []
-    newcomer = s.ask("b")
-    wait_until(lambda: len(s.queue.waiting) == 1)
+    newcomer = s.ask("b", places=1)
     other.release()
     s.queue.make_way("a", 12, 0, s.unload, stuck=True)
     assert s.gone == ["b"]
@@ -396,8 +393,7 @@ def test_a_pinned_model_is_never_unloaded_for_others(shelf: MakeShelf) -> None:
 def test_closing_refuses_waiting_and_new_requests(shelf: MakeShelf) -> None:
     s = shelf(limit=10)
     s.get("a")
-    waiting = s.ask("b")
-    wait_until(lambda: len(s.queue.waiting) == 1)
+    waiting = s.ask("b", places=1)
     s.queue.close(EngineDied("closing"))
     with pytest.raises(EngineDied):
         waiting.result(PATIENCE)

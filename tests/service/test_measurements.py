@@ -144,8 +144,7 @@ def leave(load: Any, view: ModelView, ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["weights", "kv_bits", "layout", "upstream", "version", "device", "plugin", "switch"],
+    "change", ["weights", "kv_bits", "layout", "upstream", "version", "device", "plugin", "switch"]
 )
 def test_a_changed_model_is_measured_again(
     load: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch, change: str
@@ -283,13 +282,7 @@ def test_a_result_of_a_passing_failure_is_not_stored(file: Path, measured: Measu
     assert Measurements(file).find("key") is None
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("0.031", '"much"'),
-        ('"token_bytes"', '"other_bytes"'),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [("0.031", '"much"'), ('"token_bytes"', '"other_bytes"')])
 def test_an_invalid_entry_is_ignored(file: Path, old: str, new: str) -> None:
     kept = Measurements(file)
     kept.keep("key", MEASURED)

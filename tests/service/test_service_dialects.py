@@ -59,23 +59,18 @@ def text(words: str) -> dict[str, Any]:
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
-CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
-    "two users": [{"role": "user", "content": "w-a"}, {"role": "user", "content": "w-b"}],
-    "system": [{"role": "system", "content": "w-a"}, {"role": "user", "content": "w-b"}],
-    "late system": [
-        {"role": "system", "content": "w-a"},
-        {"role": "user", "content": "w-b"},
-        {"role": "assistant", "content": "w-c"},
-        {"role": "system", "content": "w-d"},
-        {"role": "user", "content": "w-e"},
-    ],
-    "two assistants": [
-        {"role": "user", "content": "w-a"},
-        {"role": "assistant", "content": "w-b"},
-        {"role": "assistant", "content": "w-c"},
-        {"role": "user", "content": "w-d"},
-    ],
-    "a greeting": [{"role": "assistant", "content": "w-a"}, {"role": "user", "content": "w-b"}],
+
+
+def turns(*roles: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": f"w-{c}"} for role, c in zip(roles, "abcde", strict=False)]
+
+
+CONVERSATIONS = {
+    "two users": turns("user", "user"),
+    "system": turns("system", "user"),
+    "late system": turns("system", "user", "assistant", "system", "user"),
+    "two assistants": turns("user", "assistant", "assistant", "user"),
+    "a greeting": turns("assistant", "user"),
     "a tool's result, then the user": [
         {"role": "user", "content": "w-a"},
         {"role": "assistant", "content": "w-b", "tool_calls": [CALL]},

@@ -92,10 +92,7 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
         {"tools": TOOLS, "tool_choice": "required"},
         lambda choice: valid_calls(choice, {"grep", "save_tree", "ping"}),
     ),
-    (
-        {"tools": TOOLS, "tool_choice": NAMED},
-        lambda choice: valid_calls(choice, {"save_tree"}),
-    ),
+    ({"tools": TOOLS, "tool_choice": NAMED}, lambda choice: valid_calls(choice, {"save_tree"})),
     ({"response_format": json_schema(TREE)}, valid_tree),
     ({"response_format": {"type": "json_object"}}, valid_object),
     ({"grammar": {"type": "regex", "value": "(yes|no), [a-f]{3,9}!"}}, valid_match),

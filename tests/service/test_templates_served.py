@@ -42,8 +42,7 @@ ALTERNATES = """\
 {%- set ns.at = ns.at + 1 -%}
 {%- endfor -%}
 """ + NO_TOOLS.replace(
-    "{{ m.content }}",
-    "{{ m.tool_calls[0].function | tojson if m.tool_calls else m.content }}",
+    "{{ m.content }}", "{{ m.tool_calls[0].function | tojson if m.tool_calls else m.content }}"
 )
 """As Mistral Nemo's: it refuses turns of one role, and shows no text beside calls."""
 TOOLS: list[dict[str, Any]] = [

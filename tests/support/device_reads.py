@@ -15,6 +15,7 @@ from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.records import LoadedModel
 from mlx_provider.testing.driver import new_engine, new_request
 from replaced import Replaced, wrap
+from stepping import step_until
 
 READS = ((mx.array, "tolist"), (mx.array, "item"), (mx, "eval"), (mx, "synchronize"))
 
@@ -26,8 +27,7 @@ def drafted_rows(model: LoadedModel, source: Source, rows: int, params: Sampling
     for at in range(rows):
         prompt = range(20 + 9 * at, 40 + 9 * at)
         engine.submit(new_request(prompt, max_tokens=200, params=params))
-    while len(engine.scheduler.running) < rows:
-        engine.step()
+    step_until(engine, lambda: len(engine.scheduler.running) >= rows)
     for _ in range(3):
         engine.step()
     return engine
@@ -82,7 +82,6 @@ def check_no_other_reads(engine: Engine, rows: int, passes: int = 8) -> None:
     """Only drawn tokens are read in so many passes, in which most rows have all three drafts."""
     drafted = engine.output.drafted
     with DeviceReads(engine) as reads:
-        while reads.passes < passes:
-            engine.step()
+        step_until(engine, lambda: reads.passes >= passes)
     assert engine.output.drafted >= drafted + 3 * rows * (passes - 1)
     assert reads.others == 0

@@ -12,6 +12,7 @@ from mlx_provider import PrefillChunk
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Request
 from mlx_provider.testing.driver import new_request
+from stepping import step_until, submit
 from wrapped_model import WrappedModel
 
 
@@ -65,16 +66,14 @@ def _checked(logits: mx.array, *, fails: bool) -> mx.array:
 
 def streams(engine: Engine, count: int = 3, max_tokens: int = 30) -> list[Request]:
     requests = [new_request([30 + i] * (6 + 9 * i), max_tokens=max_tokens) for i in range(count)]
-    for request in requests:
-        engine.submit(request)
+    submit(engine, *requests)
     return requests
 
 
 def decoding(engine: Engine, count: int = 3) -> list[Request]:
     """The same once all of them decode."""
     requests = streams(engine, count)
-    while len(engine.scheduler.running) < count:
-        engine.step()
+    step_until(engine, lambda: len(engine.scheduler.running) >= count)
     return requests
 
 

@@ -83,11 +83,7 @@ class NoisyDevice:
         return self.models[key]
 
     def probe(
-        self,
-        model: TextModel,
-        share: float = QMM,
-        padded: float = 0.0,
-        layouts: Sequence[str] = (),
+        self, model: TextModel, share: float = QMM, padded: float = 0.0, layouts: Sequence[str] = ()
     ) -> Probe:
         self.kernels.noise, self.kernels.padded, self.kernels.calls = share, padded, 0
         return probe.probe(model, model.make_cache, layouts or model.kv_layouts)

@@ -195,10 +195,7 @@ def run_arrivals(engine: Engine, arrivals: Sequence[Any], requests: Sequence[Req
 
 
 def guessing(
-    model: LoadedModel,
-    requests: Sequence[Request],
-    share: float,
-    answered: Answered = alone,
+    model: LoadedModel, requests: Sequence[Request], share: float, answered: Answered = alone
 ) -> Speculation:
     oracle = Oracle(share)
     for request in requests:

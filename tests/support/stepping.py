@@ -1,8 +1,9 @@
-"""Steps of an engine up to a condition."""
+"""Steps of an engine, some or up to a condition."""
 
 from collections.abc import Callable
 
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.request import Request
 
 
 def step_until(engine: Engine, condition: Callable[[], object], most: int = 10_000) -> None:
@@ -12,3 +13,11 @@ def step_until(engine: Engine, condition: Callable[[], object], most: int = 10_0
             return
         engine.step()
     raise AssertionError(f"not within {most} steps")
+
+
+def submit(engine: Engine, *requests: Request, steps: int = 0) -> None:
+    """Submit these requests, and run some steps."""
+    for request in requests:
+        engine.submit(request)
+    for _ in range(steps):
+        engine.step()

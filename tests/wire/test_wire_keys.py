@@ -65,12 +65,7 @@ def test_a_named_key_is_one_account_with_one_share() -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [
-        ("DELETE", "/cache"),
-        ("GET", "/cache"),
-        ("GET", "/metrics"),
-        ("GET", "/v1/stats"),
-    ],
+    [("DELETE", "/cache"), ("GET", "/cache"), ("GET", "/metrics"), ("GET", "/v1/stats")],
 )
 def test_a_named_key_cannot_use_routes_of_the_whole_engine(
     engine: Any, method: str, path: str
@@ -116,10 +111,7 @@ def test_a_named_key_can_choose_the_options_of_any_key_on_tcp(
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"warm": ["A prompt for others to wait for."]},
-        {"tool_parser": "hermes"},
-    ],
+    [{"warm": ["A prompt for others to wait for."]}, {"tool_parser": "hermes"}],
     ids=lambda options: next(iter(options)),
 )
 def test_a_named_key_cannot_set_costly_options(engine: Any, options: dict[str, Any]) -> None:

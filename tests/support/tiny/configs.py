@@ -301,10 +301,7 @@ _QWEN_PROCESSOR: dict[str, Config] = {
         "size": _SIZE,
     },
     "video_preprocessor_config.json": _PATCHES
-    | {
-        "video_processor_type": "Qwen3VLVideoProcessor",
-        "size": _SIZE,
-    },
+    | {"video_processor_type": "Qwen3VLVideoProcessor", "size": _SIZE},
 }
 _QWEN2_PROCESSOR: dict[str, Config] = {
     "preprocessor_config.json": _PATCHES
