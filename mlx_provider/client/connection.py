@@ -25,7 +25,7 @@ from .runtime_folder import READY, EngineLock, check_folder, holder, identity, o
 START_LIMIT = 180.0
 """Seconds."""
 POLL = 0.05
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server")
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server.run")
 
 
 @dataclass(frozen=True)

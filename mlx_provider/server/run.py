@@ -1,7 +1,9 @@
-"""Start an engine process: options, lock, BLAS, service, socket."""
+"""Starts an engine process: options, lock, BLAS, service, socket. `python -m
+mlx_provider.server.run` is one, with the options of `mlx-provider serve`."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import logging
@@ -83,6 +85,15 @@ def serve(
             _report(options, ErrorBody.of(error).model_dump_json().encode() + b"\n")
         return 1
     return 0
+
+
+def main(build: BuildService | None = None, fixed: Mapping[str, Any] = MappingProxyType({})) -> int:
+    parser = argparse.ArgumentParser(description="as `mlx-provider serve`")
+    for name, kind in (("host", str), ("port", int), ("api-key-file", Path), ("drain", float)):
+        parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
+    for name in ("lock-fd", "ready-fd"):
+        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
+    return serve(ServeOptions(**vars(parser.parse_args())), build, fixed)
 
 
 def end_process(code: int) -> NoReturn:
@@ -195,3 +206,7 @@ def _report(options: ServeOptions, line: bytes) -> None:
             os.close(options.ready_fd)
         except OSError as error:
             log.warning("the starting client is gone: %s", error)
+
+
+if __name__ == "__main__":
+    end_process(main())

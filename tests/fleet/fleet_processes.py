@@ -54,7 +54,7 @@ class TcpEngine(Process):
 
     environ: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    """Of `mlx_provider.server`."""
+    """Of `mlx_provider.server.run`."""
 
     @property
     def key(self) -> str:
@@ -64,7 +64,7 @@ class TcpEngine(Process):
         """Start it; `wait` tells when it listens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         own = {"MLX_PROVIDER_API_KEY": self.key, "MLX_PROVIDER_RUNTIME_DIR": str(self.folder)}
-        command = [sys.executable, "-m", "mlx_provider.server", "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "mlx_provider.server.run", "--host", "127.0.0.1"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port), *self.options],

@@ -179,6 +179,6 @@ def script_of(request: ModelRequest) -> str:
 
 
 if __name__ == "__main__":
-    from mlx_provider.server.__main__ import main
+    from mlx_provider.server.run import main
 
     sys.exit(main(build=ScriptedService))

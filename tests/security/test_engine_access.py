@@ -34,7 +34,7 @@ from mlx_provider.serving.service import ChatService
 from mlx_provider.settings import EngineSettings
 from tiny import build
 
-SERVER = (sys.executable, "-P", "-m", "mlx_provider.server", "--port", "0")
+SERVER = (sys.executable, "-P", "-m", "mlx_provider.server.run", "--port", "0")
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
