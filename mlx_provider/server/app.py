@@ -201,10 +201,10 @@ class EngineApp:
         return Response(metrics, headers={"content-type": PROMETHEUS})
 
     async def _cache(self, request: Request) -> Response:
-        return JSONResponse(await anyio.to_thread.run_sync(self._service.cache_report))
+        return JSONResponse(await anyio.to_thread.run_sync(self._service.prefixes.report))
 
     async def _clear(self, request: Request) -> Response:
-        await anyio.to_thread.run_sync(self._service.cache_clear)
+        await anyio.to_thread.run_sync(self._service.prefixes.clear)
         return JSONResponse({"cleared": True})
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from importlib.metadata import version
 from math import inf
 from os import getpid
-from typing import Any
 
 import mlx.core as mx
 
@@ -84,6 +83,7 @@ class ChatService:
         self.models = ModelCache(
             settings, self._plugins, self.worker, self._recorder, media=lambda: self.media.nbytes
         )
+        self.prefixes = self.models.prefixes
         self.in_flight = InFlight()
         self.next_prompts = NextPrompts(self.worker)
         self._warming = threading.Lock()
@@ -294,16 +294,6 @@ class ChatService:
         """Waits briefly for the engine thread, never for the load of a model."""
         entries, media = self.in_flight.all(), self.media.nbytes
         return take(entries, self.models, device=device_name(), media=media)
-
-    def cache_report(self) -> dict[str, Any]:
-        return self.models.prefixes.report()
-
-    def cache_clear(self) -> None:
-        self.models.prefixes.clear()
-
-    def cache_shrink(self, share: float) -> None:
-        """Keep this share of the prefix cache's bytes. Never blocks."""
-        self.models.prefixes.shrink_to(share)
 
     def _call(self, function: Callable[[], None]) -> None:
         def log_failure(future: Future[None]) -> None:

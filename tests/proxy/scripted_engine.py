@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from mlx_provider import __version__
@@ -148,6 +149,10 @@ class ScriptedService:
 
     def stats(self) -> Stats:
         return Stats(at=time.time(), version=__version__, device="fake", pid=os.getpid())
+
+    @property
+    def prefixes(self) -> Any:
+        return SimpleNamespace(report=self.cache_report, clear=self.cache_clear)
 
     def cache_report(self) -> dict[str, Any]:
         return json.loads(json.dumps(self.seen))

@@ -161,6 +161,11 @@ class FakeService:
     def stats(self) -> Stats:
         return Stats(at=time.time(), version=__version__, device="fake", pid=os.getpid())
 
+    @property
+    def prefixes(self) -> Any:
+        report, clear, shrink = self.cache_report, self.cache_clear, self.cache_shrink
+        return SimpleNamespace(report=report, clear=clear, shrink_to=shrink)
+
     def cache_report(self) -> dict[str, Any]:
         unread = {name: queue.unread for name, queue in self.queues.items()}
         return {**self.seen, "threads": threading.active_count(), "unread": unread}

@@ -88,8 +88,8 @@ def test_an_emptied_cache_has_freed_its_memory(
         """Bytes that were stored, and active bytes afterwards."""
         ending(model)
         await_heads(model)
-        stored = service.cache_report()["bytes"]
-        service.cache_clear()
+        stored = service.prefixes.report()["bytes"]
+        service.prefixes.clear()
         return stored, mx.get_active_memory()
 
     emptied()

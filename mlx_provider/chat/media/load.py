@@ -139,23 +139,20 @@ class _Load:
             self._end(error)
 
     def fail(self, reason: str) -> None:
-        path = self._ref.path
-        self._end(MediaError(f"{path}: {reason}", param=path, brief="too large"))
+        self._end(self._error(reason, brief="too large"))
 
     def find_sources(self) -> None:
         ref, urls = self._ref, self._ref.source
         if urls is None:
-            problem = "has no source; send a data: URL or an https: URL"
-            raise MediaError(f"{ref.path}: the {ref.kind} {problem}", param=ref.path)
+            raise self._error(f"the {ref.kind} has no source; send a data: URL or an https: URL")
         if ref.kind == "audio" or (ref.kind == "image" and not isinstance(urls, str)):
-            problem = f"{ref.kind} is not supported; send it as text"
-            raise MediaError(f"{ref.path}: {problem}", param=ref.path)
+            raise self._error(f"{ref.kind} is not supported; send it as text")
         if isinstance(urls, str):
             self.sources = [Source(urls, ref.path, ref.required)]
             return
         if not 0 < len(urls) <= self._policy.max_frames:
-            problem = f"a video takes 1 to {self._policy.max_frames} frames, not {len(urls)}"
-            raise MediaError(f"{ref.path}: {problem}", param=ref.path)
+            most = self._policy.max_frames
+            raise self._error(f"a video takes 1 to {most} frames, not {len(urls)}")
         places = [f"{ref.path}.video[{i}]" for i in range(len(urls))]
         self.sources = [Source(u, p, ref.required) for u, p in zip(urls, places, strict=True)]
 
@@ -186,9 +183,7 @@ class _Load:
             self.result = replace(frames[0], detail=ref.detail, path=ref.path)
             return
         if len({frame.shape for frame in frames}) > 1:
-            raise MediaError(
-                f"{ref.path}: the frames of a video must have one size", param=ref.path
-            )
+            raise self._error("the frames of a video must have one size")
         self.result = MediaItem(
             "video",
             (len(frames), *frames[0].shape),
@@ -197,6 +192,9 @@ class _Load:
             ref.detail,
             ref.path,
         )
+
+    def _error(self, reason: str, **more: str) -> MediaError:
+        return MediaError(f"{self._ref.path}: {reason}", param=self._ref.path, **more)
 
     def _end(self, error: MediaError) -> None:
         if self._ref.required:

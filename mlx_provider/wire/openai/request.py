@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ...bounds import MAX_NAME
 from ...errors import BadRequest, wrong_part
 from ...invalid import bad_request, quote
-from ...protocol.requests import RENDERER_ARGUMENTS, GenerateRequest, Sampling
+from ...protocol.requests import GenerateRequest, Sampling
 from ..api import ClientNames, expect, expect_object
 
 T = TypeVar("T")
@@ -154,11 +154,9 @@ def template_variables(params: Parameters) -> tuple[dict[str, Any], int | None]:
         variables["enable_thinking"] = enabled
     if (verbosity := params.take("verbosity")) is not None:
         variables["verbosity"] = verbosity
-    kwargs = params.mapping("chat_template_kwargs")
-    if reserved := RENDERER_ARGUMENTS & kwargs.keys():
-        raise wrong_part("chat_template_kwargs", f"cannot set {', '.join(sorted(reserved))}")
+    variables |= params.mapping("chat_template_kwargs")
     given_budget = params.number("thinking_budget")
-    return variables | kwargs, budget if given_budget is None else given_budget
+    return variables, budget if given_budget is None else given_budget
 
 
 def _effort(value: object) -> dict[str, Any]:
