@@ -98,10 +98,6 @@ def drafting_engine(
     return new_engine(model, mixes=True, speculation=speculation, clock=lambda: 0.0, **more)
 
 
-def serve(engine: Engine, requests: Sequence[Request]) -> None:
-    run(engine, *requests)
-
-
 def assert_same(requests: Sequence[Request], others: Sequence[Request], near: float = 1e-4) -> None:
     """Tokens and logprobs are equal, as far as both have them."""
     assert tokens(requests) == tokens(others)
@@ -131,11 +127,11 @@ def reciting(qwen3: TextModel) -> Reciting:
 
 def test_predicted_text_changes_no_token(model: Reciting) -> None:
     plain = everything(predicted=False)
-    serve(new_engine(model), plain)
+    run(new_engine(model), *plain)
     together, apart = everything(), everything()
-    serve(drafting_engine(model, Lookup()), together)
+    run(drafting_engine(model, Lookup()), *together)
     for request in apart:
-        serve(drafting_engine(model, ForcedText()), [request])
+        run(drafting_engine(model, ForcedText()), request)
     near = 0.05 if model.model.layers[0].self_attn.q_proj.weight.dtype == mx.bfloat16 else 1e-3
     assert_same(together, plain, near)
     assert_same(apart, plain, near)
@@ -147,7 +143,7 @@ def test_predicted_text_changes_no_token(model: Reciting) -> None:
 def test_predicted_drafts_are_more_than_half_of_a_call(reciting: Reciting) -> None:
     for at in range(3):
         request = asked(at)
-        serve(drafting_engine(reciting, ForcedText()), [request])
+        run(drafting_engine(reciting, ForcedText()), request)
         assert tokens([request])[0] == TEXT[PLACES[at] :][: LENGTHS[at]]
         assert request.accepted > LENGTHS[at] / 2
 
@@ -193,19 +189,19 @@ def test_an_always_wrong_predictor_is_soon_not_used(qwen3: TextModel) -> None:
     request = new_request(range(20, 40), max_tokens=80)
     request.rows[0].predictor = Wrong()
     policy = Policy()
-    serve(drafting_engine(qwen3, ForcedText(), policy), [request])
+    run(drafting_engine(qwen3, ForcedText(), policy), request)
     assert tokens([request]) == tokens([alone(qwen3, request)])
     assert 0 < request.drafted < 30
     later = new_request(range(20, 40), max_tokens=20)
     later.rows[0].predictor = Wrong()
-    serve(drafting_engine(qwen3, ForcedText(), policy), [later])
+    run(drafting_engine(qwen3, ForcedText(), policy), later)
     assert later.drafted == 0, "what other rows have shown counts, too"
 
 
 def test_a_fault_of_a_predictor_costs_only_the_predictor(qwen3: TextModel) -> None:
     request = new_request(range(20, 40), max_tokens=20)
     request.rows[0].predictor = Broken()
-    serve(drafting_engine(qwen3, ForcedText()), [request])
+    run(drafting_engine(qwen3, ForcedText()), request)
     assert tokens([request]) == tokens([alone(qwen3, request)])
     assert request.rows[0].predictor is None
 
@@ -240,8 +236,8 @@ def test_a_thinking_budget_ends_a_thought_as_without_predictors(
         return request
 
     plain, predicted = thinking(predicted=False), thinking(predicted=True)
-    serve(new_engine(reciting), [plain])
-    serve(drafting_engine(reciting, ForcedText()), [predicted])
+    run(new_engine(reciting), plain)
+    run(drafting_engine(reciting, ForcedText()), predicted)
     assert_same([predicted], [plain])
     assert output_of(plain).tokens[budget] == ids("</think>")[0]
     assert predicted.accepted > 10

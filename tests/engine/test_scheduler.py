@@ -64,6 +64,12 @@ def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
     return (decide(plan, now) if record.begins else record).plan.chunk
 
 
+def some_chunk(plan: Scheduler, now: float = 0.0) -> Chunk:
+    chunk = next_chunk(plan, now)
+    assert chunk is not None
+    return chunk
+
+
 def decide(plan: Scheduler, now: float = 0.0) -> StepRecord:
     record = plan.schedule(now)
     plan.apply(record)
@@ -90,11 +96,9 @@ def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None
     for request in (first, second):
         made.check(request)
         made.submit(request, 0.0)
-    chunk = next_chunk(made)
-    assert chunk is not None, "its own images may be what is beside it"
+    chunk = some_chunk(made)  # its own images may be what is beside it
     while chunk.job.cost:
-        chunk = next_chunk(made)
-        assert chunk is not None
+        chunk = some_chunk(made)
         ran(made, chunk)
     assert next_chunk(made) is None
     beside = 10
@@ -256,9 +260,7 @@ def test_a_prompt_of_low_priority_does_not_stop_started_ones() -> None:
     plan.submit(holder, 0.0)
     assert next_chunk(plan) is not None
     plan.submit(patient, 0.0)
-    chunk = next_chunk(plan, 1000.0)
-    assert chunk is not None
-    assert chunk.job.request is holder
+    assert some_chunk(plan, 1000.0).job.request is holder
 
 
 def advance_rows(plan: Scheduler, ended: list[Request]) -> None:
@@ -284,8 +286,7 @@ def test_the_shortest_prompt_runs_first_and_a_long_one_does_not_starve() -> None
     served_at = None
     for step in range(400):
         plan.submit(make(60), now=float(step))
-        chunk = next_chunk(plan, float(step))
-        assert chunk is not None
+        chunk = some_chunk(plan, float(step))
         if chunk.job.request is long and served_at is None:
             served_at = step
         if step == 0:
@@ -313,9 +314,7 @@ def test_a_deep_prompt_is_no_brief_one() -> None:
     plan = scheduler(max_chunk=64, max_rows=1000, curve=curve)
     deep, other = plan.submit(make(20_000), 0.0), plan.submit(make(1000), 0.0)
     deep.estimated_cached = 19_500
-    chunk = next_chunk(plan)
-    assert chunk is not None
-    assert chunk.job is other
+    assert some_chunk(plan).job is other
 
 
 def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
@@ -325,9 +324,7 @@ def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
     job = plan.submit(make(60_000), 0.0)
     for depth in range(1024, 60_000, 1024):
         job.done = depth
-        chunk = next_chunk(plan)
-        assert chunk is not None
-        assert plan.chunking.duration(job, chunk.size) <= LONGEST_GAP
+        assert plan.chunking.duration(job, some_chunk(plan).size) <= LONGEST_GAP
 
 
 def beside_rows(plan: Scheduler, rows: int = 1, length: int = 10) -> Scheduler:
@@ -461,9 +458,7 @@ def test_a_brief_prompt_is_not_cut_up() -> None:
     assert stops == [200, 300]
     cached = plan.submit(make(10_000), 0.0)
     cached.estimated_cached = cached.done = 9_700
-    chunk = next_chunk(plan)
-    assert chunk is not None
-    assert chunk.stop == 10_000
+    assert some_chunk(plan).stop == 10_000
 
 
 def test_a_brief_prompt_precedes_rows_until_these_have_waited_for_the_longest_gap() -> None:
@@ -564,9 +559,7 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
     plan = scheduler(memory=300, max_rows=10)
     holder, big, small = make(200, 1), make(150, 1), make(20, 1)
     plan.submit(holder, 0.0)
-    chunk = next_chunk(plan)
-    assert chunk is not None
-    chunk.job.done = 64
+    some_chunk(plan).job.done = 64
     plan.submit(big, 0.0)
     plan.submit(small, 0.0)
     started = set()
@@ -581,9 +574,7 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
     for row in list(plan.running):
         row.finish = "stop"
         plan.remove_rows([row])
-    chunk = next_chunk(plan, 2.0)
-    assert chunk is not None
-    assert chunk.job.request is big
+    assert some_chunk(plan, 2.0).job.request is big
 
 
 def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:

@@ -22,25 +22,18 @@ CHUNKED = upstreams(gated_delta.gated_delta_chunked)
 RECURRENCE = upstreams(gated_delta.gated_delta_ops)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 33, 100, 300])
-def test_the_chunked_gated_delta_equals_the_recurrence(tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "hidden"), [*((n, 0) for n in (1, 2, 7, 8, 9, 33, 100, 300)), (9, 2)]
+)
+def test_the_chunked_gated_delta_equals_the_recurrence(tokens: int, hidden: int) -> None:
     mx.random.seed(tokens)
     q, k, v = (mx.random.normal((1, tokens, 2, 8)) * 8**-0.5 for _ in range(3))
     g, beta = mx.random.uniform(0.5, 1, (1, tokens, 2)), mx.random.uniform(0, 1, (1, tokens, 2))
-    state = mx.random.normal((1, 2, 8, 8))
-    ours = use_small_chunks(CHUNKED)(q, k, v, g, beta, state)
-    theirs = RECURRENCE(q, k, v, g, beta, state)
-    for a, b in zip(ours, theirs, strict=True):
-        assert mx.allclose(a, b, atol=logprob_tolerance())
-
-
-def test_the_chunked_gated_delta_equals_the_recurrence_with_a_mask() -> None:
-    q, k, v = (mx.random.normal((1, 9, 2, 8)) * 8**-0.5 for _ in range(3))
-    g, beta = (mx.random.uniform(0.5, 1, (1, 9, 2)) for _ in range(2))
-    state, mask = mx.random.normal((1, 2, 8, 8)), mx.array([[False] * 2 + [True] * 7])
-    _, ours = use_small_chunks(CHUNKED)(q, k, v, g, beta, state, mask)
-    _, theirs = RECURRENCE(q, k, v, g, beta, state, mask)
-    assert mx.allclose(ours, theirs, atol=logprob_tolerance())
+    state, mask = mx.random.normal((1, 2, 8, 8)), mx.arange(tokens)[None] >= hidden
+    given = (q, k, v, g, beta, state, *([mask] if hidden else []))
+    pairs = zip(use_small_chunks(CHUNKED)(*given), RECURRENCE(*given), strict=True)
+    equal = [mx.allclose(ours, theirs, atol=logprob_tolerance()) for ours, theirs in pairs]
+    assert all(equal[bool(hidden) :]), "what a hidden token reads is nobody's"
 
 
 @pytest.mark.parametrize("metal", [False, True])

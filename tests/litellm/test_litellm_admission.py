@@ -39,29 +39,17 @@ OPENAI = {
 }
 
 
-def check(request):
-    assert request.max_tokens == 9
-    assert request.n == 2
-    assert request.session == "thread"
-    assert request.template == {
-        "reasoning_effort": "low",
-        "enable_thinking": True,
-        "verbosity": "low",
-    }
-    assert request.sampling.seed == 3
-    assert set(request.ignored) == {"prediction", "service_tier", "store", "web_search_options"}
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_openai_parameter_of_a_blocking_call_reaches_the_engine(engine, stream):
-    litellm.completion(model="mlx/m", messages=HI, stream=stream, **OPENAI)
-    check(engine.request)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_every_openai_parameter_of_an_async_call_reaches_the_engine(engine, stream):
-    await litellm.acompletion(model="mlx/m", messages=HI, stream=stream, **OPENAI)
-    check(engine.request)
+async def test_every_openai_parameter_reaches_the_engine(engine, stream):
+    asked = {"model": "mlx/m", "messages": HI, "stream": stream, **OPENAI}
+    litellm.completion(**asked)
+    await litellm.acompletion(**asked)
+    template = {"reasoning_effort": "low", "enable_thinking": True, "verbosity": "low"}
+    assert len(engine.requests) == 2
+    for request in engine.requests:
+        assert (request.max_tokens, request.n, request.session) == (9, 2, "thread")
+        assert (request.template, request.sampling.seed) == (template, 3)
+        assert set(request.ignored) == {"prediction", "service_tier", "store", "web_search_options"}
 
 
 @pytest.mark.parametrize(

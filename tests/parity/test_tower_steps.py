@@ -13,7 +13,7 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
-from stepping import step_until, submit
+from stepping import step_until
 from tiny import build
 from wrapped_model import WrappedModel
 
@@ -62,19 +62,20 @@ def several(model: LoadedModel, first: int = 1) -> Request:
     return asked(model, [picture(first + at) for at in range(IMAGES)])
 
 
-def beside_a_stream(model: Timed) -> tuple[Engine, Request]:
+def beside_a_stream(model: Timed) -> tuple[Engine, Request, Request]:
+    """An engine with a stream, and with several images that are submitted now."""
     engine = new_engine(model, clock=lambda: model.now)  # type: ignore[arg-type]
     stream = new_request([30] * 8, max_tokens=60)
     engine.submit(stream)
     step_until(engine, lambda: len(output_of(stream).tokens) >= 3)  # the first tokens come together
-    return engine, stream
+    request = several(model.inner)
+    engine.submit(request)
+    return engine, stream, request
 
 
 def test_a_stream_continues_between_images(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
-    engine, stream = beside_a_stream(timed)
-    request = several(qwen)
-    engine.submit(request)
+    engine, stream, request = beside_a_stream(timed)
     gaps, tokens = [], len(output_of(stream).tokens)
     while len(request.features) < IMAGES:
         began = timed.now
@@ -91,9 +92,7 @@ def test_a_stream_continues_between_images(qwen: LoadedModel) -> None:
 
 def test_steps_without_an_image_follow_one_beyond_the_stall_target(qwen: LoadedModel) -> None:
     timed = Timed(qwen, seconds=0.3)
-    engine, _ = beside_a_stream(timed)
-    request = several(qwen)
-    engine.submit(request)
+    engine, _, request = beside_a_stream(timed)
     steps = 0
     while len(request.features) < IMAGES:
         engine.step()
@@ -112,9 +111,7 @@ def test_without_decoding_rows_all_images_run_at_once(qwen: LoadedModel) -> None
 @pytest.mark.parametrize("ending", ["cancel", "failure"])
 def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, ending: str) -> None:
     timed = Timed(qwen, fails_at=5 if ending == "failure" else 0)
-    engine, stream = beside_a_stream(timed)
-    request = several(qwen)
-    engine.submit(request)
+    engine, stream, request = beside_a_stream(timed)
     step_until(engine, lambda: len(timed.ran) >= 4)
     if ending == "cancel":
         engine.cancel(request)
@@ -132,9 +129,8 @@ def test_a_tower_that_ends_early_affects_no_other_request(qwen: LoadedModel, end
 
 def test_a_short_prompt_overtakes_a_tower(qwen: LoadedModel) -> None:
     timed = Timed(qwen)
-    engine, _ = beside_a_stream(timed)
-    request = several(qwen)
-    submit(engine, request, steps=1)
+    engine, _, request = beside_a_stream(timed)
+    engine.step()
     text = new_request([40] * 4, max_tokens=2)
     engine.submit(text)
     step_until(engine, lambda: output_of(text).tokens)

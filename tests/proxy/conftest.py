@@ -39,6 +39,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
 
 
+def refused(reply: httpx.Response, words: str, status: int = 400) -> None:
+    """With the reason, and without a trace of our code."""
+    assert reply.status_code == status, reply.text[:500]
+    assert words in reply.text
+    assert "Traceback" not in reply.text
+    assert ".py" not in reply.text
+
+
 class ScriptedEngine:
     """The engine process, as the tests look into it."""
 

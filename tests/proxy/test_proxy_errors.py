@@ -7,6 +7,8 @@ import pytest
 
 from sdk_clients import openai_client
 
+from .conftest import refused
+
 URL = "/v1/chat/completions"
 
 
@@ -51,10 +53,7 @@ REFUSED = [
 @pytest.mark.parametrize(("sent", "status", "words"), REFUSED)
 def test_a_refused_request_has_status_and_reason(engine, raw, sent, status, words, stream):
     reply = raw.post(URL, json={**sent, "stream": stream})
-    assert reply.status_code == status, reply.text
-    assert words in reply.text
-    assert "Traceback" not in reply.text
-    assert ".py" not in reply.text
+    refused(reply, words, status)
 
 
 def test_a_missing_model_leaves_the_deployment_in_service(engine, raw):
@@ -66,8 +65,7 @@ def test_a_missing_model_leaves_the_deployment_in_service(engine, raw):
 def test_a_busy_engine_answers_503_with_retry_after(engine, raw):
     for stream in (False, True):
         reply = raw.post(URL, json=body("busy", stream=stream, num_retries=0))
-        assert reply.status_code == 503, reply.text
-        assert "other models are in use" in reply.text
+        refused(reply, "other models are in use", 503)
         assert reply.headers["retry-after"] == "3"
     assert raw.post(URL, json=body("fine")).status_code == 200
 

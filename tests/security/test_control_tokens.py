@@ -1,7 +1,5 @@
 """Text of users and tools never becomes a control token, whatever field it comes in."""
 
-import base64
-import io
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from PIL import Image
 from tokenizers import Tokenizer
 
 from mlx_provider.protocol.requests import GenerateRequest, ModelOptions
@@ -22,6 +19,7 @@ from mlx_provider.settings import EngineSettings
 from mlx_provider.wire.anthropic.request import message_request
 from mlx_provider.wire.responses.routes import response_request
 from tiny import build
+from tiny.models import tiny_image_part as image
 
 TEXT = ("qwen3", "llama", "gemma3_text")
 VISION = ("qwen3_vl", "gemma3", "qwen2_vl", "demo")
@@ -261,13 +259,6 @@ def test_calls_and_results_written_as_text_make_no_control_tokens(served: Served
     ]
     names = [control_of(model)[token] for token in written(model, prompt_of(model, messages))]
     assert names == ["<bos>", *["<start_of_turn>", "<end_of_turn>"] * 3, "<start_of_turn>"]
-
-
-def image(seed: int) -> dict[str, Any]:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), (seed * 40, 90, 200)).save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
 def text(value: str) -> dict[str, Any]:

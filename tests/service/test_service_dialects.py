@@ -1,17 +1,14 @@
 """Conversations of every form, to models whose templates support few of them."""
 
-import base64
-import io
 import re
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from mlx_provider import LoadOptions
 from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import load_text
-from tiny.models import tiny_pixels
+from tiny.models import tiny_image_part as image
 
 NO_SYSTEM = """\
 {%- for message in messages -%}
@@ -45,13 +42,6 @@ NATIVE_TOOLS = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
 """
 TEMPLATES = {"no system": NO_SYSTEM, "drops system": DROPS_SYSTEM, "tools": NATIVE_TOOLS}
-
-
-def image(seed: int = 1) -> dict[str, Any]:
-    out = io.BytesIO()
-    Image.fromarray(tiny_pixels(seed)).save(out, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def text(words: str) -> dict[str, Any]:

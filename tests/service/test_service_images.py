@@ -13,20 +13,13 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.events import Delta
 from noted_calls import note_calls
 from tiny import build
-from tiny.models import tiny_pixels
+from tiny.models import tiny_image_part
 
 from .conftest import PATIENCE
 
 
-def image_part(seed: int) -> dict[str, Any]:
-    out = io.BytesIO()
-    Image.fromarray(tiny_pixels(seed)).save(out, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
 def question(text: str, *seeds: int) -> list[dict[str, Any]]:
-    parts = [image_part(seed) for seed in seeds]
+    parts = [tiny_image_part(seed) for seed in seeds]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
@@ -107,7 +100,7 @@ def test_bad_images_of_earlier_turns_become_text(own_model: Any, tmp_path: Path)
     tiny = own_model(build(tmp_path / "tiny", "qwen3_vl"), kv_layout="solo")
     call = {"id": "c", "function": {"name": "read", "arguments": "{}"}}
     calling: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
-    good, go_on = image_part(1), {"role": "user", "content": "go on"}
+    good, go_on = tiny_image_part(1), {"role": "user", "content": "go on"}
     for name in BAD:
         bad = bad_part(name)
         result = {"role": "tool", "tool_call_id": "c", "content": [good, bad]}

@@ -1,24 +1,14 @@
 """Options of the operator for images: served as text, and images that a model cannot take."""
 
-import base64
-import io
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.requests import ModelOptions
-from tiny.models import tiny_pixels
+from tiny.models import tiny_image_part as image
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-
-
-def image() -> dict[str, Any]:
-    out = io.BytesIO()
-    Image.fromarray(tiny_pixels(1)).save(out, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def history(in_tool: bool) -> list[dict[str, Any]]:

@@ -373,40 +373,42 @@ def test_a_response_has_equal_log_probabilities_whole_and_streamed(engine: Any) 
     assert tokens == [token["token"] for token in part["logprobs"]]
 
 
-def test_log_probabilities_of_tokens_without_text_are_kept() -> None:
-    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
-    a, b, c, d = (TokenLogprob(token=x, id=0, logprob=-1.0, bytes=[]) for x in "abcd")
-    early, late = Delta(logprobs=[b]), Delta(logprobs=[d])
-    stream = Stream(accepted, ChatTools(), echo_of({}))
-    thought, text = Delta(reasoning="t", logprobs=[a]), Delta(content="c", logprobs=[c])
-    parts = [accepted, early, thought, early, text, late, late, Finish(reason="stop")]
+ACCEPTED = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
+
+
+def streamed(*deltas: Delta) -> tuple[list[Any], list[str]]:
+    """The events of a reply of these, and the tokens of its text."""
+    stream = Stream(ACCEPTED, ChatTools(), echo_of({}))
+    parts = [ACCEPTED, *deltas, Finish(reason="stop")]
     found = events((stream.feed(parts) + b"data: [DONE]\n\n").decode())
     (done,) = (event for event in found if event.type == "response.output_text.done")
-    assert [token.token for token in done.logprobs] == ["b", "c", "d", "d"]
+    return found, [token.token for token in done.logprobs]
+
+
+def test_log_probabilities_of_tokens_without_text_are_kept() -> None:
+    a, b, c, d = (TokenLogprob(token=x, id=0, logprob=-1.0, bytes=[]) for x in "abcd")
+    early, late = Delta(logprobs=[b]), Delta(logprobs=[d])
+    thought, text = Delta(reasoning="t", logprobs=[a]), Delta(content="c", logprobs=[c])
+    found, tokens = streamed(early, thought, early, text, late, late)
+    assert tokens == ["b", "c", "d", "d"]
     items = [event.item.type for event in found if event.type == "response.output_item.done"]
     assert items == ["reasoning", "message"]
 
 
 def test_the_end_of_a_thought_is_no_token_of_the_message() -> None:
-    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
     end, first, rest = (
         TokenLogprob(token=token, id=0, logprob=-1.0, bytes=[*part])
         for token, part in (("</think>", b"</think>"), ("?", b"\xc3"), ("é", b"\xa9"))
     )
     silent = [Delta(logprobs=[end]), Delta(logprobs=[first])]
-    stream = Stream(accepted, ChatTools(), echo_of({}))
-    thought, text = Delta(reasoning="t"), Delta(content="é", logprobs=[rest])
-    parts = [accepted, thought, *silent, text, Finish(reason="stop")]
-    found = events((stream.feed(parts) + b"data: [DONE]\n\n").decode())
-    (done,) = (event for event in found if event.type == "response.output_text.done")
-    assert [token.token for token in done.logprobs] == ["?", "é"]
+    _, tokens = streamed(Delta(reasoning="t"), *silent, Delta(content="é", logprobs=[rest]))
+    assert tokens == ["?", "é"]
 
 
 def test_nothing_follows_an_error_in_a_stream() -> None:
-    accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=1)
     for failed in (Failed.of(EngineUnavailable("gone")), Finish(reason="cancelled")):
-        stream = Stream(accepted, ChatTools(), echo_of({}))
-        out = stream.feed([accepted, Delta(content="a"), failed])
+        stream = Stream(ACCEPTED, ChatTools(), echo_of({}))
+        out = stream.feed([ACCEPTED, Delta(content="a"), failed])
         assert stream.feed([Delta(content="b")]) == b""
         *_, delta, told, last = events(out.decode())
         assert delta.delta == "a"

@@ -9,7 +9,9 @@ decoding has no ties; rows of special tokens in the output matrix are (nearly) z
 never ends by itself. `mlx_lm.load` reads every folder, `mlx_vlm.load` those with vision.
 """
 
+import base64
 import hashlib
+import io
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from mlx_provider.records import DraftOptions, MediaItem
 from mlx_provider.registry import PluginRegistry
@@ -42,6 +45,14 @@ def tiny_image(seed: int, height: int = 96, width: int = 96) -> MediaItem:
 def tiny_video(seed: int, frames: int = 4, height: int = 64, width: int = 96) -> MediaItem:
     pixels = [tiny_pixels(seed * 1000 + i, height, width) for i in range(frames)]
     return _item("video", np.stack(pixels))
+
+
+def tiny_image_part(seed: int = 1) -> dict[str, Any]:
+    """The image as a part of a message."""
+    file = io.BytesIO()
+    Image.fromarray(tiny_pixels(seed)).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
 def _item(kind: str, pixels: NDArray[np.uint8]) -> MediaItem:
