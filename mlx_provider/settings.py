@@ -120,13 +120,9 @@ SETTING_NAMES = tuple(n for n in EngineSettings.model_fields if n not in FixedSe
 def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
     """Raises `BadRequest` that names the variable and its valid values. An empty variable is
     unset."""
-    variables = {name: PREFIX + name.upper() for name in SETTING_NAMES}
+    given = {PREFIX + name.upper() for name in SETTING_NAMES} & environ.keys()
     source = EnvSettingsSource(EngineSettings)
-    source.env_vars = {
-        variable.lower(): environ[variable]
-        for variable in variables.values()
-        if environ.get(variable)
-    }
+    source.env_vars = {name.lower(): environ[name] for name in given if environ[name]}
     try:
         return EngineSettings(**{"disk_cache": home_state(environ)} | source())
     except ValidationError as error:

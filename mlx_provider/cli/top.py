@@ -82,11 +82,13 @@ def _head(stats: Stats) -> Text:
 
 
 def _memory(memory: MemoryStats) -> Text:
+    from ..gateway.models import format_size
+
     owners = {owner.replace("_", " "): n for owner, n in memory.owners().items() if n}
     return Text(
-        f"memory  {format_bytes(sum(owners.values()))} of {format_bytes(memory.limit)}, "
-        f"{format_bytes(memory.active)} on the device\n        "
-        + ", ".join(f"{owner} {format_bytes(nbytes)}" for owner, nbytes in owners.items())
+        f"memory  {format_size(sum(owners.values()))} of {format_size(memory.limit)}, "
+        f"{format_size(memory.active)} on the device\n        "
+        + ", ".join(f"{owner} {format_size(nbytes)}" for owner, nbytes in owners.items())
     )
 
 
@@ -130,18 +132,13 @@ def _engine(engine: EngineStats) -> Text:
 
 
 def _cache(cache: PrefixCacheStats) -> Text:
+    from ..gateway.models import format_size
+
     line = (
-        f"{cache.entries} entries, {format_bytes(cache.bytes)} of {format_bytes(cache.budget)} · "
+        f"{cache.entries} entries, {format_size(cache.bytes)} of {format_size(cache.budget)} · "
         f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached"
     )
     return Text.assemble(("prefix cache", "bold"), "  ", line)
-
-
-def format_bytes(nbytes: int) -> str:
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if nbytes >= 2**power:
-            return f"{nbytes / 2**power:.1f} {unit}"
-    return f"{nbytes} B"
 
 
 def cache(

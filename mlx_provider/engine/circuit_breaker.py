@@ -1,4 +1,5 @@
-"""Disables a feature that keeps failing, such as batching or a drafter, for a number of steps."""
+"""Disables a feature that keeps failing, such as batching or a drafter, and
+tries it again after growing waits."""
 
 import logging
 
@@ -12,8 +13,6 @@ LONGEST_WAIT = 2**16
 
 
 class CircuitBreaker:
-    """Disables a feature that keeps failing, and tries it again after growing waits."""
-
     def __init__(self, disabled: str = "", enabled: str = "") -> None:
         """Texts for the log, if any: `disabled` has a place for the number of failures."""
         self._disabled, self._enabled = disabled, enabled

@@ -73,7 +73,7 @@ def test_top_once_prints_requests_models_and_memory(engine: str) -> None:
     for wanted in (
         "mlx-provider 1.2.3 · M9 · process 77",
         "1 running, 1 waiting · decode 12 tok/s",
-        "weights 4.0 GiB",
+        "weights 4.3 GB",
         "1000/1000 (900 cached)",
         "[red]qwen",
         "7 of 10 accepted (70%)",

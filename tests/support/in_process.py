@@ -15,8 +15,8 @@ class InProcessClient:
         self.health = service.health
         self.stats = service.stats
         self.metrics = service.metrics
-        self.cache_report = service.prefixes.report
-        self.cache_clear = service.prefixes.clear
+        self.cache_report = lambda: service.prefixes.report()
+        self.cache_clear = lambda: service.prefixes.clear()
         self.close = service.close
 
     def submit(self, request: ModelRequest) -> Generation:
