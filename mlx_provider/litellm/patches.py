@@ -134,9 +134,7 @@ def _complete_deployment(original: Original, entry: Any, *args: Any, **kwargs: A
 def _set_created(original: Original, stream: Any, *args: Any, **kwargs: Any) -> None:
     """Give all chunks of a stream one time of creation, ours."""
     original(stream, *args, **kwargs)
-    stamp = getattr(stream.completion_stream, CREATED, None)
-    if stamp is not None:
-        stream.created = stamp
+    stream.created = getattr(stream.completion_stream, CREATED, stream.created)
 
 
 def _reuse_chunk(original: Original, stream: Any, *args: Any, **kwargs: Any) -> Any:

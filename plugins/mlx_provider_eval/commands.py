@@ -108,7 +108,6 @@ def _run(
     out: typer.FileTextWrite | None,
 ) -> None:
     """Measure subject after subject until a signal, and print. Exit code 1: nothing was measured.
-
     Raises all errors of the input before the start; `EngineUnavailable` if the gateway has ended.
     """
     from rich.console import Console

@@ -1,7 +1,5 @@
-"""`mlx-provider eval needle`: facts that a model finds, by length of the prompt and depth.
-
-A long prompt is a report of different sentences. One of them tells a code, for which the end asks.
-"""
+"""`mlx-provider eval needle`: facts that a model finds, by length of the prompt and depth. A long
+prompt is a report of different sentences. One of them tells a code, for which the end asks."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,11 +65,9 @@ def locker(seed: int) -> tuple[str, str]:
 def longest_prompt(
     build: Callable[[int], Messages], count: Callable[[Messages], int], tokens: int, near: int = 64
 ) -> tuple[Messages, int, int]:
-    """A prompt of nearly a number of tokens, and not more: its messages, tokens and parts.
-
-    `near`: parts of a prompt with about that length, as the start of the search. A prompt without
-    any part can be longer.
-    """
+    """A prompt of nearly a number of tokens, and not more: its messages, tokens and parts. `near`:
+    parts of a prompt with about that length, as the start of the search. A prompt without any part
+    can be longer."""
     least, parts = count(build(0)), max(1, near)
     for _ in range(4):
         each = max(1.0, (count(build(parts)) - least) / parts)

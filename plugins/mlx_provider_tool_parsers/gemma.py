@@ -50,6 +50,8 @@ class GemmaFormat:
         first = yield from reader.peek()
         if first != "{":
             raise NotACall("a call has arguments in braces") if first else TextEnded()
+        if not name:
+            raise NotACall("a call has a name")
         reader.call(name)
         quotes = (self.quote, '"')
         yield from _Arguments(
@@ -59,14 +61,9 @@ class GemmaFormat:
 
     def parser(self, name: str, aliases: str = "") -> ToolParser:
         opener = f"{self.start}call:"
+        quotes = (self.quote, self.quote)
         tagged = TaggedArguments(
-            "",
-            ":",
-            "",
-            between=",",
-            text=(self.quote, self.quote),
-            untyped="json",
-            barred=(opener,),
+            "", ":", "", between=",", text=quotes, untyped="json", barred=(opener,)
         )
         return ToolParser(
             start=self.start,

@@ -336,11 +336,10 @@ def identity(
     """Fields of a `ToolParser` by which it is chosen. `marks`: texts that all chat templates of the
     format contain; empty: by its name alone."""
 
-    def detect(template: str) -> bool:
-        return all(mark in template for mark in marks)
-
-    found = {"name": name, "aliases": tuple(aliases.split()), "rank": rank}
-    return found | ({"detect": detect} if marks else {})
+    fields: dict[str, Any] = {"name": name, "aliases": tuple(aliases.split()), "rank": rank}
+    if marks:
+        fields["detect"] = lambda template: all(mark in template for mark in marks)
+    return fields
 
 
 def json_block(

@@ -37,7 +37,7 @@ def _header(reader: TextReader) -> Reading[str]:
 def _call(reader: TextReader, name: str, tools: Tools) -> Reading[None]:
     """The name, if it was not read; then parameters, or one JSON object; then the end."""
     name, known = name or (yield from _header(reader)), functions(tools)
-    if known and name not in known:
+    if not name or (known and name not in known):
         raise NotACall("no such tool")
     arguments = Arguments(reader, tools, name, "json", lines=False)
     yield from reader.space()

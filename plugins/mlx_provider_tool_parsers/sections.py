@@ -4,6 +4,7 @@ names a call by an id, `functions.NAME:INDEX`, or in other forms."""
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlx_provider import CallGrammar, ToolParser
 from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
@@ -127,24 +128,22 @@ def scan_mistral(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from read_call(reader, name, call_id=call_id)
 
 
-def _write(section: Section, before: str, after: str, between: str = "") -> CallGrammar:
+def _section(
+    section: Section, head: str, tail: str = "", between: str = "", **fields: Any
+) -> ToolParser:
+    """`head`, `tail`: texts before and after the arguments, within the markers of a call."""
     begin, end = section.begin[0], section.end[0]
-    before, after = section.call + before, after + section.call_end
-    return CallGrammar(before, after, begin, end, between)
-
-
-def _section(section: Section, **fields: object) -> ToolParser:
+    before, after = section.call + head, tail + section.call_end
+    separators = (section.kind + section.separator, section.separator)
     return ToolParser(
-        start=section.begin[0],
+        start=begin,
         starts=section.begin[1:],
-        end=section.end[0],
+        end=end,
         ends=section.end[1:],
         scan=section.scan,
-        markers=(
-            *(section.call, section.kind + section.separator),
-            *(section.separator, section.call_end),
-        ),
-        **fields,  # type: ignore[arg-type]
+        markers=(section.call, *separators, section.call_end),
+        grammar=CallGrammar(before, after, begin, end, between),
+        **fields,
     )
 
 
@@ -168,9 +167,9 @@ def _shows_ids(template: str) -> bool:
 PARSERS = (
     _section(
         DEEPSEEK_V3,
-        grammar=_write(
-            DEEPSEEK_V3, "function<｜tool▁sep｜>{name}\n```json\n", "\n```", between="\n"
-        ),
+        head="function<｜tool▁sep｜>{name}\n```json\n",
+        tail="\n```",
+        between="\n",
         **identity(
             "deepseek_v3",
             ("<｜tool▁sep｜>", "```json"),
@@ -180,14 +179,14 @@ PARSERS = (
     ),
     _section(
         DEEPSEEK_V31,
+        head="{name}<｜tool▁sep｜>",
         after="drop",
-        grammar=_write(DEEPSEEK_V31, "{name}<｜tool▁sep｜>", ""),
         **identity("deepseek_v31", ("<｜tool▁sep｜>",)),
     ),
     _section(
         KIMI_K2,
+        head="functions.{name}:{digits}<|tool_call_argument_begin|>",
         after="drop",
-        grammar=_write(KIMI_K2, "functions.{name}:{digits}<|tool_call_argument_begin|>", ""),
         **identity("kimi_k2", ("<|tool_calls_section_begin|>",), aliases="kimi moonshot", rank=3),
     ),
     _MISTRAL,

@@ -280,7 +280,6 @@ def test_a_kimi_call_is_read_with_every_spelling_of_its_id(written_id: str, name
         *(("kimi_k2", kimi_call(written_id)) for written_id in NO_NAMES),
         ("apertus", '<|tools_prefix|>[{"": {}}]<|tools_suffix|>'),
         ("hermes", '[Calling tool:({"a": "v"})]'),
-        ("mistral", '[TOOL_CALLS][ARGS]{"a": "v"}'),
         ("xlam", "```\nprint(1)\n```"),
     ],
 )

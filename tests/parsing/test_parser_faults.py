@@ -127,10 +127,10 @@ def test_a_call_that_the_parser_cannot_read_is_not_enforced(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({parser.name for parser in TOOL_PARSERS.values()}))
 @pytest.mark.parametrize("blank", ["", " ", "\n"])
-def test_empty_tool_and_parameter_names_are_no_parser_fault(name: str, blank: str) -> None:
-    """A model may write a call without a name, and a parameter without one."""
+def test_empty_names_are_no_parser_fault_and_no_call(name: str, blank: str) -> None:
     parser = TOOL_PARSERS[name]
     schema = tool("f", **{blank: "string"})["function"]["parameters"]
     for called in ("f", blank):
         text = written_call(parser.call_grammar(), called, {blank: "v"}, schema)
-        assert read_chunks([text], tool_parser=parser).faults == ()
+        found = read_chunks([text], tool_parser=parser)
+        assert (found.faults, "" in dict(found.calls)) == ((), False)
