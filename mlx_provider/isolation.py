@@ -1,4 +1,8 @@
-"""Catches any error of plugins and of passes of the model, and says whose code failed."""
+"""Catches any error of plugins and of passes of the model, and says whose code failed.
+
+Four boundaries use it: a request's work on the host (`Engine.isolate`), a pass of the device or a
+trial (`attempt`), a plugin's call (`plugin_call`), and a thread for which nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ CORE = __name__.partition(".")[0]
 MACHINE_ERRORS = (OSError, MemoryError)
 NO_MEMORY = ("[malloc", "out of memory", "insufficient memory")
 DEVICE_ERRORS = ("[metal", "[cuda", *NO_MEMORY)
-MEMORY_HINT = "; if this repeats, set a lower MLX_PROVIDER_MEMORY_LIMIT"
 """Parts of MLX's messages about the device."""
+MEMORY_HINT = "; if this repeats, set a lower MLX_PROVIDER_MEMORY_LIMIT"
 LOG_HINT = "its traceback is in the engine's log (`mlx-provider engine logs`)"
 
 
