@@ -26,19 +26,10 @@ from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.chat.messages.parts import Detail, MediaRef
 from mlx_provider.errors import MediaError, Overloaded, RequestFailed
 from mlx_provider.records import MediaItem
+from pictures import chunk, data_url, encoded, tiff_of_one_tile
 
 DATA = Path(__file__).parents[1] / "data" / "chat"
 CLIENTS = json.loads((DATA / "client_messages.json").read_text())
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, form, **options)
-    return out.getvalue()
-
-
-def data_url(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 def ref(data: bytes, detail: Detail = "auto") -> MediaRef:
@@ -142,12 +133,6 @@ def test_exif_orientation_is_applied() -> None:
 
 def png_header(width: int, height: int) -> bytes:
     """A PNG that claims a size and holds hardly any data."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
@@ -171,11 +156,6 @@ def test_a_truncated_image_is_refused(form: str) -> None:
     data = encoded(Image.fromarray(noise), form)
     assert load(data).pixels.shape == (40, 40, 3)
     assert "truncated" in refuse(ref(data[: len(data) // 2]))
-
-
-def chunk(kind: bytes, body: bytes, crc: int = 0) -> bytes:
-    check = zlib.crc32(kind + body) ^ crc
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", check)
 
 
 def png_with(*chunks: bytes, late: bytes = b"", end: int = 0, alpha: bool = False) -> bytes:
@@ -409,16 +389,6 @@ def test_a_jpeg_is_decoded_at_reduced_size_close_to_pillow(n: int) -> None:
     size = (1201 // (2 * n), 901 // (2 * n))
     want = np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
     assert np.abs(item.scaled(*size).astype(int) - want).mean() < 2
-
-
-def tiff_of_one_tile(side: int, shown: int) -> bytes:
-    packed = zlib.compress(bytes(side * side))
-    tags = [
-        (256, shown), (257, shown), (258, 8), (259, 8), (262, 1), (277, 1),
-        (322, side), (323, side), (324, 8 + 2 + 120 + 4), (325, len(packed)),
-    ]  # fmt: skip
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
-    return b"II*\0" + struct.pack("<IH", 8, 10) + entries + bytes(4) + packed
 
 
 def test_tiff_tiles_that_are_larger_than_the_image() -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import base64
-import io
 import os
 import re
 import subprocess
@@ -20,6 +19,7 @@ from mlx_provider.chat.media.fetch import MediaPolicy
 from mlx_provider.chat.media.load import load_media
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import MediaError
+from pictures import data_url, encoded
 from waiting import wait_until
 
 SECONDS, FPS = 3, 8
@@ -109,9 +109,7 @@ def test_the_form_that_the_refusal_of_a_clip_names_is_accepted() -> None:
         loaded(part(b"no video"))
     form = re.search(r"\{.*\}", refused.value.message)
     assert form is not None
-    out = io.BytesIO()
-    Image.new("RGB", (8, 6), "red").save(out, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    url = data_url(encoded(Image.new("RGB", (8, 6), "red")))
     advised = ast.literal_eval(form[0].replace("[image URLs]", repr([url, url])))
     assert loaded(advised).shape == (2, 6, 8, 3)
 

@@ -1,6 +1,5 @@
 """Fetching over http: bounds held against real servers, and hosts that must not be reached."""
 
-import io
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,15 +15,14 @@ from mlx_provider.chat.media.fetch import Source, fetch_remote, is_public
 from mlx_provider.chat.media.load import MediaPolicy, load_media
 from mlx_provider.chat.messages.parts import MediaRef
 from mlx_provider.errors import MediaError
+from pictures import encoded
 
 OPEN = MediaPolicy(allow_private=True, timeout=300)
 PUBLIC = "93.184.215.14"
 
 
 def picture(width: int) -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (width, 1), "red").save(out, "PNG")
-    return out.getvalue()
+    return encoded(Image.new("RGB", (width, 1), "red"))
 
 
 class Pictures(Handler):

@@ -7,12 +7,11 @@ from PIL import Image
 
 from mlx_provider.chat.media.decode import open_picture, rgb_pixels, webp_size
 from mlx_provider.errors import MediaError
+from pictures import encoded
 
 
 def webp(mode="RGB", size=(37, 21), **options):
-    out = io.BytesIO()
-    Image.new(mode, size).save(out, "WEBP", **options)
-    return out.getvalue()
+    return encoded(Image.new(mode, size), "WEBP", **options)
 
 
 def turned(by):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
-from mlx_provider.engine.request import Request
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import MediaSpan, Prompt
 from mlx_provider.testing.driver import Alternating, new_request, run
@@ -22,15 +21,11 @@ def text(length: int, seed: int = 0) -> list[int]:
     return [20 + (i * i * 31 + i // 7 + 101 * seed) % 300 for i in range(length)]
 
 
-def served(engine: Any, *requests: Request) -> None:
-    run(engine, *requests)
-
-
 def plain(model: TextModel, tokens: Sequence[int], count: int = 8) -> list[int]:
     engine = thinning(model)
     engine.sparse_prefill = None
     request = new_request(list(tokens), max_tokens=count)
-    served(engine, request)
+    run(engine, request)
     return request.rows[0].tokens
 
 
@@ -84,7 +79,7 @@ def test_a_failed_or_invalid_scorer_makes_the_prompt_prefill_whole(
     qwen3: TextModel, scorer: Scripted
 ) -> None:
     request, short = new_request(text(300)), new_request(text(30))
-    served(thinning(qwen3, scorer), request, short)
+    run(thinning(qwen3, scorer), request, short)
     assert request.prefilling == "prefilled whole: the scorer failed"
     assert (request.selected, request.prefilled) == (None, 300)
     assert request.rows[0].tokens == plain(qwen3, text(300))
@@ -96,7 +91,7 @@ def test_a_scorer_that_failed_twice_is_not_called_again(qwen3: TextModel) -> Non
         pass
 
     scorer, requests = Counting(), [new_request(text(300, i)) for i in range(5)]
-    served(thinning(qwen3, scorer), *requests)
+    run(thinning(qwen3, scorer), *requests)
     assert scorer.begun == 2
     assert requests[-1].prefilling == "prefilled whole: the scorer keeps failing"
 
@@ -107,7 +102,7 @@ def test_a_scorer_that_failed_twice_is_not_called_again(qwen3: TextModel) -> Non
 def test_short_prompts_and_requests_without_skipping_are_prefilled_whole(qwen3: TextModel) -> None:
     scorer = Scripted()
     requests = [new_request(text(LEAST - 1)), new_request(text(400), may_skip=False)]
-    served(thinning(qwen3, scorer), *requests)
+    run(thinning(qwen3, scorer), *requests)
     assert scorer.begun == 0
     assert [each.skipped_tokens for each in requests] == [0, 0]
     assert [each.prefilling for each in requests] == ["", ""]
@@ -118,7 +113,7 @@ def test_a_prompt_longer_than_the_scorer_can_read_is_prefilled_whole(qwen3: Text
         longest_scored = 299
 
     request = new_request(text(300))
-    served(thinning(qwen3, Near()), request)
+    run(thinning(qwen3, Near()), request)
     assert request.prefilling == "prefilled whole: of 300 tokens, 299 at most can be scored"
 
 
@@ -142,8 +137,8 @@ def test_a_prompt_with_a_long_cached_prefix_is_prefilled_whole(qwen3: TextModel)
     kept = PrefixCache(budget=lambda: 2**24)
     engine = thinning(qwen3, prefix_cache=kept)
     first, second = new_request(text(200)), new_request(text(600))
-    served(engine, first)
-    served(engine, second)
+    run(engine, first)
+    run(engine, second)
     assert second.selected is None
     assert second.prefilling == "prefilled whole: 200 of its 600 tokens were cached"
     assert second.rows[0].tokens == plain(qwen3, text(600))
@@ -151,10 +146,10 @@ def test_a_prompt_with_a_long_cached_prefix_is_prefilled_whole(qwen3: TextModel)
 
 def test_a_short_cached_prefix_does_not_prevent_sparse_prefill(qwen3: TextModel) -> None:
     fresh, cached = new_request(text(600)), new_request(text(600))
-    served(thinning(qwen3), fresh)
+    run(thinning(qwen3), fresh)
     engine = thinning(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
-    served(engine, new_request(text(50)))
-    served(engine, cached)
+    run(engine, new_request(text(50)))
+    run(engine, cached)
     assert (cached.cached, cached.selected) == (0, fresh.selected)
     assert cached.rows[0].tokens == fresh.rows[0].tokens
 
@@ -275,7 +270,7 @@ def test_a_prompt_without_other_rows_is_scored_in_few_steps(qwen3: TextModel) ->
 def test_the_log_reports_kept_tokens(qwen3: TextModel, caplog: pytest.LogCaptureFixture) -> None:
     request = new_request(text(600))
     with caplog.at_level(logging.INFO):
-        served(thinning(qwen3), request)
+        run(thinning(qwen3), request)
     assert f"sparse: {600 - request.skipped_tokens} of 600 prompt tokens were kept" in caplog.text
     assert f"prefill {600 - request.skipped_tokens} new / 0 cached tokens" in caplog.text
 

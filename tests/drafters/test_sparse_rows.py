@@ -11,7 +11,6 @@ import pytest
 from equipped import equipped, load_by_family
 from failing import Failing, First
 from mlx_provider import LoadOptions
-from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.grouped_kv import MixedChunk
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
@@ -96,10 +95,6 @@ def in_format(tmp_path_factory: pytest.TempPathFactory) -> Formed:
     return loaded
 
 
-def served(engine: Engine, *requests: Request) -> None:
-    run(engine, *requests)
-
-
 def tokens_of(requests: Sequence[Request]) -> list[list[int]]:
     return [row.tokens for request in requests for row in request.rows]
 
@@ -107,7 +102,7 @@ def tokens_of(requests: Sequence[Request]) -> list[list[int]]:
 def test_a_sparse_row_attends_only_to_kept_tokens_at_their_positions(qwen3: TextModel) -> None:
     for share, length in [(0.2, 420), (0.6, 301)]:
         request = new_request(text(length), max_tokens=3)
-        served(thinning(qwen3, share=share, max_chunk=64), request)
+        run(thinning(qwen3, share=share, max_chunk=64), request)
         assert request.selected is not None
         assert abs(len(request.selected) - share * length) < 48 or share * length < 200
         assert request.prefilled == len(request.selected) < length
@@ -120,12 +115,12 @@ def test_the_skipped_tokens_do_not_affect_the_reply(qwen3: TextModel) -> None:
             return super().scores(text(600))
 
     one = new_request(text(600), max_tokens=12, logprobs=1)
-    served(thinning(qwen3, Fixed()), one)
+    run(thinning(qwen3, Fixed()), one)
     assert one.selected is not None
     left = set(range(600)) - set(one.selected)
     changed = [340 if at in left else token for at, token in enumerate(text(600))]
     other = new_request(changed, max_tokens=12, logprobs=1)
-    served(thinning(qwen3, Fixed()), other)
+    run(thinning(qwen3, Fixed()), other)
     assert other.selected == one.selected
     assert output_of(one).logprobs == output_of(other).logprobs
 
@@ -149,10 +144,10 @@ def test_the_time_of_scoring_counts_as_waiting_for_other_prompts(qwen3: TextMode
 
 def test_a_share_of_one_equals_a_whole_prefill(qwen3: TextModel) -> None:
     one, other = (new_request(text(400), max_tokens=12, logprobs=3) for _ in range(2))
-    served(thinning(qwen3, share=1.0), one)
+    run(thinning(qwen3, share=1.0), one)
     engine = thinning(qwen3)
     engine.sparse_prefill = None
-    served(engine, other)
+    run(engine, other)
     assert one.selected is None
     assert output_of(one).logprobs == output_of(other).logprobs
 
@@ -190,7 +185,7 @@ def mixed_requests() -> list[Request]:
 
 def alone(model: TextModel, requests: Sequence[Request]) -> list[Request]:
     for request in requests:
-        served(thinning(model, layout="solo", max_chunk=4096), request)
+        run(thinning(model, layout="solo", max_chunk=4096), request)
     return list(requests)
 
 
@@ -233,7 +228,7 @@ def test_sparse_rows_in_a_batch_get_the_tokens_of_each_alone(
     room[0] = 10**9
     run(engine)
     again = mixed_requests()
-    served(engine, *again)
+    run(engine, *again)
     assert tokens_of(found) == tokens_of(expected)
     assert [each.selected for each in found] == [each.selected for each in expected]
     for each, other in zip(again, expected, strict=True):
@@ -254,7 +249,7 @@ def test_low_precision_sparse_rows_nearly_equal_each_alone(form: str, in_format:
     requests = [new_request(text(270 + 60 * i, i), max_tokens=8, logprobs=1) for i in range(3)]
     twins = [new_request(r.prompt.tokens, max_tokens=8, logprobs=1) for r in requests]
     alone(model, twins)
-    served(thinning(model, max_chunk=64), *requests)
+    run(thinning(model, max_chunk=64), *requests)
     for own, twin in zip(requests, twins, strict=True):
         assert own.selected == twin.selected
         pairs = list(zip(output_of(own).logprobs, output_of(twin).logprobs, strict=True))
@@ -269,7 +264,7 @@ def test_a_failed_sparse_prefill_step_is_repeated_from_the_same_tokens(qwen3: Te
     twins = [new_request(r.prompt.tokens, max_tokens=60) for r in requests]
     alone(qwen3, twins)
     twice = First(2, lambda tokens, places: len(tokens) == 2)
-    served(thinning(Failing(qwen3, twice)), *requests)
+    run(thinning(Failing(qwen3, twice)), *requests)
     assert not twice.left
     assert tokens_of(requests) == tokens_of(twins)
     assert [r.selected for r in requests] == [r.selected for r in twins]
@@ -328,8 +323,8 @@ def test_recurrent_states_cover_kept_tokens_only(family: str, folder: Callable[.
     model = equipped(load_by_family(folder(family)))
     assert problem(model, model.make_cache) == ""
     alone, company = (new_request(text(420), max_tokens=12) for _ in range(2))
-    served(thinning(model, share=0.3, layout="solo", max_chunk=4096), alone)
-    served(thinning(model, share=0.3, max_chunk=64), new_request(text(40), max_tokens=30), company)
+    run(thinning(model, share=0.3, layout="solo", max_chunk=4096), alone)
+    run(thinning(model, share=0.3, max_chunk=64), new_request(text(40), max_tokens=30), company)
     assert alone.selected == company.selected is not None
     assert alone.rows[0].tokens == company.rows[0].tokens == by_one(model, alone)
 

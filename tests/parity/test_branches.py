@@ -52,8 +52,7 @@ def test_questions_on_a_document_reuse_it(tiny: Callable[..., TextModel], family
     assert first.cached == 0
     assert reused(second) >= 0.85
     assert reused(third) >= 0.9
-    for request in (first, second, third):
-        assert_near_alone(model, request)
+    assert_near_alone(model, first, second, third)
     check_integrity(prefix_cache)
 
 
@@ -68,8 +67,7 @@ def test_third_prompt_resumes_at_the_branch(tiny: Callable[..., TextModel], fami
     shared = common_length(asked[1].prompt.tokens, asked[2].prompt.tokens)
     assert shared < 0.7 * len(asked[2].prompt.tokens)
     assert shared - 64 < asked[2].cached <= shared
-    for request in asked:
-        assert_near_alone(model, request)
+    assert_near_alone(model, *asked)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
@@ -85,5 +83,4 @@ def test_other_questions_about_an_image_and_text_reuse_their_prefix(
     ]
     assert reused(asked[1]) >= 0.85
     assert reused(asked[2]) >= 0.9
-    for request in asked:
-        assert_near_alone(model, request)
+    assert_near_alone(model, *asked)

@@ -70,8 +70,7 @@ def test_repeats_turns_and_results_reuse_prefixes(tiny: Tiny, family: str, busy:
     after_tool = ask(engine, [*FIRST, answer, {"role": role, "content": "22 degrees"}], busy)
     assert after_tool.cached >= before_tail
 
-    for request in (cold, repeat, next_turn, other_user, after_tool):
-        assert_near_alone(model, request)
+    assert_near_alone(model, cold, repeat, next_turn, other_user, after_tool)
 
 
 def test_a_snapshot_is_worth_its_pass() -> None:

@@ -30,6 +30,7 @@ from mlx_provider.upstream.shared_kv import Prefix, SharedBatchKV, prefix_of
 from noted_calls import note_calls
 from references import alone, assert_near_alone, quantised
 from schedules import Oracle
+from stepping import step_until
 
 FAMILIES = ("qwen3", "gemma3_text", "qwen3_5_text")
 """One of each kind of cache that has layers with every token."""
@@ -58,11 +59,7 @@ def branch(i: int, reply: int = REPLY) -> Request:
 def decoding(engine: Engine, request: Request, tokens: int = 3) -> None:
     """Submit a request and run until it has some tokens."""
     engine.submit(request)
-    for _ in range(200):
-        if len(request.rows[0].tokens) >= tokens:
-            return
-        engine.step()
-    raise AssertionError("it never decodes")
+    step_until(engine, lambda: len(request.rows[0].tokens) >= tokens, most=200)
 
 
 def layers(engine: Engine) -> Iterator[Any]:
@@ -101,8 +98,7 @@ def test_running_rows_share_one_copy_of_their_prefix(tiny: Tiny, family: str) ->
     once = sum(prefix.keys.nbytes + prefix.values.nbytes for prefix in held)
     assert once + tails < 4 * once * 2  # four rows of one step of capacity, and one prefix
     run(engine)
-    for request in requests:
-        assert_near_alone(model, request)
+    assert_near_alone(model, *requests)
     check_integrity(cache)
 
 
@@ -122,8 +118,7 @@ def test_quantised_rows_read_their_prefix_once(tiny: Tiny, monkeypatch: pytest.M
     assert sorted(each for each in read if each in held) == sorted(held)
     assert len(read) == len(held) * (1 + len(requests))
     run(engine)
-    for request in requests:
-        assert_near_alone(model, request, bits=bits)
+    assert_near_alone(model, *requests, bits=bits)
     check_integrity(cache)
 
 
@@ -201,13 +196,9 @@ STORM: list[Operation] = [
     ("fork", 5, 2), ("fill", 0, 2), ("fork", 6, 2), ("fork", 7, 3),
 ]  # fmt: skip
 BETWEEN = [
-    ("cancel", 7, 1),
-    ("evict", 0, 0),
-    ("shrink", 0, 3),
-    ("fork", 0, 1),
-    ("fill", 0, 0),
+    ("cancel", 7, 1), ("evict", 0, 0), ("shrink", 0, 3), ("fork", 0, 1), ("fill", 0, 0),
     ("grow", 0, 0),
-]
+]  # fmt: skip
 WIDE: list[Operation] = [
     each
     for i in range(32)
@@ -335,8 +326,7 @@ def test_drafts_are_verified_over_a_shared_prefix(
     counts.clear()  # calls for short chunks
     run(engine)
     assert max(counts) > 2, "drafts are among the queries"
-    for request in requests:
-        assert_near_alone(model, request)
+    assert_near_alone(model, *requests)
 
 
 def test_the_probe_lets_quantised_rows_share(tiny: Tiny) -> None:
@@ -381,5 +371,4 @@ def test_rows_share_a_prefix_with_an_image_and_get_the_tokens_of_each_alone(
     assert min(prefix.length for prefix in prefixes(engine)) > 64
     run(engine)
     assert "failed" not in caplog.text, "no pass had to run again"
-    for request in requests:
-        assert_near_alone(model, request)
+    assert_near_alone(model, *requests)

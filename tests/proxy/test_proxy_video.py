@@ -1,7 +1,6 @@
 """Videos through the proxy: what a client may send, and what the engine gets."""
 
 import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,8 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+
+from pictures import data_url, encoded
 
 FRAMES = ["data:image/png;base64,AAAA", "data:image/png;base64,BBBB"]
 CLIP = "data:video/mp4;base64,AAAA"
@@ -44,9 +45,7 @@ def test_videos_reach_the_vision_tower(raw: Any, own_engine: Any, tmp_path: Path
     urls = []
     for frame in frames:
         writer.write(frame)
-        out = io.BytesIO()
-        Image.fromarray(frame).save(out, "PNG")
-        urls.append("data:image/png;base64," + base64.b64encode(out.getvalue()).decode())
+        urls.append(data_url(encoded(Image.fromarray(frame))))
     writer.release()
     clip = "data:video/avi;base64," + base64.b64encode(file.read_bytes()).decode()
     counts = []

@@ -1,7 +1,5 @@
 """Images that unpack to far more than they are, against a real engine process."""
 
-import base64
-import io
 import struct
 import sys
 import time
@@ -15,6 +13,8 @@ import pytest
 from PIL import Image
 
 from engine_process import EngineProcess, engine_process
+from pictures import chunk, encoded, tiff_of_one_tile
+from pictures import image_part as part
 
 MB = 2**20
 ROOM = 64 * MB
@@ -36,17 +36,6 @@ def engine() -> Iterator[EngineProcess]:
             image = encoded(Image.new("RGB", (1500, 1500)), form)
             assert running.ask([part(image)])[0] == 200
         yield running
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, form, **options)
-    return out.getvalue()
-
-
-def part(data: bytes) -> dict[str, Any]:
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
-    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def deep_png(seed: int) -> bytes:
@@ -142,27 +131,9 @@ def check(answer: tuple[int, list[dict[str, Any]]], status: int) -> None:
         assert answer[1][0]["code"] == "invalid_media"
 
 
-def chunk(kind: bytes, body: bytes) -> bytes:
-    sums = struct.pack(">I", zlib.crc32(kind + body))
-    return struct.pack(">I", len(body)) + kind + body + sums
-
-
 def png_with(*chunks: bytes) -> bytes:
     data = encoded(Image.new("RGB", (40, 40)))
     return data[:33] + b"".join(chunks) + data[33:]
-
-
-def tiff_with_a_tile(side: int) -> bytes:
-    """64 × 64 pixels of a tile that is much larger."""
-    packer = zlib.compressobj(9)
-    packed = b"".join([packer.compress(bytes(MB)) for _ in range(side * side // MB)])
-    packed += packer.flush()
-    values = [
-        (256, 64), (257, 64), (258, 8), (259, 8), (262, 1), (277, 1),
-        (322, side), (323, side), (324, 134), (325, len(packed)),
-    ]  # fmt: skip
-    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values)
-    return b"II*\0" + struct.pack("<IH", 8, 10) + tags + bytes(4) + packed
 
 
 def tiff_with_tags(count: int) -> bytes:
@@ -190,7 +161,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], int]] = {
     "iTXt": (lambda: png_with(chunk(b"iTXt", b"k\0\1\0\0\0" + TEXT)), 200),
     "iCCP": (lambda: png_with(chunk(b"iCCP", b"k\0\0" + TEXT)), 200),
     "EXIF": (lambda: png_with(chunk(b"eXIf", EXIF)), 200),
-    "TIFF tile": (lambda: tiff_with_a_tile(16 * 1024), 400),
+    "TIFF tile": (lambda: tiff_of_one_tile(16 * 1024, 64), 400),
     "TIFF tags": (lambda: tiff_with_tags(2**17), 200),
     "TIFF pages": (lambda: frames("TIFF", 12, compression="tiff_deflate"), 200),
     "APNG": (lambda: frames("PNG", 12), 200),

@@ -304,11 +304,16 @@ def rewritten(file: Path, old: str, new: str) -> None:
     file.write_text(written.replace(old, new))
 
 
-much = partial(rewritten, old="0.031", new='"much"')
-other_name = partial(rewritten, old='"token_bytes"', new='"other_bytes"')
+PLANTED: dict[str, Callable[[Path], None]] = {
+    "a link": planted_link,
+    "a pipe": planted_pipe,
+    "too large": grown,
+    "no number": partial(rewritten, old="0.031", new='"much"'),
+    "another name": partial(rewritten, old='"token_bytes"', new='"other_bytes"'),
+}
 
 
-@pytest.mark.parametrize("plant", [planted_link, planted_pipe, grown, much, other_name])
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
 def test_a_planted_or_invalid_measurements_file_is_neither_read_nor_written_through(
     file: Path, plant: Callable[[Path], None]
 ) -> None:

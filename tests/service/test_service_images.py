@@ -1,7 +1,6 @@
 """A repeated image is not decoded again, not split into patches again, not encoded again."""
 
 import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from PIL import Image
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.events import Delta
 from noted_calls import note_calls
+from pictures import data_url, encoded
 from tiny import build
 from tiny.models import tiny_image_part
 
@@ -67,9 +67,7 @@ def test_an_image_whose_features_were_evicted_is_processed_again(
 
 
 def png(width: int, height: int) -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (width, height), "red").save(out, "PNG")
-    return out.getvalue()
+    return encoded(Image.new("RGB", (width, height), "red"))
 
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
@@ -91,7 +89,7 @@ BAD: dict[str, tuple[Any, str]] = {
 def bad_part(name: str) -> dict[str, Any]:
     source = BAD[name][0]
     if isinstance(source, bytes):
-        source = "data:image/png;base64," + base64.b64encode(source).decode()
+        source = data_url(source)
     return {"type": "image_url", "image_url": {"url": source}}
 
 

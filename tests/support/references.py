@@ -59,12 +59,12 @@ def assert_as_alone(model: LoadedModel, *requests: Request) -> None:
 
 
 def assert_near_alone(
-    model: LoadedModel, request: Request, *, whole: bool = True, bits: int | None = None
+    model: LoadedModel, *requests: Request, whole: bool = True, bits: int | None = None
 ) -> None:
-    """Log-probabilities, too. `whole`: unless it was cancelled."""
-    twin, family = alone(model, request, bits), model.info.model_type
-    for row in request.rows:
-        got, want = output_of(request, row.index), output_of(twin, row.index)
+    """Log-probabilities, too. `whole`: unless they were cancelled."""
+    twins, family = {each: alone(model, each, bits) for each in requests}, model.info.model_type
+    for row in (row for request in requests for row in request.rows):
+        got, want = output_of(row.request, row.index), output_of(twins[row.request], row.index)
         assert got.tokens == (want.tokens if whole else want.tokens[: len(got.tokens)])
         for mine, theirs in zip(got.logprobs, want.logprobs, strict=whole):
             assert abs(mine.logprob - theirs.logprob) <= logprob_tolerance(bits=bits, family=family)

@@ -9,9 +9,7 @@ decoding has no ties; rows of special tokens in the output matrix are (nearly) z
 never ends by itself. `mlx_lm.load` reads every folder, `mlx_vlm.load` those with vision.
 """
 
-import base64
 import hashlib
-import io
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,6 +22,7 @@ from PIL import Image
 
 from mlx_provider.records import DraftOptions, MediaItem
 from mlx_provider.registry import PluginRegistry
+from pictures import encoded, image_part
 
 from .configs import FAMILIES, TinyFamily
 from .tokenizers import write_tokenizer
@@ -49,10 +48,7 @@ def tiny_video(seed: int, frames: int = 4, height: int = 64, width: int = 96) ->
 
 def tiny_image_part(seed: int = 1) -> dict[str, Any]:
     """The image as a part of a message."""
-    file = io.BytesIO()
-    Image.fromarray(tiny_pixels(seed)).save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    return image_part(encoded(Image.fromarray(tiny_pixels(seed))))
 
 
 def _item(kind: str, pixels: NDArray[np.uint8]) -> MediaItem:
