@@ -147,9 +147,6 @@ def _reuse_chunk(original: Original, stream: Any, *args: Any, **kwargs: Any) -> 
     return stream.mlx_spare
 
 
-# -- log-probabilities
-
-
 def _complete_text(original: Original, stream: Any, chunk: Any) -> Any:
     """Add our log-probabilities to a chunk of text, and a text to the last chunk."""
     converted = original(stream, chunk)

@@ -266,12 +266,9 @@ def has_tools(messages: Sequence[Any]) -> bool:
 
 def hides_tools(form: TemplateForm, messages: Sequence[Any]) -> bool:
     """Whether the template would not show the tools with these messages."""
-    if form.shows_tools == "with_system":
-        return not any(
-            isinstance(m, Mapping) and m.get("role") in ("system", "developer")
-            for m in messages[:1]
-        )
-    return form.shows_tools == "never"
+    first = messages[0] if messages else None
+    has_system = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
+    return form.shows_tools == "never" or (form.shows_tools == "with_system" and not has_system)
 
 
 def _render_form(

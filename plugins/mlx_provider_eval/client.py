@@ -32,9 +32,7 @@ class Reply:
     failure: str = ""
 
     def message(self) -> dict[str, Any]:
-        calls = [
-            {"id": call.id, "type": "function", "function": call.as_json()} for call in self.calls
-        ]
+        calls = [{"id": c.id, "type": "function", "function": c.as_json()} for c in self.calls]
         message = {"role": "assistant", "content": self.text}
         return {**message, "tool_calls": calls} if calls else message
 

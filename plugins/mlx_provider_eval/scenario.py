@@ -1,7 +1,5 @@
-"""Requests to a model with tools, and the replies that they expect, from YAML.
-
-Expected arguments are values or matchers such as `{$in: [a, b]}`: docs/evaluation.md lists them.
-"""
+"""Requests to a model with tools, and the replies that they expect, from YAML. Expected arguments
+are values or matchers such as `{$in: [a, b]}`: docs/evaluation.md lists them."""
 
 import ast
 import hashlib

@@ -96,7 +96,7 @@ PARSERS = (
         scan=scan,
         markers=tuple({marker: None for parser in _READ for marker in parser.visible()}),
         aliases=("generic",),
-        grammar=json_blocks.HERMES.grammar,
+        grammar=json_blocks.TAGGED_GRAMMAR,
         fallback="read",
     ),
 )

@@ -96,22 +96,22 @@ def _read_named_arguments(reader: TextReader) -> Reading[None]:
     yield from reader.expect("}")
 
 
-HERMES = ToolParser(
-    start="<tool_call>",
-    starts=("<function=", CALLING),
-    first=("{",),
-    end="</tool_call>",
-    scan=scan_hermes,
-    grammar=TAGGED_GRAMMAR,
-    fallback="write",
-    **identity(
-        "hermes", ("<tool_call>", "name"), aliases="nous json_tools ernie45 ernie granite4", rank=1
-    ),
-)
-
-
 PARSERS = (
-    HERMES,
+    ToolParser(
+        start="<tool_call>",
+        starts=("<function=", CALLING),
+        first=("{",),
+        end="</tool_call>",
+        scan=scan_hermes,
+        grammar=TAGGED_GRAMMAR,
+        fallback="write",
+        **identity(
+            "hermes",
+            ("<tool_call>", "name"),
+            aliases="nous json_tools ernie45 ernie granite4",
+            rank=1,
+        ),
+    ),
     ToolParser(
         start="<tool_call>",
         starts=(CALLING,),

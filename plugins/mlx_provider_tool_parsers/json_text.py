@@ -5,6 +5,7 @@ not in the object."""
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,13 +123,11 @@ def read_json_before(reader: TextReader, end: str) -> Reading[str]:
     mark, text = reader.mark(), ""
     yield from reader.space()
     if (yield from reader.at("{", "[", '"')):
-        try:
+        with suppress(NotACall, TextEnded):
             yield from read_json(reader, ignore)
             yield from reader.space()
             if (yield from reader.at(end)):
                 text = reader.between(mark, reader.position)
-        except (NotACall, TextEnded):
-            pass
     if text:
         reader.release()
     else:
@@ -139,12 +138,9 @@ def read_json_before(reader: TextReader, end: str) -> Reading[str]:
 def unwrap_arguments(text: str) -> str:
     """JSON text of arguments: an object inside a JSON string becomes the object, `null` `{}`."""
     value: Any = json.loads(text)
-    if isinstance(value, str):
-        try:
-            inner = json.loads(value)
-        except ValueError:
-            return text
-        return value if isinstance(inner, dict) else text
+    with suppress(ValueError):
+        if isinstance(value, str) and isinstance(json.loads(value), dict):
+            return value
     return "{}" if value is None else text
 
 
@@ -253,13 +249,12 @@ class JsonBlock:
     openers: tuple[str, ...]
     """If one ends with `[` or `{`, this character belongs to the JSON."""
     end: str = ""
-    known: Callable[[str], bool] | None = None
-    """Whether a call between markers can have this name; `None`: all names."""
     fence: str = ""
     """Another marker that may stand in the place of `end`."""
+    known: Callable[[str], bool] | None = None
     ids: bool = False
     bare: bool = False
-    """See `CallObject`."""
+    """These three: see `CallObject`."""
 
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Read the marker, if there is one, and the calls after it."""

@@ -79,17 +79,14 @@ class CallMatchers:
             parallel_tool_calls=request.parallel_tool_calls,
         )
         self._compiler = compiler
-        self._spellings = list_spellings(parser.call_grammar(), compiler.spaces)
+        self.spellings = list_spellings(parser.call_grammar(), compiler.spaces)
         self._futures: dict[int, Future[LLMatcher | None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._spellings)
 
     def compile(self, spelling: int) -> Future[LLMatcher | None]:
         """A matcher at the start of a call, which others copy. `None`: no grammar can have these
         tools. On the engine thread."""
         if spelling not in self._futures:
-            grammar, spaces = self._spellings[spelling]
+            grammar, spaces = self.spellings[spelling]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
             self._futures[spelling] = _submit(self._compiler.background, make)
         return self._futures[spelling]
@@ -155,7 +152,7 @@ class CallPredictor:
         at = text.rfind(self._marker)
         if at >= 0:
             self._call, self._tail = self._encode(text[at:]), []
-            self._spellings_left = len(self._matchers)
+            self._spellings_left = len(self._matchers.spellings)
             self._follow_call()
 
     def _follow_call(self) -> None:
@@ -173,7 +170,7 @@ class CallPredictor:
                 if fits or len(call) > MAX_REPLAY:
                     break
             self._spellings_left -= 1
-            self._spelling = (self._spelling + 1) % len(self._matchers)
+            self._spelling = (self._spelling + 1) % len(self._matchers.spellings)
             self._matcher, self._consumed = None, 0
         self._call, self._matcher, self._consumed = None, None, 0
 
