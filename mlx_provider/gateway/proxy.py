@@ -42,10 +42,8 @@ class Proxy:
             if self.process.poll() is not None:
                 break
             os.killpg(self.process.pid, number)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_LIMIT)
-            except subprocess.TimeoutExpired:
-                continue
 
     def wait_ready(self) -> None:
         """Raises `EngineUnavailable` with the log's last lines."""

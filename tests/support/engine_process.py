@@ -22,8 +22,8 @@ from mlx_provider.gateway.engine import end_engine, warm_up
 REQUEST_SECONDS = 300.0
 PROGRAM = """
 import json, sys
-from mlx_provider.server.__main__ import run_process
-run_process(json.loads(sys.argv.pop()))
+from mlx_provider.server.__main__ import main
+main(fixed=json.loads(sys.argv.pop()))
 """
 
 

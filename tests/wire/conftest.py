@@ -21,8 +21,8 @@ from sdk_clients import anthropic_client, openai_client
 from tiny import build as build_tiny
 
 PROGRAM = """
-from mlx_provider.server.__main__ import run_process
-run_process({"body_bytes": 4 * 2**20})
+from mlx_provider.server.__main__ import main
+main(fixed={"body_bytes": 4 * 2**20})
 """
 SERVER = (sys.executable, "-P", "-c", PROGRAM, "--port", "0")
 KEY, ALICE, BOB = "the-key", "key-of-alice-1234", "key-of-bob-123456"
