@@ -146,29 +146,24 @@ class Conversation:
 
 
 def _print_reply(generation: Generation, console: Console, reply: list[str]) -> None:
-    from ..protocol.events import Delta, Done, Failed
+    from ..protocol.events import Delta, Done
 
     for warning in generation.accepted.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
-    while events := generation.get():
-        for event in events:
-            if isinstance(event, Failed):
-                raise event.error.exception()
-            if isinstance(event, Done):
-                usage, rate = event.usage, event.timings.tokens_per_second
-                numbers = (
-                    f"\n[{usage.completion_tokens} tokens, {rate:.0f} tok/s; prompt "
-                    f"{usage.prompt_tokens}, of which {usage.cached_tokens} from the cache]"
-                )
-                console.print(Text(numbers, style="dim"))
-            if isinstance(event, Delta):
-                reply.append(event.content)
-                console.print(
-                    Text(event.reasoning, style="dim"), Text(event.content), sep="", end=""
-                )
-                for call in event.tool_calls:
-                    text = (f"\n{call.name} " if call.name else "") + call.arguments
-                    console.print(Text(text, style="cyan"), end="")
+    for event in generation:
+        if isinstance(event, Done):
+            usage, rate = event.usage, event.timings.tokens_per_second
+            numbers = (
+                f"\n[{usage.completion_tokens} tokens, {rate:.0f} tok/s; prompt "
+                f"{usage.prompt_tokens}, of which {usage.cached_tokens} from the cache]"
+            )
+            console.print(Text(numbers, style="dim"))
+        if isinstance(event, Delta):
+            reply.append(event.content)
+            console.print(Text(event.reasoning, style="dim"), Text(event.content), sep="", end="")
+            for call in event.tool_calls:
+                text = (f"\n{call.name} " if call.name else "") + call.arguments
+                console.print(Text(text, style="cyan"), end="")
 
 
 def image_part(path: Path) -> Message:

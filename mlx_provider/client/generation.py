@@ -33,6 +33,14 @@ class Generation:
     async def aget(self, timeout: float | None = None) -> list[Event]:
         return await self.events.aget(timeout)
 
+    def __iter__(self) -> Iterator[Event]:
+        """Raises the error of `Failed`."""
+        while events := self.get():
+            for event in events:
+                if isinstance(event, Failed):
+                    raise event.error.exception()
+                yield event
+
     def close(self) -> None:
         """Cancels the rest of the request. Idempotent, never blocks, safe from any thread."""
         if self.events.ended:

@@ -5,6 +5,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -18,7 +19,6 @@ from ..client.runtime_folder import POLL, has_ended, holder, is_held
 from ..config import LOCK, PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError, OtherProtocol
 from ..isolation import Fault, attempt
-from ..protocol.events import Failed
 from ..protocol.health import Stats
 from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
@@ -50,10 +50,7 @@ def warm_up(engine: HttpClient, model: str, context: int | None = None) -> None:
 def run_request(engine: HttpClient, request: GenerateRequest) -> None:
     """Waits for the end of its reply. Raises its error."""
     with closing(engine.submit(request)) as generation:
-        while events := generation.get():
-            for event in events:
-                if isinstance(event, Failed):
-                    raise event.error.exception()
+        deque(generation, maxlen=0)
 
 
 def end_engine(engine: HttpClient) -> None:

@@ -87,13 +87,15 @@ def serve(
     return 0
 
 
-def main(build: BuildService | None = None, fixed: Mapping[str, Any] = MappingProxyType({})) -> int:
+def main(
+    build: BuildService | None = None, fixed: Mapping[str, Any] = MappingProxyType({})
+) -> NoReturn:
     parser = argparse.ArgumentParser(description="as `mlx-provider serve`")
     for name, kind in (("host", str), ("port", int), ("api-key-file", Path), ("drain", float)):
         parser.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
     for name in ("lock-fd", "ready-fd"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
-    return serve(ServeOptions(**vars(parser.parse_args())), build, fixed)
+    end_process(serve(ServeOptions(**vars(parser.parse_args())), build, fixed))
 
 
 def end_process(code: int) -> NoReturn:
@@ -209,4 +211,4 @@ def _report(options: ServeOptions, line: bytes) -> None:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    main()

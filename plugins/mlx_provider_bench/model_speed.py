@@ -14,7 +14,6 @@ from mlx_provider.commands import (
     Delta,
     Done,
     EngineClient,
-    Failed,
     GenerateRequest,
     folder_of,
     separate_engine,
@@ -152,15 +151,11 @@ def ask(
     began, first, usage, text = time.perf_counter(), None, None, ""
     fields = {"messages": messages, "max_tokens": max_tokens, "sampling": {"temperature": 0}}
     request = GenerateRequest.model_validate({"model": model, "tenant": tenant, **fields})
-    generation = engine.submit(request)
-    while events := generation.get():
-        for event in events:
-            if isinstance(event, Failed):
-                raise event.error.exception()
-            if isinstance(event, Delta) and (piece := event.reasoning + event.content):
-                first = time.perf_counter() - began if first is None else first
-                text += piece
-            usage = event.usage if isinstance(event, Done) else usage
+    for event in engine.submit(request):
+        if isinstance(event, Delta) and (piece := event.reasoning + event.content):
+            first = time.perf_counter() - began if first is None else first
+            text += piece
+        usage = event.usage if isinstance(event, Done) else usage
     total = time.perf_counter() - began
     tokens, prompt = (usage.completion_tokens, usage.prompt_tokens) if usage else (0, 0)
     cached = usage.cached_tokens if usage else 0

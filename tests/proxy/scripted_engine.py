@@ -8,7 +8,6 @@ is a stop. `/cache` tells what became of the requests.
 
 import json
 import os
-import sys
 import threading
 import time
 from functools import partial
@@ -186,4 +185,4 @@ def script_of(request: ModelRequest) -> str:
 if __name__ == "__main__":
     from mlx_provider.server.run import main
 
-    sys.exit(main(build=ScriptedService))
+    main(build=ScriptedService)

@@ -193,9 +193,9 @@ def last(reason: Any) -> list[Event]:
 
 if __name__ == "__main__":
     from mlx_provider.server import handover
-    from mlx_provider.server.run import end_process, main
+    from mlx_provider.server.run import main
 
     if clock := os.environ.get("FAKE_CLOCK"):
         now = SimpleNamespace(monotonic=lambda: Path(clock).stat().st_mtime)
         handover.time = now  # type: ignore[assignment]
-    end_process(main(build=FakeService))
+    main(build=FakeService)

@@ -22,8 +22,8 @@ from mlx_provider.gateway.engine import end_engine, warm_up
 REQUEST_SECONDS = 300.0
 PROGRAM = """
 import json, sys
-from mlx_provider.server.run import end_process, main
-end_process(main(fixed=json.loads(sys.argv.pop())))
+from mlx_provider.server.run import main
+main(fixed=json.loads(sys.argv.pop()))
 """
 
 

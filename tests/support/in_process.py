@@ -15,9 +15,13 @@ class InProcessClient:
         self.health = service.health
         self.stats = service.stats
         self.metrics = service.metrics
-        self.cache_report = lambda: service.prefixes.report()
-        self.cache_clear = lambda: service.prefixes.clear()
         self.close = service.close
+
+    def cache_report(self) -> dict[str, object]:
+        return self.service.prefixes.report()
+
+    def cache_clear(self) -> None:
+        self.service.prefixes.clear()
 
     def submit(self, request: ModelRequest) -> Generation:
         queue = EventQueue()

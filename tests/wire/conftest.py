@@ -21,8 +21,8 @@ from sdk_clients import anthropic_client, openai_client
 from tiny import build as build_tiny
 
 PROGRAM = """
-from mlx_provider.server.run import end_process, main
-end_process(main(fixed={"body_bytes": 4 * 2**20}))
+from mlx_provider.server.run import main
+main(fixed={"body_bytes": 4 * 2**20})
 """
 SERVER = (sys.executable, "-P", "-c", PROGRAM, "--port", "0")
 KEY, ALICE, BOB = "the-key", "key-of-alice-1234", "key-of-bob-123456"

@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
@@ -144,10 +145,8 @@ class _CheckedTransport(httpx.AsyncBaseTransport):
         port = request.url.port or (443 if request.url.scheme == "https" else 80)
         addresses = await self._check(host, port)
         for address in addresses[:-1]:
-            try:
+            with suppress(httpx.ConnectError):
                 return await self._send(request, host, address)
-            except httpx.ConnectError:
-                continue
         return await self._send(request, host, addresses[-1])
 
     async def _check(self, host: str, port: int) -> Sequence[str]:

@@ -4,6 +4,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -30,16 +31,12 @@ class Checked:
 def extract_json(text: str) -> Any:
     """The whole text, a fenced block, or the first object or list in prose. `None`: none."""
     for candidate in (text, *(fence[1] for fence in _FENCE.finditer(text))):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
     decoder = json.JSONDecoder()
     for opening in islice(re.finditer(r"[\[{]", text), _MAX_OPENINGS):
-        try:
+        with suppress(ValueError, RecursionError):
             return decoder.raw_decode(text, opening.start())[0]
-        except (ValueError, RecursionError):
-            continue
     return None
 
 
