@@ -199,9 +199,6 @@ def _logprobs(choice: Any) -> list[Any]:
     return [token.model_dump() for token in content]
 
 
-# -- the proxy
-
-
 async def end_replies(
     original: Original,
     scope: Message,

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 class LazyCoroutine(Coroutine[Any, Any, T]):
     """`begin` makes the coroutine at the first await. LiteLLM gets it in an executor thread and
-    awaits it in its event loop (1.106.2, `main.acompletion`). If the client leaves in between,
-    Python would warn, and keep the coroutine and the engine's request alive."""
+    awaits it in its event loop (1.106.2, `main.acompletion`). If the client disconnects in between,
+    a coroutine made before would cause a warning and keep the engine's request alive."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._begin = begin
@@ -54,7 +54,7 @@ class LazyCoroutine(Coroutine[Any, Any, T]):
 
 
 Connect = Callable[[str | None, str | None], HttpClient]
-"""(api_base, api_key) -> the engine there; without `api_base` this machine's own."""
+"""(api_base, api_key) -> client of the engine there; without `api_base`, of the local one."""
 
 
 class Provider(CustomLLM):
@@ -73,8 +73,8 @@ class Provider(CustomLLM):
 
     def astreaming(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         try:
-            beat = SILENCE if kwargs["litellm_params"].get("proxy_server_request") else None
-            return ReplyStream(self._submit(kwargs), beat)
+            heartbeat = SILENCE if kwargs["litellm_params"].get("proxy_server_request") else None
+            return ReplyStream(self._submit(kwargs), heartbeat)
         except ContextWindowExceededError as error:
             if not reads_errors_in_streams(kwargs["litellm_params"]):
                 raise
@@ -91,7 +91,7 @@ class Provider(CustomLLM):
 
     def _submit(self, kwargs: dict[str, Any]) -> Reply:
         with LiteLLMErrors(kwargs["model"]):
-            call = _read(kwargs, "messages")
+            call = _begin_call(kwargs, "messages")
             names = call.names
             with names.naming():
                 requests = generate_requests(call)
@@ -105,17 +105,17 @@ class Provider(CustomLLM):
 
     def _embed(self, kwargs: dict[str, Any]) -> Reply:
         with LiteLLMErrors(kwargs["model"]):
-            call = _read(kwargs, "input")
-            request, form = embeddings(call, kwargs["input"])
+            call = _begin_call(kwargs, "input")
+            request, encoding = embeddings(call, kwargs["input"])
             generation = self._connect(call.api_base, call.api_key).submit(request)
             keep_warnings(call.logging, generation.accepted.warnings)
             add_to_map(call.model, generation.accepted, mode="embedding")
             set_context_limit(call.litellm_params, generation.accepted.context_length)
-            return Reply(generation, call.deadline, call.model, encoding=form)
+            return Reply(generation, call.deadline, call.model, encoding=encoding)
 
 
-def _read(kwargs: dict[str, Any], content: str) -> Call:
-    """Reports the start: without it, least-busy routing sends all requests to the first node."""
+def _begin_call(kwargs: dict[str, Any], content: str) -> Call:
+    """Read the arguments, and report the start: least-busy routing counts the reports."""
     call = Call(kwargs)
     call.logging.pre_call(
         input=kwargs[content],

@@ -24,8 +24,8 @@ from .tag_formats import (
     INVOKE_PARSERS,
     PAIR_PARSERS,
     QWEN3_CODER,
-    invoke_format,
-    invoke_grammar,
+    make_invoke_format,
+    make_invoke_grammar,
 )
 from .values import behind
 
@@ -102,7 +102,7 @@ PARSERS = (
 )
 
 
-FORM = invoke_format("atem:function_calls", "atem:", forgiving=False)
+FORM = make_invoke_format("atem:function_calls", "atem:", forgiving=False)
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
 MARKERS = (START, MESSAGE, *ENDS, FORM.call, FORM.call_end, FORM.key, FORM.value_end)
 
@@ -175,7 +175,7 @@ CALLS = ToolParser(
     whole=read_muse,
     markers=MARKERS,
     detect=_speaks,
-    grammar=invoke_grammar(FORM),
+    grammar=make_invoke_grammar(FORM),
     **identity("muse", aliases="muse_glimmer muse_spark atem", rank=3),
 )
 MUSE_PARSERS = (CALLS,)

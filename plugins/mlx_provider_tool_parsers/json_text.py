@@ -58,7 +58,7 @@ class Brackets:
         return True
 
     def consume(self, text: str) -> int:
-        """How many characters of the next piece come before the end."""
+        """Follow the next piece. Returns how many of its characters belong to the text."""
         for at, character in enumerate(text):
             if self.ended:
                 return at
