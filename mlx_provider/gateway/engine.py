@@ -58,7 +58,7 @@ def end_engine(engine: HttpClient) -> None:
     engine.close()
     lock, deadline = Path(str(engine.address.socket)).with_name(LOCK), time.monotonic() + END_LIMIT
     while is_held(lock) and time.monotonic() < deadline:
-        if not (text := holder(lock)).isdigit():  # it starts
+        if not (text := holder(lock)).isdecimal():  # it starts
             time.sleep(POLL)
             continue
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -71,7 +71,7 @@ def this_machine(
     if installed_version("mlx-cuda-13"):
         asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
         name, _, memory = run(asked).partition("\n")[0].rpartition(",")
-        if memory.strip().isdigit():
+        if memory.strip().isdecimal():
             return Machine(name, int(memory) * 2**20)
     source = Path("/proc/cpuinfo")
     lines = source.read_text(encoding="utf-8").splitlines() if source.exists() else []

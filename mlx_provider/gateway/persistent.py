@@ -110,7 +110,7 @@ class GatewayFiles:
         deadline = time.monotonic() + SIGN_LIMIT
         while is_held(self.lock):
             pid, record = holder(self.lock), self.record()
-            if pid.isdigit() and record is not None:
+            if pid.isdecimal() and record is not None:
                 return Running(int(pid), record)
             if time.monotonic() > deadline:
                 raise EngineUnavailable(
@@ -174,7 +174,7 @@ def stop(files: GatewayFiles, running: Running, environ: Mapping[str, str], tell
     from .engine import end_when
 
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(running.pid, number)
         if has_ended(files.lock, running.pid, STOP_LIMIT):
             tell("proxy", f"process {running.pid} has ended")

@@ -26,7 +26,15 @@ STOP_LIMIT = 10.0
 POLL = 0.1
 COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.proxy")
 PROXY_PACKAGES = ("fastapi", "orjson", "apscheduler")
-FOREIGN = ("LITELLM_", "DATABASE_", "REDIS_", "STORE_MODEL_IN_DB", "CONFIG_FILE_PATH", "WORKER_")
+FOREIGN = (
+    "LITELLM_",
+    "DATABASE_",
+    "REDIS_",
+    "STORE_MODEL_IN_DB",
+    "CONFIG_FILE_PATH",
+    "WORKER_",
+    "SERVER_ROOT_",
+)
 """Prefixes of the caller's variables that would change the proxy."""
 
 
@@ -166,6 +174,8 @@ def main() -> None:
         original(*args, **kwargs, fd=int(descriptor))
 
     uvicorn.run = run
+    for option in run_server.params:
+        option.envvar = None  # the user's variables are not for this proxy
     run_server(options)
 
 

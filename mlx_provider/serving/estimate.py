@@ -59,9 +59,9 @@ def check_sizes(
 
 
 def _too_large(key: str, size: int, most: int, what: str) -> UnsupportedModel:
-    size_text = f"{size:,}" if size < 10**18 else "more than 10^18"
+    size_text = f"{size:,}" if size <= 10**18 else "more than 10^18"
     return UnsupportedModel(
-        f"config.json: {key} is {size_text}, where at most {most:,} {what} fit into its weights",
+        f"config.json: {key} is {size_text}, where at most {most:,} {what} are possible",
         param="model",
     )
 

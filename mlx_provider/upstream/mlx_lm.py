@@ -101,7 +101,7 @@ def _elsewhere(model: nn.Module, name: str) -> bool:
     at: Any = model
     for step in name.split("."):
         if isinstance(at, list):
-            at = dict(enumerate(at)).get(int(step) if step.isdigit() else -1)
+            at = dict(enumerate(at)).get(int(step) if step.isdecimal() else -1)
         else:
             at = at.get(step) if isinstance(at, Mapping) else None
         if at is None:

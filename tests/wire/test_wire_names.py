@@ -52,7 +52,7 @@ WRONG: dict[str, dict[str, dict[str, Any]]] = {
         "max_completion_tokens": {"max_completion_tokens": 0, "max_tokens": 5},
         "top_logprobs": {"top_logprobs": 30, "logprobs": True},
         "logprobs": {"logprobs": 3},
-        "thinking.budget_tokens": {"thinking": {"type": "enabled", "budget_tokens": -1}},
+        "thinking.budget_tokens": {"thinking": {"type": "enabled", "budget_tokens": True}},
         "thinking": {"thinking": {"type": "x"}},
         "reasoning_effort": {"reasoning_effort": 3},
         "chat_template_kwargs": {"chat_template_kwargs": {"tools": []}},

@@ -74,7 +74,10 @@ class CallMatchers:
         self.marker = call_marker(parser)
         self._request = GenerateRequest.model_construct(  # without messages, which hold images
             model=request.model,
+            tenant=request.tenant,
+            origin=request.origin,
             tools=request.tools,
+            tool_grammars=request.tool_grammars,
             tool_choice="required" if demanded_names(request) is None else request.tool_choice,
             parallel_tool_calls=request.parallel_tool_calls,
         )
@@ -99,7 +102,8 @@ def _submit(
     if pool is not None:
         return pool.submit(make)
     done: Future[LLMatcher | None] = Future()
-    done.set_result(make())
+    with Isolation(lambda fault: done.set_exception(fault.error)):
+        done.set_result(make())
     return done
 
 

@@ -117,7 +117,7 @@ async def _download(
             )
         too_large = source.error(f"{source.short_url} has more than {max_bytes} bytes")
         length = response.headers.get("content-length", "")
-        if length.isdigit() and int(length) > max_bytes:
+        if length.isdecimal() and int(length) > max_bytes:
             raise too_large
         data = bytearray()
         async for piece in response.aiter_raw():

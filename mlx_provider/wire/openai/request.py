@@ -180,7 +180,10 @@ def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
             f"thinking.type must be enabled, adaptive or disabled, got {quote(kind)}",
             param="thinking",
         )
-    return {"enable_thinking": kind != "disabled"}, value.get("budget_tokens")
+    budget = None if kind == "disabled" else value.get("budget_tokens")
+    if isinstance(budget, bool):
+        raise wrong_part("thinking.budget_tokens", f"must be a number, got {quote(budget)}")
+    return {"enable_thinking": kind != "disabled"}, budget
 
 
 def _take_all(take: Callable[[str], Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -228,7 +231,11 @@ def _completions(
         fields["max_tokens"] = COMPLETION_TOKENS
     n = shared.get("n", 1)
     params.choice("best_of", (n,), "ask for n choices and compare their log-probabilities")
-    if isinstance(n, int) and n * len(prompts) > MAX_CHOICES:
+    try:
+        choices = int(float(n)) * len(prompts)
+    except (TypeError, ValueError, OverflowError):
+        choices = len(prompts)  # its type is refused with the other fields
+    if choices > MAX_CHOICES:
         raise BadRequest(
             f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
             "send them in several requests",
