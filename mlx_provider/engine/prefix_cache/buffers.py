@@ -228,9 +228,9 @@ class Lease:
         row = 0 if self.row is None else self.row.stored
         base, shared = 0, self.base_tokens * self.token_bytes
         if self.base is not None:
-            # of a prefix that is not stored, each of the rows is charged for its part
-            part = shared // max(1, len(self.base.users))
-            base = min(self.base.stored, shared) if self.base.nodes else shared - part
+            base = min(self.base.stored, shared)
+            if not self.base.nodes:  # it is not stored: each of its rows is charged for a part
+                base = shared - shared // max(1, len(self.base.users))
         return self.claimed_bytes + row + base
 
     def trim(self, tokens: int) -> None:
