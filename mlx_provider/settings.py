@@ -13,7 +13,7 @@ from .errors import BadRequest
 
 
 def parse_bytes(given: object) -> object:
-    """`"512M"`, `"12GiB"` or `"1000"` (powers of two). Other types are returned unchanged. Raises
+    """Of a text: `"512M"`, `"12GiB"` or `"1000"`; units are powers of 1024. Other types stay. Raises
     `ValueError`."""
     if not isinstance(given, str):
         return given
@@ -33,7 +33,7 @@ def _expand(path: Path) -> Path:
 
 
 def _split(separator: str) -> Any:
-    """For a variable with several values."""
+    """Of a variable with several values between separators."""
     return BeforeValidator(
         lambda given: (
             [part for part in given.split(separator) if part.strip()]
@@ -66,7 +66,7 @@ class FixedSettings(BaseSettings):
     feature_bytes: int = 256 * 2**20
     """Bytes per model for cached features of images."""
     body_bytes: int = 128 * 2**20
-    """Bytes of request bodies that are read and prepared at once. A larger body is refused."""
+    """Bytes of request bodies that are read and prepared in parallel. A larger body is refused."""
     media_bytes: int = 2**30
     """Bytes of images: half while they are decoded, half while they wait for prefill."""
     measurements: str = "auto"
@@ -83,7 +83,7 @@ class FixedSettings(BaseSettings):
 
 
 class EngineSettings(FixedSettings):
-    """Each field here has a variable `MLX_PROVIDER_<FIELD>`."""
+    """Each field of this class, but no inherited one, has a variable `MLX_PROVIDER_<FIELD>`."""
 
     memory_limit: Annotated[Bytes, Field(ge=1)] | None = None
     """Bytes for weights, rows, passes, free buffers and prefixes. Unset: `serving/memory_limit.py`
@@ -97,8 +97,8 @@ class EngineSettings(FixedSettings):
     idle_timeout: Seconds = 600.0
     """An engine that a client has started ends after so many seconds without a client."""
     disk_cache: UserPath | None = None
-    """Folder of the disk tier; `None`: no disk tier. If the variable is unset, `engine_settings`
-    takes the state folder."""
+    """Folder of the disk tier. Variable unset: the state folder. `None`: no home folder is known,
+    so there is no disk tier."""
     disk_cache_bytes: Bytes | None = None
     """Most bytes of the disk tier; 0: none. Unset: by the free space."""
     models_file: UserPath | None = None

@@ -55,7 +55,7 @@ class Running:
 
 
 class GatewayFiles:
-    """Methods raise `EngineUnavailable` with a remedy if one is not exclusive to this user."""
+    """Methods raise `EngineUnavailable` with a remedy if a file is not this user's alone."""
 
     def __init__(self) -> None:
         self.folder = state_folder() / "gateway"
@@ -97,8 +97,8 @@ class GatewayFiles:
                 replace_own(self._record, RECORD.dump_json(record))
 
     def try_lock(self) -> EngineLock | None:
-        """For the proxy to inherit. `None`: a gateway runs or starts. The process id of an earlier
-        gateway is removed from the file."""
+        """The lock, which the proxy inherits. `None`: a gateway has it. Removes the process id of
+        an earlier gateway from the file."""
         lock = EngineLock.try_take(self.lock)
         if lock is not None:
             os.ftruncate(lock.descriptor, 0)
@@ -106,7 +106,7 @@ class GatewayFiles:
         return lock
 
     def running(self) -> Running | None:
-        """The holder of the lock, so that no other process is mistaken for the gateway."""
+        """The gateway that holds the lock: its process id alone may be that of another one now."""
         deadline = time.monotonic() + SIGN_LIMIT
         while is_held(self.lock):
             pid, record = holder(self.lock), self.record()

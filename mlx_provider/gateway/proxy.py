@@ -110,8 +110,8 @@ def start_proxy(
 ) -> Proxy:
     """Start a proxy for `config` (an absolute path), and do not wait for it. `port` (0: any) is
     bound here, so that no program of another user can take it and receive the key. `key`: by
-    default a new one. `lock`: a persistent proxy holds it, and runs in the config's folder. Raises
-    `NotInstalled`, and `EngineUnavailable` if the port cannot be bound."""
+    default a new one. `lock`: of a persistent proxy, which inherits it and runs in the config's
+    folder. Raises `NotInstalled`, and `EngineUnavailable` if the port cannot be bound."""
     from ..server.connections import listen_tcp
 
     require_proxy()

@@ -1,5 +1,5 @@
 """The memory of a model by its `config.json` alone, before a download or a load, and a check of its
-sizes: a class makes its layers in a Python loop, so an unchecked number could block the engine for
+sizes: upstream makes its layers in a loop, so an unchecked number could block the engine for
 hours.
 
 MLX computes only what is read. So upstream's class of a model is made without weights and called
@@ -30,7 +30,7 @@ LAYERS = frozenset(
         *("num_nextn_predict_layers", "num_mtp_modules", "num_hidden_groups"),
     }
 )
-"""Each layer has at least one tensor."""
+"""Keys that count layers. Each layer has at least one tensor."""
 LISTS = frozenset({"layer_types", "layers_block_type", "hybrid_override_pattern", "depths"})
 WIDTHS = frozenset(
     {
@@ -47,7 +47,7 @@ def check_sizes(
     config: Mapping[str, Any], tensors: int | None = None, values: int | None = None
 ) -> None:
     """Raise `UnsupportedModel` that names the key of a size that is impossible with the weights.
-    `tensors`, `values`: upper limits of the content of the weight files; `None`: unknown."""
+    `tensors`, `values`: the most that the weight files can have of them; `None`: unknown."""
     layers = MOST_LAYERS if tensors is None else min(MOST_LAYERS, tensors)
     for key, value in _walk(config):
         if key in LAYERS and isinstance(value, int) and value > layers:
@@ -81,11 +81,11 @@ class Footprint:
     kv_per_token: int
     """Bytes of the layers that keep every token."""
     per_row: int
-    """Bytes of full windows and recurrent states."""
+    """Bytes of a row of any length: full windows and recurrent states."""
 
 
 def footprint(config: Mapping[str, Any], weight_bytes: int) -> Footprint:
-    """With the config's own dtype. Raises `BadRequest` if upstream has no class that the config
+    """KV in the config's dtype. Raises `BadRequest` if upstream has no class that the config
     fits, or `UnsupportedModel` for impossible sizes."""
     check_sizes(config)
     named = text_fields(config).get("dtype") or text_fields(config).get("torch_dtype")
@@ -116,8 +116,8 @@ def _filled_cache(config: dict[str, Any], dtype: mx.Dtype) -> list[Any]:
 
 def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> int:
     """The most tokens of one request, including its answer. 0: none fits. `memory`: bytes for the
-    weights and the request together. `limit`: the model's own context. Below it, the result is a
-    multiple of 256, the unit of row memory."""
+    weights and the request together. `limit`: the model's own context. A smaller
+    result is a multiple of 256, the unit of row memory."""
     longest = sys.maxsize if limit is None else limit
     left = memory - footprint.weights - footprint.per_row
     if left < 0:

@@ -1,4 +1,4 @@
-"""The products and the attention of a model's layers in the forms that CUDA computes fast.
+"""The products and the attention of a model's layers, reshaped so that CUDA computes them fast.
 
 `quantized_matmul` of CUDA (mlx 0.32.4, backend/cuda/quantized/qmm: M is `out.shape(-2)`) runs an
 input (N, 1, d) as N products of one row. Milliseconds of the products of all 36 layers of an 8B
@@ -19,11 +19,12 @@ from mlx_provider import Replacement
 from mlx_provider.records import Function
 
 TILE = 8
-"""Fewer rows, but more than one, take longer than so many."""
+"""From 2 to 7 rows take longer than 8, so they are padded."""
 DEQUANTISE = 192
 """From so many tokens, it is faster to dequantise the weights for each call."""
 GRID = 256
-"""Behind a prefix of other lengths, the number of keys is new nearly each time, padded or not."""
+"""Queries are padded behind a prefix of a multiple of this. Behind others, nearly every number of
+keys is new anyway."""
 PARAMETERS = ("scale", "mask", "sinks")
 """Of upstream's `scaled_dot_product_attention`, after the cache."""
 

@@ -160,7 +160,7 @@ class CallPredictor:
             self._follow_call()
 
     def _follow_call(self) -> None:
-        """Feed the matcher the tokens that it does not have. If they do not fit, try the next
+        """Feed the matcher the tokens that it has not consumed. If they do not fit, try the next
         spelling from the marker on. Leaves the call at its end, or if no spelling fits."""
         call = self._call
         while call is not None and self._spellings_left:

@@ -302,7 +302,7 @@ class VisionModel:
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
     rotary = False
-    """Whether its positions have three axes (M-RoPE)."""
+    """Whether its rotary positions have three axes (M-RoPE)."""
 
     def __init__(
         self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, marks: MediaMarks

@@ -14,8 +14,8 @@ from ..api import ClientNames, expect, expect_object
 
 T = TypeVar("T")
 WithoutEffect = tuple[object, ...] | None
-"""Of a parameter without effect: the values that ask for nothing; others get a warning. `None`: the
-parameter changes no answer, or other code handles it."""
+"""Values of a parameter without effect that give no warning. `None`: no value gives one, because it
+changes no answer or other code reads it."""
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     **dict.fromkeys(("model", "stream", "stream_options", "metadata", "prompt_cache_retention")),
     "context_management": (),
@@ -32,23 +32,25 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("max_completion_tokens",),
     "template": ("chat_template_kwargs",),
 }
-"""The parameters that set each field, if other than its name; the first that is given counts. A
-constraint of any kind fails as a grammar."""
+"""The parameters that may set a field, if their name differs; an error names the first one given.
+The engine reports every constraint, tools included, as `grammar`."""
 SCHEMA = "response_format.json_schema.schema"
-MEMBERS = ("name", "description", "parameters", "strict", "return", "returns", "response")
-"""Of a function."""
+FUNCTION_MEMBERS = ("name", "description", "parameters", "strict", "return", "returns", "response")
+"""Members of a function that chat templates know."""
 COMPLETION_TOKENS = 16
 """Default of `max_tokens` in `/completions`, as in OpenAI's API."""
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 PREFIX_KEY = "prefix"
-"""A caller of LiteLLM marks such a message with it (1.106.2,
+"""A last message with this key is continued (LiteLLM 1.106.2,
 `convert_prefix_message_to_non_prefix_messages`)."""
 SAMPLING = tuple(Sampling.model_fields)
 _SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
 class Parameters:
+    """Of a request. Each reader takes its own; what is left is unknown."""
+
     def __init__(
         self,
         values: Mapping[str, Any],
@@ -56,7 +58,7 @@ class Parameters:
         ignored: Iterable[str] = (),
     ) -> None:
         """`without_effect`: besides `WITHOUT_EFFECT`. `ignored`: further names for the warning."""
-        self._without_effect = {**(without_effect or {}), **WITHOUT_EFFECT}
+        self._without_effect = {**WITHOUT_EFFECT, **(without_effect or {})}
         self._ignored = [*ignored]
         self._left = {name: value for name, value in values.items() if value is not None}
 
@@ -299,7 +301,7 @@ def as_functions(tools: Sequence[Any]) -> list[dict[str, Any]]:
     """The tools of a request. Members that templates do not know are left out."""
     functions = [_function(tool, f"tools[{at}]") for at, tool in enumerate(tools)]
     return [
-        {"type": "function", "function": {name: f[name] for name in f if name in MEMBERS}}
+        {"type": "function", "function": {name: f[name] for name in f if name in FUNCTION_MEMBERS}}
         for f in functions
     ]
 
