@@ -13,8 +13,8 @@ from .errors import BadRequest
 
 
 def parse_bytes(given: object) -> object:
-    """Of a text: `"512M"`, `"12GiB"` or `"1000"`; units are powers of 1024. Other types stay. Raises
-    `ValueError`."""
+    """Of a text: `"512M"`, `"12GiB"` or `"1000"`; units are powers of 1024. Other types stay as
+    they are. Raises `ValueError`."""
     if not isinstance(given, str):
         return given
     body = given.strip().upper().removesuffix("IB").removesuffix("B")
