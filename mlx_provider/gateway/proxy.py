@@ -49,14 +49,10 @@ class Proxy:
         """End the proxy and its workers, with SIGTERM, then SIGKILL; workers also if the proxy has
         ended. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + STOP_LIMIT
             with suppress(ProcessLookupError, PermissionError):  # no process of its group is left
                 os.killpg(self.process.pid, number)
-                while time.monotonic() < deadline:
-                    self.process.poll()
-                    os.killpg(self.process.pid, 0)
-                    time.sleep(POLL)
-        self.process.poll()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_LIMIT)
 
     def wait_ready(self) -> None:
         """Wait until the proxy answers. Raises `EngineUnavailable` with the log's last lines."""

@@ -64,8 +64,8 @@ SHARED_UNMEASURED, NOT_FASTER = 2048, 2**31
 """Tokens from which on rows share a prefix. Without a trial: reading so many keys of an 8B model
 takes as long as the additional kernels. If sharing was not faster: where memory is short."""
 SHARED_GAIN = 1.2
-"""Sharing counts as faster if a step with copies takes this many times as long. On an H100, copies
-of 10,000 tokens were faster (36 against 41 ms)."""
+"""Sharing counts as faster if a step with copies takes this many times as long. On an H100, eight
+rows with copies of one prefix of 10,000 tokens took 41 ms, rows of unlike prompts 36 ms."""
 SHARED_DEPTH, SLOW_SHARED_DEPTH, TAIL = 4096, 1024, 16
 """Tokens of the prefix in the trial, on a GPU and on a CPU; own tokens of its two rows."""
 REPEATS = 3
@@ -205,11 +205,13 @@ class Times:
 
 
 def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
-    """Run passes of each kind, so that no request waits until their kernels are compiled: on CUDA
-    up to 40 s each. Never raises: the probe reports what fails."""
+    """Run passes of prompts of the usual sizes and a step of several rows, so that no request waits
+    until their kernels are compiled: on CUDA up to 40 s each. Never raises: the probe reports what
+    fails."""
     passes = OnDevice(model, make_cache, reserve, repeats=1)
     widths = [n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)]
     attempt(lambda: [passes.chunk(width) for width in widths])
+    attempt(lambda: passes.rows([min(4, model.info.context_length - 1)] * MIXED, "grouped"))
 
 
 def calibrate(

@@ -187,6 +187,7 @@ class EngineBuilder:
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         model, make_cache, reserve = weights.model, kv.make_cache, self._memory.reserve
         if compiles():
+            log.info("%s: compiling kernels, once on this machine", weights.name)
             with self._progress.stage(weights.name, "compiling kernels, once on this machine"):
                 compile_kernels(model, make_cache, reserve)
         if (known := self._measurements.find(kv.key)) is not None:

@@ -12,6 +12,8 @@ SORTED = "CUDA's product of quantised experts makes no matrix of sorted rows"
 PATCHES = (
     UpstreamPatch("mlx.nn.layers.quantized.QuantizedEmbedding.as_linear", MLX, REASON),
     UpstreamPatch("mlx.nn.layers.quantized.QuantizedLinear.__call__", MLX, REASON),
+    UpstreamPatch("mlx_lm.models.mla.QuantizedMultiLinear.__call__", MLX, REASON),
+    UpstreamPatch("mlx_vlm.models.mla.QuantizedMultiLinear.__call__", MLX, REASON),
     UpstreamPatch("mlx_lm.models.base.scaled_dot_product_attention", MLX, PLANS),
     UpstreamPatch("mlx_vlm.models.base.scaled_dot_product_attention", MLX, PLANS),
     UpstreamPatch("mlx_lm.models.switch_layers.QuantizedSwitchLinear.__call__", MLX, SORTED),
@@ -20,7 +22,8 @@ PATCHES = (
 
 
 def matches(device: str, precision: str) -> bool:
-    """CUDA alone: Metal makes one matrix of all rows by itself."""
+    """CUDA alone: Metal makes one matrix of all rows by itself, if they are contiguous (mlx 0.32.4,
+    backend/metal/quantized.cpp, `non_batched`)."""
     return device == "cuda"
 
 

@@ -50,6 +50,22 @@ def _as_one_matrix(original: Function) -> Function:
     return call
 
 
+def _as_matrices_of_heads(original: Function) -> Function:
+    """For products with weights of each head, (rows, heads, tokens, size), of latent attention."""
+
+    def call(layer: Any, x: mx.array, transpose: bool = True) -> Any:
+        rows, heads, tokens, size = x.shape
+        if rows == 1:
+            return original(layer, x, transpose)
+        padding = max(0, TILE - rows * tokens)
+        x = x.swapaxes(0, 1).reshape(1, heads, rows * tokens, size)
+        out = original(layer, mx.pad(x, [(0, 0), (0, 0), (0, padding), (0, 0)]), transpose)
+        out = out[:, :, : rows * tokens].reshape(heads, rows, tokens, out.shape[-1])
+        return out.swapaxes(0, 1)
+
+    return call
+
+
 def _as_matrices_of_experts(original: Function) -> Function:
     """From `TILE` rows for each expert on average, which take as long as to dequantise it."""
 
@@ -92,10 +108,13 @@ def _in_few_shapes(original: Function) -> Function:
 
 
 LAYERS, EXPERTS = "mlx.nn.layers.quantized", "QuantizedSwitchLinear.__call__"
+HEADS = "QuantizedMultiLinear.__call__"
 ATTENTION = "scaled_dot_product_attention"
 REPLACEMENTS = (
     Replacement(LAYERS, "QuantizedEmbedding.as_linear", _as_one_matrix, at_home=True),
     Replacement(LAYERS, "QuantizedLinear.__call__", _as_one_matrix, at_home=True),
+    Replacement("mlx_lm.models.mla", HEADS, _as_matrices_of_heads, at_home=True),
+    Replacement("mlx_vlm.models.mla", HEADS, _as_matrices_of_heads, at_home=True),
     Replacement("mlx_lm.models.switch_layers", EXPERTS, _as_matrices_of_experts, at_home=True),
     Replacement("mlx_lm.models.base", ATTENTION, _in_few_shapes),
     Replacement("mlx_vlm.models.base", ATTENTION, _in_few_shapes),

@@ -174,7 +174,7 @@ PARSERS = (
         **identity("llama3_json", aliases="llama llama3 llama3_1 llama3_2 llama4_json"),
     ),
     json_block(
-        ("[TOOL_CALLS]", "<tool_call>", "[", "```json", "```\n"),
+        ("[TOOL_CALLS]", "<tool_call>", "[", "```json"),
         "</tool_call>",
         fence="```",
         detect=lambda template: "xlam" in template.lower(),

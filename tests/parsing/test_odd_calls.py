@@ -21,7 +21,6 @@ JSON_FORMATS = (
     *("deepseek_v3", "deepseek_v31", "auto"),
 )
 TOOLS = [tool("f", a="string")]
-FENCES = ("```\n", "```json\n")
 F_IDS = "functions.f:0 f:0 functions.f f functions:f:0 default_api.f:3 f_0 f:abc".split()
 NO_NAMES = ("call_f8a2b", "chatcmpl-tool-4f1c", "0", "functions.0", "toolu_01AbC", "")
 MUSE_CALL = written(PARSERS["muse"], "f", {"a": "v"}) + "<|eom|><|start|>assistant to=user"
@@ -126,7 +125,7 @@ def test_json_calls_inside_the_block_of_a_tagged_format_are_read(name: str) -> N
         ("dots", '<dots_function_call><invoke>{"name": "f", "arguments": {"a": "v"}}</invoke>'),
         ("dots", '<dots_function_call><invoke name="f">{"a": "v"}</invoke></dots_function_call>'),
         ("hermes", '<tool_call>{"args": {"a": "v"}, "name": "f", "arguments": {}}</tool_call>'),
-        *(("xlam", f'{o}[{{"name": "f", "arguments": {{"a": "v"}}}}]\n```') for o in FENCES),
+        ("xlam", '```json\n[{"name": "f", "arguments": {"a": "v"}}]\n```'),
     ],
 )
 def test_a_tagged_call_with_arguments_as_one_json_object_is_read(name: str, text: str) -> None:

@@ -72,15 +72,12 @@ class CallMatchers:
     ) -> None:
         self.fast = compiler.fast
         self.marker = call_marker(parser)
-        self._request = GenerateRequest.model_construct(  # without messages, which hold images
-            model=request.model,
-            tenant=request.tenant,
-            origin=request.origin,
-            tools=request.tools,
-            tool_grammars=request.tool_grammars,
-            tool_choice="required" if demanded_names(request) is None else request.tool_choice,
-            parallel_tool_calls=request.parallel_tool_calls,
+        changes: dict[str, Any] = dict.fromkeys(
+            ("messages", "prompt", "response_format", "grammar")
         )
+        if demanded_names(request) is None:
+            changes["tool_choice"] = "required"
+        self._request = request.model_copy(update=changes)  # without images
         self._compiler = compiler
         self.spellings = list_spellings(parser.call_grammar(), compiler.spaces)
         self._futures: dict[int, Future[LLMatcher | None]] = {}

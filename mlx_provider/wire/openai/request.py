@@ -233,11 +233,9 @@ def _completions(
         fields["max_tokens"] = COMPLETION_TOKENS
     n = shared.get("n", 1)
     params.choice("best_of", (n,), "ask for n choices and compare their log-probabilities")
-    try:
-        choices = int(float(n)) * len(prompts)
-    except (TypeError, ValueError, OverflowError):
-        choices = len(prompts)  # its type is refused with the other fields
-    if choices > MAX_CHOICES:
+    if not isinstance(n, int):
+        raise wrong_part("n", f"must be a whole number, got {quote(n)}")
+    if n * len(prompts) > MAX_CHOICES:
         raise BadRequest(
             f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
             "send them in several requests",
