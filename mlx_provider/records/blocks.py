@@ -8,11 +8,18 @@ from .reading import Emit, NotACall, Reading, Rest, T, TextEnded, TextReader, en
 
 
 def through(*ends: str) -> Rest:
-    """Text up to and with the first of `ends`, or to the reply's end."""
+    """Shows the text up to the first of `ends`, which is included, or to the reply's end."""
+    return _through_blocks(ends)
+
+
+def _through_blocks(ends: tuple[str, ...], openers: tuple[str, ...] = (), depth: int = 1) -> Rest:
+    """Shows the text until `depth` open blocks, and those that open in it, have ended."""
 
     def rest(reader: TextReader, emit: Emit) -> Reading[None]:
-        found = yield from reader.pass_until(ends, emit)
-        emit(reader.skip(len(found)))
+        left = depth
+        while left > 0 and (found := (yield from reader.pass_until((*ends, *openers), emit))):
+            emit(reader.skip(len(found)))
+            left += -1 if found in ends else 1
 
     return rest
 
@@ -180,7 +187,7 @@ def read_marked(
     none, a block with as many ends as openers is text. `end` empty: the end of the reply."""
     yield from reader.accept(*openers)
     text, inner, ended = "", 0, 0
-    for _ in range(_MOST_MARKERS):
+    for _ in range(_MOST_MARKERS + 1):
         parts: list[str] = []
         found = yield from reader.pass_until((end, *openers) if end else (), parts.append)
         text += "".join(parts)
@@ -197,7 +204,8 @@ def read_marked(
         text += reader.skip(len(found))
         if 0 < inner < ended:
             raise NotACall("no call", whole=True)
-    raise NotACall("no call between all these markers")
+    rest = _through_blocks((end,), openers, depth=1 + inner - ended)
+    raise NotACall("no call between all these markers", rest=rest)
 
 
 def _ends(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools) -> bool:

@@ -97,13 +97,18 @@ class TextReader:
         self.events.append(TextEvent("answer"))
 
     def call(self, name: str, call_id: str = "") -> None:
-        """It can no longer be taken back. `call_id`: as the model wrote it, if any."""
+        """It can no longer be taken back. `call_id`: as the model wrote it, if any. `NotACall`: one
+        of them has half a surrogate pair."""
+        if any("\ud800" <= character <= "\udfff" for character in name + call_id):
+            raise NotACall("half a surrogate pair is no name", whole=True)
         self._open_call = True
         self._calls += 1
         self.events.append(TextEvent("call", name, call_id))
 
     def arguments(self, text: str) -> None:
-        """A piece of JSON text."""
+        """A piece of JSON text. Half of a surrogate pair becomes its escape."""
+        if not text.isascii():
+            text = text.encode("utf-8", "backslashreplace").decode()
         if text:
             self.events.append(TextEvent("arguments", text))
 

@@ -24,7 +24,7 @@ from mlx_provider.records import (
     through,
 )
 
-from .values import accepts
+from .values import accepts, refuse_constant
 
 
 def ignore(text: str) -> None:
@@ -137,11 +137,12 @@ def read_json_before(reader: TextReader, end: str) -> Reading[str]:
 
 def unwrap_arguments(text: str) -> str:
     """JSON text of arguments: an object inside a JSON string becomes the object, `null` `{}`."""
-    value: Any = json.loads(text)
-    with suppress(ValueError):
-        if isinstance(value, str) and isinstance(json.loads(value), dict):
-            return value
-    return "{}" if value is None else text
+    if text.startswith('"'):
+        with suppress(ValueError, RecursionError):
+            value: str = json.loads(text)
+            if isinstance(json.loads(value, parse_constant=refuse_constant), dict):
+                return value
+    return "{}" if text == "null" else text
 
 
 CALL_KEYS = frozenset(

@@ -138,7 +138,7 @@ def _container(text: str) -> str:
     if bare[:1] not in ("{", "["):
         return ""
     try:
-        json.loads(bare, parse_constant=_refuse)
+        json.loads(bare, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return ""
     return bare
@@ -146,7 +146,7 @@ def _container(text: str) -> str:
 
 def _literal(text: str) -> str | None:
     try:
-        json.loads(text, parse_constant=_refuse)
+        json.loads(text, parse_constant=refuse_constant)
     except RecursionError:
         return None
     except ValueError:
@@ -160,7 +160,7 @@ def _literal(text: str) -> str | None:
         return None
 
 
-def _refuse(constant: str) -> Any:
+def refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 

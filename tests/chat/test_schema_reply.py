@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.output.whole_reply import check_reply, extract_json, violation
+from mlx_provider.chat.output.whole_reply import check_reply, find_json, violation
 from mlx_provider.cli.parse import parse_line
 from mlx_provider.errors import BadRequest
 from mlx_provider.registry import PluginRegistry
@@ -21,7 +21,7 @@ def cases(*kinds: str) -> list[Any]:
 
 @pytest.mark.parametrize("case", cases("extract_json"))
 def test_json_is_extracted_from_text_as_in_the_published_cases(case: dict[str, Any]) -> None:
-    assert extract_json(case["text"]) == case["expected"]
+    assert next(find_json(case["text"]), None) == case["expected"]
 
 
 @pytest.mark.parametrize("case", cases("response_format_parse"))
@@ -45,20 +45,27 @@ def test_a_text_is_judged_against_a_schema_with_the_violated_keyword(case: dict[
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("null", None),
+        *((text, None) for text in ("null", "1 or [NaN]", "[" * 100_000)),
         ('x {y} then [1, {"a": 2}] and {"b": 3}', [1, {"a": 2}]),
         ("```\n[1]\n``` or ```json\n{}\n```", [1]),
-        ("[" * 100_000, None),
+        ('```python\nx = [1]\n```\nso\n```json\n{"a": 1}\n```', {"a": 1}),
+        ('```json\r\n"x"\r\n```', "x"),
     ],
 )
 def test_the_first_usable_json_value_in_a_text_is_found(text: str, value: Any) -> None:
-    assert extract_json(text) == value
+    assert next(find_json(text), None) == value
 
 
 def test_null_is_a_valid_reply_if_the_schema_permits_null() -> None:
     null = {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}
     assert check_reply("null", null).is_valid
+    assert check_reply("```\nnull\n```", null).is_valid
     assert check_reply("nothing", null).is_valid is False
+
+
+def test_numbers_beyond_floats_and_schemas_that_allow_nothing_are_violated() -> None:
+    assert violation(10**400, {"multipleOf": 0.1}) == "multipleOf"
+    assert violation({"a": 1}, {"properties": {"a": False}}) == "false"
 
 
 def test_a_broken_schema_is_refused() -> None:

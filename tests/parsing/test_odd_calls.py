@@ -73,6 +73,29 @@ def test_an_id_may_follow_the_arguments(arguments: str | None, call_first: bool)
         assert (call.name, call.arguments, call.id) == ("f", wanted, "abc123456")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", r'<tool_call>{"name": "f\ud800", "arguments": {"a": 1}}</tool_call>'),
+        ("mistral", r'[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "\ud800"}]'),
+        ("apertus", r'<|tools_prefix|>[{"f\ud800": {}}]<|tools_suffix|>'),
+    ],
+)
+def test_half_a_surrogate_pair_in_a_name_or_an_id_makes_a_call_text(name: str, text: str) -> None:
+    found = both(text, name)
+    assert (found.calls, found.content, found.faults) == ((), text, ())
+
+
+@pytest.mark.parametrize(
+    "arguments", [r'"{\"a\": NaN}"', f'"{"[" * 100_000}"', "1" * 5000, r'"{\"a\": \"\ud800\"}"']
+)
+def test_strange_arguments_are_valid_json_and_no_fault_of_the_parser(arguments: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    found = both(text, "hermes")
+    wanted = arguments if "ud800" not in arguments else r'{"a": "\ud800"}'
+    assert (found.calls, found.faults) == ((("f", wanted),), ())
+
+
 def test_a_malformed_call_after_a_good_one_becomes_text() -> None:
     good = '{"name": "f", "parameters": {"a": "x"}}'
     found = both(f'{good}; {{"name": "f", "parameters": {{"a": }}}} tail', "llama3_json")

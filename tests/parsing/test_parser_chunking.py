@@ -92,8 +92,17 @@ def test_a_third_party_parser_that_consumes_nothing_does_not_hang() -> None:
     assert read_chunks(["a<c>b"], tool_parser=parser).content == "a<c>b"
 
 
-def test_a_plugin_parser_with_only_start_end_and_parse_reads_calls() -> None:
-    """`start`, `end` and `parse` are all that a format needs."""
+@pytest.mark.parametrize(
+    ("value", "called"),
+    [
+        *(("</call>" * 16, True), ("</call>" * 17, False), ("</call> <call>", False)),
+        *((count * "<call>rm {}</call>", count < 9) for count in (8, 9, 40)),
+    ],
+)
+def test_a_plugin_parser_with_only_start_end_and_parse_reads_calls(
+    value: str, called: bool
+) -> None:
+    """`start`, `end` and `parse` are all that a format needs. No value runs as a call."""
 
     def parse(text: str, tools: Tools) -> list[ToolCall]:
         name, _, arguments = text.partition(" ")
@@ -101,8 +110,9 @@ def test_a_plugin_parser_with_only_start_end_and_parse_reads_calls() -> None:
         return [ToolCall(name, arguments)]
 
     parser = ToolParser("angle", "<call>", "</call>", parse)
-    text = 'so <call>f {"a": "</call>"}</call><call>bad</call><call>g {}</call> end'
+    call = f"<call>f {json.dumps({'a': value})}</call>"
+    text = f"so {call}<call>bad</call><call>g {{}}</call> end"
     for chunks in ([text], list(text)):
         found = read_chunks(chunks, tool_parser=parser)
-        assert found.whole_calls == [("f", {"a": "</call>"}), ("g", {})]
-        assert found.content == "so <call>bad</call> end"
+        assert found.whole_calls == [("f", {"a": value})] * called + [("g", {})]
+        assert found.content == f"so {'' if called else call}<call>bad</call> end"

@@ -1,9 +1,9 @@
-"""A whole reply, put together from its deltas as a client does, and its check against a
-`response_format` that no grammar enforced."""
+"""A whole reply, put together from its deltas as a client does. Its check against a
+`response_format` that no grammar enforced, which reads the text alone."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,39 +16,43 @@ from ..constraints.request import response_schema
 from .reply import Reply
 
 _MAX_OPENINGS = 100
-_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
+"""The language of a block, and its text."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """`violated`: the schema keyword, or an empty string."""
+    """`violated`: the first violated keyword of the schema; empty: none."""
 
     parsed: Any
     is_valid: bool
     violated: str = ""
 
 
-def extract_json(text: str) -> Any:
-    """The whole text, a fenced block, or the first object or list in prose. `None`: none."""
-    for candidate in (text, *(fence[1] for fence in _FENCE.finditer(text))):
+def find_json(text: str) -> Iterator[Any]:
+    """JSON in a text: all of it, then its fenced blocks, then objects and lists in prose."""
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    blocks = [body for name, body in _FENCE.findall(text) if name.strip() in ("", "json", "JSON")]
+    for candidate in (text, *blocks):
         with suppress(ValueError, RecursionError):
-            return json.loads(candidate)
-    decoder = json.JSONDecoder()
+            yield decoder.decode(candidate)
     for opening in islice(re.finditer(r"[\[{]", text), _MAX_OPENINGS):
         with suppress(ValueError, RecursionError):
-            return decoder.raw_decode(text, opening.start())[0]
-    return None
+            yield decoder.raw_decode(text, opening.start())[0]
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:
     schema = response_schema(response_format)
     if schema is None:
         return Checked(None, is_valid=True)
-    parsed = extract_json(text)
-    if parsed is None and text.strip() != "null":
-        return Checked(None, is_valid=False)
-    violated = violation(parsed, schema)
-    return Checked(parsed, not violated, violated)
+    for parsed in find_json(text):
+        violated = violation(parsed, schema)
+        return Checked(parsed, not violated, violated)
+    return Checked(None, is_valid=False)
 
 
 def violation(instance: Any, schema: Any) -> str:
@@ -64,7 +68,9 @@ def violation(instance: Any, schema: Any) -> str:
         raise BadRequest(f"the schema is not valid: {broken.message}") from None
     except (RecursionError, Unresolvable) as broken:
         raise BadRequest(f"a reference of the schema leads nowhere: {broken}") from None
-    return "" if first is None else str(first.validator)
+    except OverflowError:  # from its division of a number beyond the floats
+        return "multipleOf"
+    return "" if first is None else str(first.validator or "false")
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class WholeReply:
     calls: tuple[tuple[str, str], ...]
     reason: str
     faults: tuple[str, ...] = field(default=(), compare=False)
+    """Of the parsers."""
 
     @property
     def whole_calls(self) -> list[tuple[str, Any]]:
