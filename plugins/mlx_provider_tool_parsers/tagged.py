@@ -296,11 +296,6 @@ class _TagReader:
             reader.skip(len(found))
             if found == form.value_start:
                 depth += 1
-                header = list[str]()
-                yield from reader.pass_until((">",), header.append)
-                if (marked := _STRING.search("".join(header))) and marked.group(1) == "false":
-                    reader.skip(1)  # closing tags inside of JSON are none
-                    yield from read_json_before(reader, form.value_end)
             elif found == form.value_end:
                 if not depth:
                     return True
