@@ -24,11 +24,6 @@ def surroundings(dtype: str) -> Result:
     }
 
 
-def compare_with_target(measured: float, target: float, *, at_least: bool) -> Result:
-    reached = measured >= target if at_least else measured <= target
-    return {"measured": round(measured, 3), "target": target, "reached": reached}
-
-
 def print_rows(title: str, columns: Mapping[str, str], rows: Iterable[Result]) -> None:
     """A Markdown table on stderr; stdout is left to the JSON line. `columns`: heading -> key of a
     row, `a.b` for an entry of a nested one."""
@@ -55,8 +50,6 @@ def _at(row: Any, key: str) -> Any:
 
 
 def cell(value: object) -> str:
-    if isinstance(value, dict) and "target" in value:
-        return f"{value['measured']:.3g} ({'ok' if value['reached'] else 'MISSED'})"
     if isinstance(value, float):
         return f"{value:.4g}"
     return "-" if value is None else str(value)
