@@ -1,59 +1,11 @@
-"""Reads blocks of calls between two markers: a block is reported, shown as text, or dropped."""
+"""Reads blocks of calls between two markers: a block is reported, shown as text, or dropped.
+`read_block` runs the generator of `scan_block`, and decides which of the three if that fails."""
 
 import re
 
 from .json_reading import function_of
 from .parsing import Parse, ToolCall, ToolParser, Tools
 from .reading import Emit, NotACall, Reading, Rest, T, TextEnded, TextReader, ends_within
-
-
-def through(*ends: str) -> Rest:
-    """Shows the text up to the first of `ends`, which is included, or to the reply's end."""
-    return _through_blocks(ends)
-
-
-def _through_blocks(ends: tuple[str, ...], openers: tuple[str, ...] = (), depth: int = 1) -> Rest:
-    """Shows the text until `depth` open blocks, and those that open in it, have ended."""
-
-    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
-        left = depth
-        while left > 0 and (found := (yield from reader.pass_until((*ends, *openers), emit))):
-            emit(reader.skip(len(found)))
-            left += -1 if found in ends else 1
-
-    return rest
-
-
-def claimed(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
-    """Read text that can only be a call. If it is none, no call is looked for in it."""
-    try:
-        return (yield from reading)
-    except NotACall as failure:
-        raise NotACall(str(failure), whole=True, rest=failure.rest or rest) from failure
-
-
-def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
-    """Read one block of calls; the reader stands on its opening marker."""
-    if parser.scan is None:
-        openers = (*parser.openers(), *parser.first)
-        return read_marked(reader, openers, parser.end, parser.parse, tools)
-    if parser.atomic:
-        return _scan_atomic(parser.scan(reader, tools), reader)
-    return parser.scan(reader, tools)
-
-
-def _scan_atomic(scan: Reading[None], reader: TextReader) -> Reading[None]:
-    before, whole = reader.calls, False
-    reader.hold()
-    try:
-        yield from scan
-        whole = True
-    except NotACall as failure:
-        if reader.calls > before:
-            raise NotACall(str(failure), whole=True, rest=failure.rest) from failure
-        raise
-    finally:
-        reader.let_go(keep=whole)
 
 
 def read_block(
@@ -65,52 +17,76 @@ def read_block(
     tools: Tools = (),
 ) -> Reading[bool]:
     """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`. If a
-    later call is malformed, its text goes to the reader's content."""
+    call after a reported one is malformed, its text goes to the reader's content."""
     start, before = reader.mark(), reader.calls
     if (yield from read_empty(reader, marker, parser.closers())):
         return True
     try:
         yield from scan
-        if reader.position == start:
-            raise NotACall("the parser read nothing")
-    except TextEnded:
-        if reader.calls == before:
-            reader.rewind(start)
-            return not _shows_cut(reader, parser, marker, emit, tools)
-    except NotACall as failure:
-        # the reply ends inside text that could have become a call
-        cut = reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
-        if reader.calls > before and cut and tools:
-            reader.abandon_call()
-            reader.skip(len(reader.ahead()))
+        if reader.position > start:
             return True
-        if reader.calls == before:
-            if cut:
-                reader.rewind(start)
-                return not _shows_cut(reader, parser, marker, emit, tools)
-            yield from _not_a_call(reader, marker, emit, start, failure)
-            return False
-        yield from _report_malformed(reader, parser, marker, start, failure)
+        failure: NotACall | TextEnded = NotACall("the parser read nothing")
+    except (NotACall, TextEnded) as found:
+        failure = found
+    reported = reader.calls > before
+    # the reply ends inside text that could have become a call
+    cut_off = isinstance(failure, TextEnded) or (
+        reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
+    )
+    if cut_off and not reported:
+        reader.rewind(start)
+        text = reader.skip(len(reader.ahead()))
+        if _begins_call(text, parser, marker, tools):
+            return True
+        emit(text)
+        return False
+    if isinstance(failure, TextEnded):  # in the last call, which stays unfinished
+        return True
+    if not reported:
+        yield from _show_text(reader, marker, emit, start, failure)
+        return False
+    if cut_off and tools:
+        reader.abandon_call()
+        reader.skip(len(reader.ahead()))
+        return True
+    yield from _show_malformed(reader, parser, marker, start, failure)
     return True
 
 
-def _shows_cut(
-    reader: TextReader, parser: ToolParser, marker: str, emit: Emit, tools: Tools
-) -> bool:
-    """Show the text from `marker` to the end of the reply, unless it begins a call."""
-    text = reader.skip(len(reader.ahead()))
-    body = text[len(marker) :]
+def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
+    """The generator that reads one block by the parser's own means; the reader stands on its
+    opening marker. `read_block` runs it and deals with its failures."""
+    if parser.scan is None:
+        openers = (*parser.openers(), *parser.first)
+        return read_marked(reader, openers, parser.end, parser.parse, tools)
+    if parser.atomic:
+        return _scan_atomic(parser.scan(reader, tools), reader)
+    return parser.scan(reader, tools)
+
+
+def _scan_atomic(scan: Reading[None], reader: TextReader) -> Reading[None]:
+    before, finished = reader.calls, False
+    reader.hold()
+    try:
+        yield from scan
+        finished = True
+    except NotACall as failure:
+        whole = failure.whole or reader.calls > before
+        raise NotACall(str(failure), whole=whole, rest=failure.rest) from failure
+    finally:
+        reader.let_go(keep=finished)
+
+
+def _begins_call(text: str, parser: ToolParser, marker: str, tools: Tools) -> bool:
+    """Whether the text from `marker` to the end of the reply is a call that was cut."""
     if not marker.rstrip("[{"):
-        begun = _names_tool(text, tools)
-    elif not body.strip():
-        begun = True
-    elif tools:
-        begun = not (_PROSE.match(body) or any(end in body for end in parser.closers()))
-    else:
-        begun = parser.cut == "drop"
-    if not begun:
-        emit(text)
-    return not begun
+        return _names_tool(text, tools)
+    body = text[len(marker) :]
+    if not body.strip():
+        return True
+    if tools:
+        return not (_PROSE.match(body) or any(end in body for end in parser.closers()))
+    return parser.cut == "drop"
 
 
 _PROSE = re.compile(r"[^\w<>\[\]{}()|]*\w+[,.;:!?]*[ \t]+\w[^<>\[\]{}()|=]*\Z")
@@ -118,6 +94,7 @@ _PROSE = re.compile(r"[^\w<>\[\]{}()|]*\w+[,.;:!?]*[ \t]+\w[^<>\[\]{}()|=]*\Z")
 _NAME = re.compile(
     r"""[\[\s]*(?:\{.{0,200}?"(?:name|function|tool_name)"\s*:\s*")?([\w.:/-]+)""", re.DOTALL
 )
+"""The name of a call, perhaps cut: bare, or a value near the beginning of an object."""
 
 
 def _names_tool(text: str, tools: Tools) -> bool:
@@ -126,11 +103,11 @@ def _names_tool(text: str, tools: Tools) -> bool:
     if found is None:
         return False
     names = (function_of(tool).get("name") for tool in tools)
-    whole, name = found.end() < len(text), found[1]
-    return any(x == name if whole else str(x).startswith(name) for x in names if x)
+    complete, name = found.end() < len(text), found[1]
+    return any(x == name if complete else str(x).startswith(name) for x in names if x)
 
 
-def _not_a_call(
+def _show_text(
     reader: TextReader, marker: str, emit: Emit, start: int, failure: NotACall
 ) -> Reading[None]:
     size = reader.position - start if failure.whole else len(marker)
@@ -140,11 +117,12 @@ def _not_a_call(
         yield from failure.rest(reader, emit)
 
 
-def _report_malformed(
+def _show_malformed(
     reader: TextReader, parser: ToolParser, marker: str, start: int, failure: NotACall
 ) -> Reading[None]:
+    """Show the text since the last complete call."""
     reader.abandon_call()
-    reader.answer()
+    reader.answer()  # calls end a thought, so that the text is content
     reader.content(reader.between(max(start, reader.settled), reader.position))
     if failure.rest is not None:
         yield from failure.rest(reader, reader.content)
@@ -156,11 +134,11 @@ def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Rea
     """Read an empty list of calls: markers with nothing or `[]` between them, or a marker with `[]`
     after it. False: there is none here. A `[]` without a marker, or in a code fence, is an answer.
     """
-    body = marker.rstrip("[{")
-    if not body or body.startswith("```"):
+    word = marker.rstrip("[{")
+    if not word or word.startswith("```"):
         return False
     mark = reader.mark()
-    reader.skip(len(body))
+    reader.skip(len(word))
     yield from reader.space()
     empty = False
     if (yield from reader.accept("[")):
@@ -182,34 +160,35 @@ _MOST_MARKERS = 16
 def read_marked(
     reader: TextReader, openers: tuple[str, ...], end: str, parse: Parse, tools: Tools
 ) -> Reading[None]:
-    """Read one block and report its calls; the reader is at one of `openers`. A marker inside an
-    argument is text: the block ends at the first end at which `parse` succeeds. If it succeeds at
-    none, a block with as many ends as openers is text. `end` empty: the end of the reply."""
+    """Read one block and report its calls; the reader is at one of `openers`. The block ends at the
+    first end at which `parse` succeeds, and with the reply if `end` is empty: a marker inside an
+    argument is text. If it succeeds at none of as many ends as openers, and there is an opener
+    inside the block or behind it, the block is text."""
     yield from reader.accept(*openers)
-    text, inner, ended = "", 0, 0
+    text, opened_inside, failed_ends = "", 0, 0
     for _ in range(_MOST_MARKERS + 1):
         parts: list[str] = []
         found = yield from reader.pass_until((end, *openers) if end else (), parts.append)
         text += "".join(parts)
         if found and found != end:
-            if ended > inner:
+            if failed_ends > opened_inside:
                 raise NotACall("no call", whole=True)
-            inner += 1
-        elif _ends(reader, found, parse, text, tools):
+            opened_inside += 1
+        elif _report_parsed(reader, found, parse, text, tools):
             return
         elif not found:
-            raise NotACall("a call begins in it") if inner else TextEnded
+            raise TextEnded
         else:
-            ended += 1
+            failed_ends += 1
         text += reader.skip(len(found))
-        if 0 < inner < ended:
+        if 0 < opened_inside < failed_ends:
             raise NotACall("no call", whole=True)
-    rest = _through_blocks((end,), openers, depth=1 + inner - ended)
+    rest = _through_blocks((end,), openers, depth=1 + opened_inside - failed_ends)
     raise NotACall("no call between all these markers", rest=rest)
 
 
-def _ends(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools) -> bool:
-    """Report the calls in `text`, if it is calls; `found` is the end marker after it."""
+def _report_parsed(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools) -> bool:
+    """Report the calls in `text`; `found` is the end marker after it. False: it is no call."""
     try:
         calls = parse(text, tools)
     except (ValueError, RecursionError):  # `json.loads` of a thousand brackets raises the latter
@@ -229,3 +208,29 @@ def report_call(reader: TextReader, call: ToolCall) -> None:
     reader.call(call.name)
     reader.arguments(call.arguments)
     reader.end_call()
+
+
+def claimed(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
+    """Run `reading`, whose text can only be a call: if it raises `NotACall`, all of its text is
+    shown, and no call is looked for in it. `rest`: used if the failure has none."""
+    try:
+        return (yield from reading)
+    except NotACall as failure:
+        raise NotACall(str(failure), whole=True, rest=failure.rest or rest) from failure
+
+
+def through(*ends: str) -> Rest:
+    """Shows the text up to the first of `ends`, which is included, or to the reply's end."""
+    return _through_blocks(ends)
+
+
+def _through_blocks(ends: tuple[str, ...], openers: tuple[str, ...] = (), depth: int = 1) -> Rest:
+    """Shows the text until `depth` open blocks, and those that open in it, have ended."""
+
+    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
+        left = depth
+        while left > 0 and (found := (yield from reader.pass_until((*ends, *openers), emit))):
+            emit(reader.skip(len(found)))
+            left += -1 if found in ends else 1
+
+    return rest

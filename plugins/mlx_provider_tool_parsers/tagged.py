@@ -113,7 +113,7 @@ class _TagReader:
         raise NotACall("a block without a call", rest=rest)
 
     def json_calls(self, end: str) -> Reading[None]:
-        known = None if self.form.undeclared == "call" else accepts(self.tools)
+        known = bool if self.form.undeclared == "call" else accepts(self.tools)
         yield from JsonBlock((), end, known=known).read_calls(self.reader)
 
     def call(self, wrapped: bool) -> Reading[None]:
