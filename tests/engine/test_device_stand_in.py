@@ -26,8 +26,8 @@ def decoding(engine: Engine, streams: int = 4) -> Engine:
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_brief_prompts_at_once_are_prefilled_together(name: str) -> None:
-    """Their first tokens come within 1.3 times of one prompt after the other."""
+def test_brief_prompts_at_once_are_prefilled_one_after_the_other(name: str) -> None:
+    """Without a decode step between: their first tokens come within 1.3 times of prompts alone."""
     lengths = [500 + i for i in range(16)]
     alone, engine = Engine(DEVICES[name]()), Engine(DEVICES[name]())
     for length in lengths:

@@ -7,7 +7,6 @@ import pytest
 
 from mlx_provider.serving.calibration import (
     NOT_FASTER,
-    SHARED_GAIN,
     SHARED_UNMEASURED,
     OnDevice,
     least_shared,
@@ -16,12 +15,12 @@ from mlx_provider.serving.calibration import (
 PREFIX = 1024
 
 
-@pytest.mark.parametrize(("gain", "least"), [(1.1, PREFIX), (0.9, NOT_FASTER)])
+@pytest.mark.parametrize(("copies", "least"), [(1.25, PREFIX), (1.15, NOT_FASTER)])
 def test_a_prefix_is_shared_where_a_step_is_clearly_faster(
-    qwen3: Any, monkeypatch: pytest.MonkeyPatch, gain: float, least: int
+    qwen3: Any, monkeypatch: pytest.MonkeyPatch, copies: float, least: int
 ) -> None:
     """Elsewhere only one so long that memory counts more."""
-    seconds = [gain * SHARED_GAIN] * 3 + [1.0] * 3
+    seconds = [copies] * 3 + [1.0] * 3
     clock = iter(at + end for at in range(7) for end in (0.0, [0.0, *seconds][at]))
     monkeypatch.setattr("mlx_provider.serving.calibration.perf_counter", clock.__next__)
     monkeypatch.setattr("mlx_provider.serving.solo_rows.perf_counter", lambda: 0.0)

@@ -41,6 +41,7 @@ def test_an_nvidia_card_gets_exact_products_and_a_kernel_folder_per_card(
     found = variables(state=tmp_path, platform="linux", cards=cards)
     folder = tmp_path / "kernels" / version("mlx") / "NVIDIA-H100-80GB-HBM3"
     assert found == CUDA | {KERNEL_FOLDER: str(folder)}
+    assert found["MLX_ENABLE_TF32"] == "0"
     assert variables(platform="linux", cards=cards) == CUDA
     other = variables(state=tmp_path, platform="linux", cards=tmp_path / "none")
     assert other[KERNEL_FOLDER] == str(tmp_path / "kernels" / version("mlx"))

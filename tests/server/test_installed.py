@@ -20,11 +20,14 @@ def test_an_engine_without_mlx_names_the_package_to_install(
         require_mlx()
 
 
-def test_an_error_of_a_full_gpu_is_not_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message is that of an H100 whose memory another process held."""
+@pytest.mark.parametrize("message", ["cudaMallocManaged(&data, size) failed", "out of memory"])
+def test_an_error_of_a_full_gpu_is_not_a_missing_package(
+    monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    """An H100 whose memory another process held had both in one message."""
 
     def full(name: str) -> None:
-        raise ImportError("cudaMallocManaged(&data, size) failed: out of memory")
+        raise ImportError(message)
 
     monkeypatch.setattr("importlib.import_module", full)
     with pytest.raises(EngineUnavailable, match="nvidia-smi") as raised:

@@ -2,8 +2,9 @@
 M3 Max.
 
 Nothing is computed: a pass advances a clock by the tables below. They are those of Qwen3-8B in 4
-bit, measured on an H100 (mlx 0.32.4, with the products of the plugin `cuda`), and for an M3 Max
-estimated from published figures of its bandwidth and its compute.
+bit: products by form, timed on an H100 (mlx 0.32.4) before there was the plugin `cuda`; the point
+at 192 is assumed, and costs of the host are fitted. Those of an M3 Max are estimated from published
+figures of its bandwidth and its compute.
 """
 
 from __future__ import annotations
