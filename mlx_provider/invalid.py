@@ -13,7 +13,7 @@ LOWER = {"ge": "at least", "gt": "above"}
 UPPER = {"le": "at most", "lt": "below"}
 _BOUNDS = ("greater_than", "less_than")
 _UNITS = {"too_long": "entries", "string_too_long": "characters"}
-_BOUNDED = ("too_deep", "too_many", "no_unicode", "no_name")
+_BOUNDED = ("too_deep", "too_many", "no_unicode", "no_name", "reserved")
 _WHOLE = ("json_invalid", "missing", *_BOUNDED)
 
 

@@ -1,8 +1,5 @@
-"""Catches any error of plugins and of passes of the model, and says whose code failed.
-
-Four boundaries use it: a request's work on the host (`Engine.isolate`), a pass of the device or a
-trial (`attempt`), a plugin's call (`plugin_call`), and a thread for which nobody waits.
-"""
+"""Catches any error at four boundaries: a request's work on the host (`Engine.isolate`), a pass of
+the device or a trial (`attempt`), a plugin's call, a thread of its own. Says whose code failed."""
 
 from __future__ import annotations
 

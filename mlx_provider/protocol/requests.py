@@ -177,5 +177,7 @@ class GenerateRequest(ModelRequest):
     def _leaves_the_renderer_alone(cls, template: dict[str, Any]) -> dict[str, Any]:
         if taken := RENDERER_ARGUMENTS & template.keys():
             names = ", ".join(sorted(taken))
-            raise PydanticCustomError("reserved", "cannot set {names}", {"names": names})
+            raise PydanticCustomError(
+                "reserved", "chat_template_kwargs cannot set {names}", {"names": names}
+            )
         return template

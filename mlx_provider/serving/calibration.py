@@ -205,9 +205,8 @@ class Times:
 
 
 def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
-    """Run passes of prompts of the usual sizes and a step of several rows, so that no request waits
-    until their kernels are compiled: on CUDA up to 40 s each. Never raises: the probe reports what
-    fails."""
+    """Run prompts of the usual sizes and a step of several rows, so that no request waits for their
+    kernels, on CUDA up to 40 s each. Never raises: the probe reports what fails."""
     passes = OnDevice(model, make_cache, reserve, repeats=1)
     widths = [n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)]
     attempt(lambda: [passes.chunk(width) for width in widths])

@@ -36,6 +36,7 @@ from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest, War
 from ..registry import PluginRegistry
 from ..settings import EngineSettings
 from ..upstream.runtime import active_blas
+from .hub import full_name
 from .metrics import EngineMetrics
 from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
@@ -283,9 +284,10 @@ class ChatService:
         )
 
     def loading(self, model: str | None = None) -> str:
-        """What is done to load `model` (also with an adapter), or all models. Empty: nothing."""
-        stages, named = self.models.progress.stats(), "" if model is None else f"{model} "
-        return "; ".join(s.summary for s in stages if f"{s.model} ".startswith(named))
+        """What is done to load `model`, by any name of its folder, or all models. Empty: nothing."""
+        named = "" if model is None else f"{full_name(model)} "
+        stages = self.models.progress.stats()
+        return "; ".join(s.summary for s in stages if f"{full_name(s.model)} ".startswith(named))
 
     def metrics(self) -> bytes:
         return self._recorder.exposition()

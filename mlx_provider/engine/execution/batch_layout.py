@@ -40,8 +40,7 @@ GROWN = 2
 MAX_RATIO = 2.0
 """Longest over shortest row of a group. Padding costs memory and compute."""
 SHORT, PADDED = 256, 2048
-"""Lengths up to this many tokens count as similar; in the layout `padded`, where rows that grow
-longer stay together until their group is halved."""
+"""Lengths up to this many tokens count as similar; in `padded`, rows that grow longer stay."""
 REUNITED = 32
 """A row with drafts has a group of its own. After so many passes without drafts it is merged again,
 because another group adds kernels to every pass."""
