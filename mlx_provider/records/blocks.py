@@ -99,8 +99,7 @@ _NAME = re.compile(
 
 def _names_tool(text: str, tools: Tools) -> bool:
     """Whether a cut text that begins with a bracket has begun to name one of the tools."""
-    found = _NAME.match(text)
-    if found is None:
+    if not (found := _NAME.match(text)):
         return False
     names = (function_of(tool).get("name") for tool in tools)
     complete, name = found.end() < len(text), found[1]

@@ -97,8 +97,7 @@ class TextReader:
         self.events.append(TextEvent("answer"))
 
     def call(self, name: str, call_id: str = "") -> None:
-        """It can no longer be taken back. `call_id`: as the model wrote it, if any. `NotACall`: one
-        of them has half a surrogate pair."""
+        """It can no longer be taken back. `call_id`: as the model wrote it. Raises `NotACall`."""
         if any("\ud800" <= character <= "\udfff" for character in name + call_id):
             raise NotACall("half a surrogate pair is no name", whole=True)
         self._open_call = True
@@ -107,9 +106,8 @@ class TextReader:
 
     def arguments(self, text: str) -> None:
         """A piece of JSON text. Half of a surrogate pair becomes its escape."""
-        if not text.isascii():
-            text = text.encode("utf-8", "backslashreplace").decode()
         if text:
+            text = text.encode("utf-8", "backslashreplace").decode()
             self.events.append(TextEvent("arguments", text))
 
     def end_call(self) -> None:

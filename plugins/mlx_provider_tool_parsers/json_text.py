@@ -64,7 +64,7 @@ CALL_KEYS = frozenset(
 _CLOSERS = re.compile(r"[\s}\]]*")
 _FIRST_KEY = re.compile(r'[\[\s]*\{\s*"([^"]*)')
 """The first key of an object, or its beginning. If one has been read, a failure makes everything
-text: markers in values are text."""
+text, because text in a value may look like a call."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,8 @@ class JsonBlock:
         if ends := tuple(filter(None, (self.end, self.fence))):
             mark = reader.mark()
             yield from reader.run(_CLOSERS)
-            if (yield from reader.accept(*ends)):
-                reader.release()
-            else:
-                reader.rewind(mark)
+            closed = yield from reader.accept(*ends)
+            reader.rewind(reader.position if closed else mark)
 
     def _read_values(self, reader: TextReader) -> Reading[None]:
         while True:
@@ -280,10 +278,7 @@ def read_json_before(reader: TextReader, end: str) -> Reading[str]:
             yield from reader.space()
             if (yield from reader.at(end)):
                 text = reader.between(mark, reader.position)
-    if text:
-        reader.release()
-    else:
-        reader.rewind(mark)
+    reader.rewind(mark + len(text))
     return text
 
 
@@ -299,7 +294,7 @@ class Brackets:
     """End also after a character that JSON has only inside strings."""
     quotes: str = '"'
     """Characters that begin a string."""
-    brackets: str = "[]{}"
+    brackets: str = "[]{}"  # a format may add parentheses
     depth: int = 0
     quote: str = ""
     escaped: bool = False

@@ -105,8 +105,7 @@ def read_chunks(chunks: Iterable[str], **formats: Any) -> WholeReply:
 
 
 def _is_json(text: str) -> bool:
-    try:
+    with suppress(ValueError, RecursionError):
         json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return True
+    return False
