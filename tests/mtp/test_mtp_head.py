@@ -23,6 +23,7 @@ from mlx_provider_mtp.checkpoint import read
 from mlx_provider_mtp.drafting import WINDOW, HeadDrafting
 from mlx_provider_mtp.head import load_head
 from tiny import build
+from tolerances import logprob_tolerance
 
 TinyModels = Callable[..., Any]
 FAMILIES = ("qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_next")
@@ -87,7 +88,7 @@ def test_the_logits_of_the_mtp_head_equal_those_of_mlx_vlm(
         state = forward(mx.array([fresh[0]]), fresh[1][None], mx.int32)[:, -1:]
         for token, got in zip(guess, seen, strict=True):
             expected = want._lm_head_fn(state)[0]
-            assert mx.max(mx.abs(got - expected)) < 1e-4
+            assert mx.max(mx.abs(got - expected)) < logprob_tolerance()
             assert token == int(mx.argmax(expected))
             state = forward(mx.array([[token]]), state, mx.int32)
         cache[0].trim(3)

@@ -54,8 +54,13 @@ def test_a_request_is_told_of_the_load_of_its_own_model_alone(make_service: Any)
 
 
 def test_stats_report_the_phases_of_a_load(
-    own_model: Any, build_tiny: Any, monkeypatch: pytest.MonkeyPatch
+    own_model: Any,
+    build_tiny: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The log, too, says that kernels are compiled."""
+    caplog.set_level(logging.INFO, "mlx_provider")
     monkeypatch.setattr(prefixes, "STATS_WAIT", 0)  # the engine thread is busy
     monkeypatch.setattr(engine_builder, "compiles", lambda: True)
     model = own_model(build_tiny("qwen3"), measurements="off")
@@ -81,6 +86,7 @@ def test_stats_report_the_phases_of_a_load(
     assert "qwen3: weights, 0.0 of 0.0 GB" in seen["weights"]
     compiling = "compiling kernels, once on this machine"
     assert seen[compiling].endswith(f"qwen3: {compiling}")
+    assert any(line.endswith(f"qwen3: {compiling}") for line in caplog.messages)
     how = "measuring how rows decode together"
     assert seen[how].endswith(f"qwen3: {how}, step 1 of 2")
     assert healthy & {summary for summary in seen.values() if compiling in summary}
