@@ -176,8 +176,6 @@ class GenerateRequest(ModelRequest):
     @classmethod
     def _leaves_the_renderer_alone(cls, template: dict[str, Any]) -> dict[str, Any]:
         if taken := RENDERER_ARGUMENTS & template.keys():
-            names = ", ".join(sorted(taken))
-            raise PydanticCustomError(
-                "reserved", "chat_template_kwargs cannot set {names}", {"names": names}
-            )
+            names = {"names": ", ".join(sorted(taken))}
+            raise PydanticCustomError("reserved", "chat_template_kwargs cannot set {names}", names)
         return template

@@ -284,7 +284,7 @@ class ChatService:
         )
 
     def loading(self, model: str | None = None) -> str:
-        """What is done to load `model`, by any name of its folder, or all models. Empty: nothing."""
+        """What is done to load `model`, by any name of its folder, or all. Empty: nothing."""
         named = "" if model is None else f"{full_name(model)} "
         stages = self.models.progress.stats()
         return "; ".join(s.summary for s in stages if f"{full_name(s.model)} ".startswith(named))
