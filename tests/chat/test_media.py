@@ -26,7 +26,7 @@ from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.chat.messages.parts import Detail, MediaRef
 from mlx_provider.errors import MediaError, Overloaded, RequestFailed
 from mlx_provider.records import MediaItem
-from pictures import chunk, data_url, encoded, tiff_of_one_tile
+from tiny_pictures import chunk, data_url, encoded, tiff_of_one_tile
 
 DATA = Path(__file__).parents[1] / "data" / "chat"
 CLIENTS = json.loads((DATA / "client_messages.json").read_text())

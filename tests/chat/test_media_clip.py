@@ -19,7 +19,7 @@ from mlx_provider.chat.media.fetch import MediaPolicy
 from mlx_provider.chat.media.load import load_media
 from mlx_provider.chat.messages.normalise import normalise
 from mlx_provider.errors import MediaError
-from pictures import data_url, encoded
+from tiny_pictures import data_url, encoded
 from waiting import wait_until
 
 SECONDS, FPS = 3, 8

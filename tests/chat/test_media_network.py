@@ -15,7 +15,7 @@ from mlx_provider.chat.media.fetch import Source, fetch_remote, is_public
 from mlx_provider.chat.media.load import MediaPolicy, load_media
 from mlx_provider.chat.messages.parts import MediaRef
 from mlx_provider.errors import MediaError
-from pictures import encoded
+from tiny_pictures import encoded
 
 OPEN = MediaPolicy(allow_private=True, timeout=300)
 PUBLIC = "93.184.215.14"

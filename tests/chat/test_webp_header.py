@@ -7,7 +7,7 @@ from PIL import Image
 
 from mlx_provider.chat.media.decode import open_picture, rgb_pixels, webp_size
 from mlx_provider.errors import MediaError
-from pictures import encoded
+from tiny_pictures import encoded
 
 
 def webp(mode="RGB", size=(37, 21), **options):

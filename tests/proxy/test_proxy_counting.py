@@ -5,7 +5,7 @@ import base64
 import pytest
 from PIL import Image
 
-from pictures import encoded
+from tiny_pictures import encoded
 
 TOOL = {
     "name": "get_weather",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pictures import data_url, encoded
+from tiny_pictures import data_url, encoded
 
 FRAMES = ["data:image/png;base64,AAAA", "data:image/png;base64,BBBB"]
 CLIP = "data:video/mp4;base64,AAAA"

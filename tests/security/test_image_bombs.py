@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from engine_process import EngineProcess, engine_process
-from pictures import chunk, encoded, tiff_of_one_tile
-from pictures import image_part as part
+from tiny_pictures import chunk, encoded, tiff_of_one_tile
+from tiny_pictures import image_part as part
 
 MB = 2**20
 ROOM = 64 * MB

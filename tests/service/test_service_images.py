@@ -11,9 +11,9 @@ from PIL import Image
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.events import Delta
 from noted_calls import note_calls
-from pictures import data_url, encoded
 from tiny import build
 from tiny.models import tiny_image_part
+from tiny_pictures import data_url, encoded
 
 from .conftest import PATIENCE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pictures import chunk
+from tiny_pictures import chunk
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 

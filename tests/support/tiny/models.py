@@ -22,7 +22,7 @@ from PIL import Image
 
 from mlx_provider.records import DraftOptions, MediaItem
 from mlx_provider.registry import PluginRegistry
-from pictures import encoded, image_part
+from tiny_pictures import encoded, image_part
 
 from .configs import FAMILIES, TinyFamily
 from .tokenizers import write_tokenizer
