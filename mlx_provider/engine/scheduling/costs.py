@@ -1,5 +1,5 @@
-"""Time of a forward pass: a curve that is measured at load, and corrected where passes take longer
-or shorter than it says. Imports no mlx."""
+"""Time of a forward pass: a curve that is measured at load, and scaled where passes take longer or
+shorter than it says, because to time them anew would stop the streams. Imports no mlx."""
 
 from __future__ import annotations
 
