@@ -125,8 +125,8 @@ def _engine(engine: EngineStats) -> Text:
         lines.append(
             f"drafts {engine.drafter}: {accepted} ({engine.accepted_tokens / drafted:.0%})"
         )
-    if engine.ahead_tokens:
-        lines.append(f"{engine.ahead_tokens} prompt tokens prefilled in the background")
+    if engine.background_tokens:
+        lines.append(f"{engine.background_tokens} prompt tokens prefilled in the background")
     title = (printable(f"{engine.model}{kind}"), "bold")
     return Text.assemble(title, "  ", "\n  ".join(lines))
 

@@ -23,7 +23,7 @@ from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassRes
 from .execution.sampler import draw
 from .request import Request, Row
 from .scheduling.step import Chunk, StepPlan
-from .speculation.tokens_ahead import Mask, places, row_with_drafts
+from .speculation.drafted_tokens import Mask, places, row_with_drafts
 
 if TYPE_CHECKING:
     from .engine import Engine

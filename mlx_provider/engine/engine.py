@@ -160,24 +160,24 @@ class Engine:
         """Queue a request that has passed the scheduler's `check`."""
         if request.phase is Phase.DONE:
             return  # cancelled before it arrived
-        self.end_ahead()
+        self.end_background()
         job = self.scheduler.submit(request, self.clock())
         self.look_up(job)
-        if not request.ahead:
+        if not request.background:
             self.output.recorder.count("requests_received")
-        elif self.prefix_cache is None or not self.prefix_cache.pays_ahead(job):
+        elif self.prefix_cache is None or not self.prefix_cache.pays_in_background(job):
             self.abandon(request)
 
-    def prefill_ahead(self, request: Request) -> None:
-        """Prefill a prompt without a reply (`Request.ahead`) if its memory is free."""
+    def prefill_in_background(self, request: Request) -> None:
+        """Prefill a prompt without a reply (`Request.background`) if its memory is free."""
         prefixes = self.prefix_cache
-        if prefixes is not None and self.scheduler.fits_ahead(request, prefixes.cache.nbytes):
+        if prefixes is not None and self.scheduler.fits_background(request, prefixes.cache.nbytes):
             self.submit(request)
         else:
             request.unlink()
 
-    def end_ahead(self) -> None:
-        for job in [job for job in self.scheduler.waiting if job.request.ahead]:
+    def end_background(self) -> None:
+        for job in [job for job in self.scheduler.waiting if job.request.background]:
             self.abandon(job.request)
 
     def look_up(self, job: PrefillJob) -> None:
@@ -208,7 +208,7 @@ class Engine:
         for row in request.unfinished_rows:
             row.finish = "cancelled"
         self.free(request, request.rows)
-        if request.ahead:
+        if request.background:
             request.unlink()  # no client reads it
         return True
 

@@ -135,7 +135,7 @@ def commit(engine: Engine, result: ChunkResult) -> None:
             return
         if request.inputs is not None:
             _end_input(engine, job, request.inputs)
-        elif request.ahead:
+        elif request.background:
             engine.abandon(request)
         elif result.logits is not None:
             _end_prefill(engine, job, result.logits)

@@ -217,7 +217,7 @@ class Request:
     last_token: float | None = None
 
     @property
-    def ahead(self) -> bool:
+    def background(self) -> bool:
         """Whether it is a background prefill: it has no reply, and its prompt is the beginning of
         one that will come."""
         return self.max_tokens == 0 and self.inputs is None

@@ -86,7 +86,7 @@ class StepOutput:
         self.steps = deque[Step](maxlen=STEPS)
         self.drafted = 0
         self.accepted = 0
-        self.ahead = 0
+        self.background_tokens = 0
         """Prompt tokens that were computed before their request came."""
 
     def post(self, request: Request, events: Sequence[Event]) -> None:
@@ -101,7 +101,7 @@ class StepOutput:
         return list(events.items())
 
     def start(self, request: Request) -> None:
-        if request.started is None and not request.ahead:
+        if request.started is None and not request.background:
             request.started = self.clock()
             self.recorder.count("requests_started")
 
@@ -132,9 +132,9 @@ class StepOutput:
     def add_chunk(self, chunk: Chunk) -> None:
         chunk.job.request.prefilled += chunk.size
         self.recorder.count("prompt_tokens_prefilled", chunk.size)
-        if chunk.job.request.ahead:
-            self.ahead += chunk.size
-            self.recorder.count("prompt_tokens_ahead", chunk.size)
+        if chunk.job.request.background:
+            self.background_tokens += chunk.size
+            self.recorder.count("background_prompt_tokens", chunk.size)
 
     def add_lookup(self, found: Match) -> None:
         """Count the prompt's tokens by the reason why they are computed or reused."""

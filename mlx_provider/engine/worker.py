@@ -88,9 +88,9 @@ class EngineWorker:
         """Run `function` once no engine has work, unless too many others wait for that."""
         self._idle_calls.append(function)
 
-    def end_ahead(self) -> None:
+    def end_background(self) -> None:
         for engine in self._engines:
-            engine.end_ahead()
+            engine.end_background()
 
     def steps(self, engine: Engine) -> bool:
         return engine in self._engines
@@ -135,7 +135,7 @@ class EngineWorker:
         """Step every engine. A step may remove an idle one; no reference to it remains here. No
         background prefill runs while a request is in any engine."""
         if any(engine.scheduler.busy for engine in self._engines):
-            self.end_ahead()
+            self.end_background()
         at = 0
         while at < len(self._engines):
             if not self._engines[at].idle and (posts := self._engines[at].step()):

@@ -61,7 +61,7 @@ class EngineStats(_Stats):
     drafter: str = ""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    ahead_tokens: int = 0
+    background_tokens: int = 0
     """Prompt tokens prefilled before their request arrived, while tools ran."""
 
 

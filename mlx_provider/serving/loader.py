@@ -143,7 +143,7 @@ class Loader:
         return weights
 
     def _load_here(self, job: _Job) -> Weights:
-        self._worker.end_ahead()
+        self._worker.end_background()
         self._shrink_prefix_cache()
         before = mx.get_active_memory()
         made = _load_isolated(job)

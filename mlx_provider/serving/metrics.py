@@ -98,7 +98,7 @@ OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
 `cold`: nothing stored begins like the prompt; `diverged`: it differs from what is stored;
 `no_state`: more was computed, but a pass cannot continue from there."""
 
-TOKENS_AHEAD = "Prompt tokens computed while the tools of their session ran, before their request."
+BACKGROUND = "Prompt tokens computed while the tools of their session ran, before their request."
 LOOKUPS = "Prompt tokens by outcome of the prefix cache look-up."
 STEPS = "Steps of an engine: rows that decode, a chunk of a prompt, or both."
 COUNTERS: Sequence[tuple[str, str, Sequence[str], Sequence[str]]] = (
@@ -108,7 +108,7 @@ COUNTERS: Sequence[tuple[str, str, Sequence[str], Sequence[str]]] = (
     ("requests_failed", "Requests that ended in an error, by its code.", ("code",), ()),
     ("prompt_tokens_prefilled", "Prompt tokens computed.", (), ()),
     ("prompt_tokens_cached", "Prompt tokens from the prefix cache.", (), ()),
-    ("prompt_tokens_ahead", TOKENS_AHEAD, (), ()),
+    ("background_prompt_tokens", BACKGROUND, (), ()),
     ("tokens_decoded", "Tokens generated.", (), ()),
     ("tokens_skipped", "Prompt tokens that sparse prefill left out.", (), ()),
     ("tokens_drafted", "Draft tokens.", (), ()),

@@ -108,7 +108,7 @@ class NextPrompts:
     def _begin(self, view: ModelView, request: Request) -> None:
         instance = view.weights.started
         if instance is not None and self._worker.steps(instance.engine):
-            instance.engine.prefill_ahead(request)
+            instance.engine.prefill_in_background(request)
 
 
 def _requests(turn: ToolTurn) -> Iterator[Request]:

@@ -238,7 +238,7 @@ def _engine(weights: Weights, instance: EngineInstance, now: float) -> EngineSta
         drafter=instance.drafter,
         drafted_tokens=engine.output.drafted,
         accepted_tokens=engine.output.accepted,
-        ahead_tokens=engine.output.ahead,
+        background_tokens=engine.output.background_tokens,
     )
 
 

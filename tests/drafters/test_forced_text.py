@@ -12,8 +12,8 @@ from byte_model import ENDS, byte_tokenizer
 from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.engine.request import Request, SamplingParams
+from mlx_provider.engine.speculation.drafted_tokens import after_run
 from mlx_provider.engine.speculation.speculation import Source, Speculation
-from mlx_provider.engine.speculation.tokens_ahead import after_run
 from mlx_provider.families.text import load_text
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, LoadedModel

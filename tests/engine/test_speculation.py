@@ -19,9 +19,9 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import arrays
+from mlx_provider.engine.speculation.drafted_tokens import allows, draft_masks
 from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
-from mlx_provider.engine.speculation.tokens_ahead import allows, masks_ahead
 from mlx_provider.families.text import TextModel, load_text
 from mlx_provider.protocol.events import Failed
 from mlx_provider.records import DeviceTokens, DraftRow
@@ -343,7 +343,7 @@ def test_drafts_keep_to_the_grammar(qwen3: TextModel) -> None:
 
 def test_masks_ahead_end_at_a_draft_that_the_grammar_refuses() -> None:
     constraint = Counting(held)
-    masks = masks_ahead(constraint, [40, 41, 99, 43])
+    masks = draft_masks(constraint, [40, 41, 99, 43])
     assert len(masks) == 3
     assert constraint.taken == 0
     assert [allows(mask, 42) for mask in masks] == [False, False, True]

@@ -41,11 +41,11 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
     model = tiny(family)
     engine = engine_of(model)
     before = engine.prefix_cache.cache.report()  # type: ignore[union-attr]
-    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    engine.prefill_in_background(new_request(HEAD, max_tokens=0))
     assert run(engine) == []
     counted = engine.prefix_cache.cache.report()  # type: ignore[union-attr]
     assert counted["lookups"] == before["lookups"], "no client has asked"
-    assert engine.output.ahead >= len(HEAD) - len(STORED)
+    assert engine.output.background_tokens >= len(HEAD) - len(STORED)
     request = ask(engine)
     assert request.cached == len(HEAD)
     assert_near_alone(model, request)
@@ -55,29 +55,29 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
 def test_an_arriving_request_ends_a_background_prefill_soon(tiny: Tiny, family: str) -> None:
     model = tiny(family)
     engine = engine_of(model, max_chunk=64)
-    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    engine.prefill_in_background(new_request(HEAD, max_tokens=0))
     engine.step()
-    done = engine.output.ahead
+    done = engine.output.background_tokens
     assert 0 < done < len(HEAD) - len(STORED)
     assert (engine.scheduler.queued_jobs, engine.scheduler.active_rows) == ([], 0)
     assert engine.scheduler.live_bytes == 0
     request = ask(engine)
-    assert engine.output.ahead == done
+    assert engine.output.background_tokens == done
     assert request.cached > len(STORED), "what was computed helps"
     assert_as_alone(model, request)
 
 
 def test_another_tenant_cannot_reuse_a_background_prefill(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3"))
-    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    engine.prefill_in_background(new_request(HEAD, max_tokens=0))
     run(engine)
-    assert engine.output.ahead
+    assert engine.output.background_tokens
     assert ask(engine, salt="other").cached == 0
 
 
 def test_a_future_prompt_needs_memory_that_nothing_uses(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3"), available=lambda: 2 * len(PROMPT))
-    engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+    engine.prefill_in_background(new_request(HEAD, max_tokens=0))
     assert engine.idle, "the prefixes hold that memory"
     request = ask(engine)
     assert request.cached == len(STORED)
@@ -88,9 +88,9 @@ def test_a_prompt_without_a_stored_beginning_or_without_new_tokens_is_not_comput
 ) -> None:
     engine = engine_of(tiny("qwen3"))
     for tokens in ([*STORED, 7, 8, 9], [9] * 400, [*STORED[:100], *[9] * 300]):
-        engine.prefill_ahead(new_request(tokens, max_tokens=0))
+        engine.prefill_in_background(new_request(tokens, max_tokens=0))
         assert engine.idle
-    assert engine.output.ahead == 0
+    assert engine.output.background_tokens == 0
 
 
 def test_work_of_another_engine_ends_a_background_prefill(tiny: Tiny) -> None:
@@ -100,12 +100,14 @@ def test_work_of_another_engine_ends_a_background_prefill(tiny: Tiny) -> None:
     def begin() -> None:
         worker.add(engine)
         worker.add(other)
-        engine.prefill_ahead(new_request(HEAD, max_tokens=0))
+        engine.prefill_in_background(new_request(HEAD, max_tokens=0))
         assert not engine.idle
         other.submit(new_request(PROMPT, max_tokens=2))
 
     worker.call(begin).result(timeout=300)
     while not worker.call(lambda: other.idle).result(timeout=300):
         pass
-    assert worker.call(lambda: (engine.idle, engine.output.ahead)).result(timeout=300) == (True, 0)
+    assert worker.call(lambda: (engine.idle, engine.output.background_tokens)).result(
+        timeout=300
+    ) == (True, 0)
     worker.close()

@@ -124,7 +124,7 @@ def test_the_next_request_computes_only_its_tool_result(
         assert first.reason == "tool_calls"
         assert first.arguments == [("write", ARGUMENTS)]
         await_heads(model)
-        ahead = stats(model).ahead_tokens
+        ahead = stats(model).background_tokens
         messages = history(messages, first, thoughts=False)
         then = ask(model, messages, tenant="a")
         computed = then.prompt_tokens - then.usage.cached_tokens
@@ -136,9 +136,10 @@ def test_the_next_request_computes_only_its_tool_result(
             [each.logprob for each in cold.only.logprobs], abs=logprob_tolerance()
         )
     await_heads(model)
-    ahead = stats(model).ahead_tokens
+    ahead = stats(model).background_tokens
     assert (
-        f"mlx_provider_prompt_tokens_ahead_total {float(ahead)}" in model.service.metrics().decode()
+        f"mlx_provider_background_prompt_tokens_total {float(ahead)}"
+        in model.service.metrics().decode()
     )
 
 

@@ -93,7 +93,7 @@ class PrefixCachePolicy:
         job.match = match
         return match
 
-    def pays_ahead(self, job: PrefillJob) -> bool:
+    def pays_in_background(self, job: PrefillJob) -> bool:
         """Whether a queued background prefill has more than a few tokens to compute, and less than
         it finds stored."""
         known = 0 if job.match is None else job.match.shared  # `None`: the look-up failed
@@ -136,7 +136,7 @@ class PrefixCachePolicy:
             fill = disk.fill(key, ids, found, self._make_cache, capacity, self._grid)
             job.restore = Restore(disk, fill)
             return None
-        is_first = not (job.request.ahead or job.request.looked_up)
+        is_first = not (job.request.background or job.request.looked_up)
         match = self._fill(job, match, capacity, is_first)
         job.done = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):

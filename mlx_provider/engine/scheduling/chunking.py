@@ -107,7 +107,7 @@ class Chunking:
         `rows_seconds`: seconds of the rows' pass without them."""
         sizes: Sequence[int] = self._sizes(job)
         own = partial(self.duration, job)
-        if job.request.ahead:
+        if job.request.background:
             return within(sizes, own, self.limits.stall_target)[-1]
         if not rows:
             sizes = self._wide(sizes, own)

@@ -201,7 +201,7 @@ class Scheduler:
         self.shares.charge(request, OUTPUT_TOKEN)
 
     def charge_chunk(self, chunk: Chunk) -> None:
-        if not chunk.job.request.ahead:
+        if not chunk.job.request.background:
             self.shares.charge(chunk.job.request, chunk.size)
         self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
@@ -294,7 +294,7 @@ class Scheduler:
 
     @property
     def queued_jobs(self) -> list[PrefillJob]:
-        return [job for job in list(self.waiting) if not (job.admitted or job.request.ahead)]
+        return [job for job in list(self.waiting) if not (job.admitted or job.request.background)]
 
     @property
     def active_rows(self) -> int:
@@ -306,13 +306,13 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self.running) or any(not job.request.ahead for job in self.waiting)
+        return bool(self.running) or any(not job.request.background for job in self.waiting)
 
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def fits_ahead(self, request: Request, stored: int) -> bool:
+    def fits_background(self, request: Request, stored: int) -> bool:
         """Whether the row of a background prefill fits beside `stored` bytes of prefixes."""
         return self.ledger.reservation(request.rows) + stored <= self.ledger.available()
 

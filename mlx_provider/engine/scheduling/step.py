@@ -185,8 +185,8 @@ class StepBuilder:
                 continue
             in_place = tried < OFFERS_PER_STEP
             tried += 1
-            # `Scheduler.fits_ahead` has found room for a background prefill
-            if job.request.ahead or self._admit(job, in_place=in_place):
+            # `Scheduler.fits_background` has found room for a background prefill
+            if job.request.background or self._admit(job, in_place=in_place):
                 return job
             if self.record.now - job.request.queued > PATIENCE_SECONDS:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
@@ -313,7 +313,7 @@ class Room:
 
 
 def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
-    return [row for job in jobs if job.admitted and not job.request.ahead for row in job.rows]
+    return [row for job in jobs if job.admitted and not job.request.background for row in job.rows]
 
 
 def provides(leader: PrefillJob, job: PrefillJob) -> bool:

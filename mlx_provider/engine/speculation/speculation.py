@@ -24,8 +24,8 @@ from ..circuit_breaker import CircuitBreaker
 from ..execution.decode_batch import Drafts, Forward, PassResult
 from ..request import PrefillJob, Row
 from ..scheduling.step import StepPlan
+from .drafted_tokens import Isolated, after_run, drop_predictor, known_run, let_through, places
 from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcceptance, Seconds
-from .tokens_ahead import Isolated, after_run, drop_predictor, known_run, let_through, places
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ Place = tuple[Row, int]
 Isolated = Callable[[Row, str], Isolation]
 
 
-class TokensAhead(Sequence[int]):
+class DraftedTokens(Sequence[int]):
     """The tokens of a row, then the first `count` of its drafts. Drafts on the device are read only
     when asked for."""
 
@@ -47,12 +47,12 @@ def row_with_drafts(row: Row, drafts: Sequence[int], count: int) -> Row:
     if not count:
         return row
     twin = copy.copy(row)
-    twin.tokens = TokensAhead(row.tokens, drafts, count)  # type: ignore[assignment]
+    twin.tokens = DraftedTokens(row.tokens, drafts, count)  # type: ignore[assignment]
     twin.history = copy.copy(row.history)
     return twin
 
 
-def masks_ahead(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask | None]:
+def draft_masks(constraint: RowConstraint, drafts: Sequence[int]) -> list[Mask | None]:
     """Masks before each draft and after the last one, up to the first draft that the grammar
     rejects. Raises the errors of the constraint."""
     masks = [constraint.mask()]
@@ -108,5 +108,5 @@ def let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence
     if row.constraint is None:
         return drafts
     with isolated(row, "its grammar") as work:
-        row.masks = masks_ahead(row.constraint, drafts)
+        row.masks = draft_masks(row.constraint, drafts)
     return () if work.fault is not None else drafts[: len(row.masks) - 1]
