@@ -1,4 +1,4 @@
-"""Log entries whose text, which clients or third parties may have written, stays in its line."""
+"""Texts for people: sizes, and log entries in which text of clients or plugins keeps its line."""
 
 import copy
 import logging
@@ -30,6 +30,10 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def format_size(number: int) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 10**8 else f"{number / 1e6:.1f} MB"
 
 
 def log_to_stderr(level: str) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import BadRequest, EngineUnavailable
+from ..logs import format_size
 from ..records import Client
 from ..registry import PluginRegistry
 from ..registry.discovery import did_you_mean
@@ -46,7 +47,7 @@ def init(
 ) -> None:
     """Write config.yaml and .env for a LiteLLM proxy. Downloads only the model's config."""
     from ..gateway.config import START, write_pair
-    from ..gateway.models import choose, device_memory, format_size
+    from ..gateway.models import choose, device_memory
 
     memory = device_memory()
     found = choose(model, PluginRegistry.of(context), memory, tokens)

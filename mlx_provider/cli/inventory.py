@@ -15,6 +15,7 @@ from rich.text import Text
 from .. import __version__
 from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
+from ..logs import format_size
 from ..records import UpstreamPatch
 from ..registry import Plugin, PluginRegistry
 from ..scaffold import KINDS
@@ -26,7 +27,6 @@ LABEL_WIDTH = 18
 
 def pull(context: typer.Context, model: Repository) -> None:
     """Download or update a model in the Hub cache. Continues an interrupted download."""
-    from ..gateway.models import format_size
     from ..serving.hub import checkpoint, download, is_repository
 
     model = model.removeprefix("mlx/")
@@ -41,7 +41,6 @@ def pull(context: typer.Context, model: Repository) -> None:
 
 def show_models(context: typer.Context) -> None:
     """List the models in the Hub cache, with their sizes."""
-    from ..gateway.models import format_size
     from ..serving.hub import cache_root, checkpoint, models_on_disk
 
     registry = PluginRegistry.of(context)
@@ -66,7 +65,6 @@ def show_models(context: typer.Context) -> None:
 
 def rm(model: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")]) -> None:
     """Remove a model from the Hub cache."""
-    from ..gateway.models import format_size
     from ..serving.hub import remove
 
     model = model.removeprefix("mlx/")

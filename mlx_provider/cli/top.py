@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import EngineUnavailable
-from ..logs import printable
+from ..logs import format_size, printable
 from .engine import ApiBase, ApiKeyFile, AsJson, client_of_running
 
 if TYPE_CHECKING:
@@ -82,8 +82,6 @@ def _head(stats: Stats) -> Text:
 
 
 def _memory(memory: MemoryStats) -> Text:
-    from ..gateway.models import format_size
-
     owners = {owner.replace("_", " "): n for owner, n in memory.owners().items() if n}
     return Text(
         f"memory  {format_size(sum(owners.values()))} of {format_size(memory.limit)}, "
@@ -132,8 +130,6 @@ def _engine(engine: EngineStats) -> Text:
 
 
 def _cache(cache: PrefixCacheStats) -> Text:
-    from ..gateway.models import format_size
-
     line = (
         f"{cache.entries} entries, {format_size(cache.bytes)} of {format_size(cache.budget)} · "
         f"{cache.hit_rate:.0%} of {cache.prompt_tokens} prompt tokens cached"

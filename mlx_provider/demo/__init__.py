@@ -17,11 +17,8 @@ MODEL = "demo"
 Message = dict[str, Any]
 Show = Callable[[str], None]
 STREAMED = "Tell me a story."
-INTRODUCTION = "My name is Maria."
-RECALL = "What is my name?"
-NAME = "Maria"
-SEEN = "What is this?"
-PICTURE = "red circle"
+RECALL, NAME = "What is my name?", "Maria"
+SEEN, PICTURE = "What is this?", "red circle"
 AT_ONCE = {
     "What is the capital of France?": "Paris",
     "Count from 1 to 5.": "1, 2, 3, 4, 5",
@@ -62,7 +59,7 @@ class Scenario:
 
     def recall(self, show: Show) -> Check:
         """Two turns of one conversation: the second needs the first."""
-        turns = [_user(INTRODUCTION)]
+        turns = [_user(f"My name is {NAME}.")]
         turns += [{"role": "assistant", "content": self._ask(turns)}, _user(RECALL)]
         text, _ = self._stream(turns, show)
         return Check(f"{RECALL} {NAME}", text, NAME in text)

@@ -15,7 +15,8 @@ from ..client.runtime_folder import check_folder, differences, holder, identity,
 from ..config import PREFIX
 from ..engine.prefix_cache.files import bytes_on_disk, disk_limit
 from ..errors import BadRequest, EngineUnavailable, OtherProtocol
-from ..gateway.models import device_memory, format_size
+from ..gateway.models import device_memory
+from ..logs import format_size
 from ..protocol.health import Health
 from ..protocol.requests import OperatorOptions
 from ..registry.discovery import SELECTION, did_you_mean

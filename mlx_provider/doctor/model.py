@@ -24,8 +24,9 @@ from ..families.tokenizer.template_probe import (
 )
 from ..gateway.config import proxy_config, write_config
 from ..gateway.engine import end_when
-from ..gateway.models import device_memory, format_size
+from ..gateway.models import device_memory
 from ..gateway.proxy import start_proxy
+from ..logs import format_size
 from ..serving.estimate import context_that_fits, footprint
 from ..serving.hub import full_name
 from ..serving.memory_limit import pool_limit

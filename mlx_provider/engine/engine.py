@@ -133,6 +133,7 @@ class Engine:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])
                 self.drop_rows([row])
+                self.end_leases([row])
         for job in (*self.scheduler.apply(record), *record.offered):
             self.look_up(job)
         for job in record.begins:
@@ -219,10 +220,12 @@ class Engine:
         self.store(request, rows)
         self.drop_rows(running)
         scheduler.remove_rows(running)
+        ended = [] if request.unfinished_rows else scheduler.remove_request(request)
+        self.end_leases(rows)  # once the ledger counts them no more
         if not request.unfinished_rows:
-            for job in scheduler.remove_request(request):
-                job.restart()  # references to its last passes then keep no cache alive
             request.features = {}
+        for job in ended:
+            job.restart()  # references to its last passes then keep no cache alive
 
     def drop_rows(self, rows: Sequence[Row]) -> None:
         self.batch.drop(rows)
@@ -239,9 +242,8 @@ class Engine:
             row.merged = merged.get(row, 0)
 
     def store(self, request: Request, rows: Sequence[Row]) -> None:
-        """Store what rows have computed, and prefills if the request has ended. Then the leases of
-        the rows end: with `release`, unless a pass or this has failed, so that their buffers are
-        lost."""
+        """Store what rows have computed, and prefills if the request has ended. A fault ends the
+        lease of a row, so that its buffers are lost."""
         prefixes, ended = self.prefix_cache, not request.unfinished_rows
         if prefixes is None:
             return
@@ -250,10 +252,16 @@ class Engine:
                 prefixes.keep_prefill(job)
             if stored.fault is not None:
                 job.drop_cache()
+        for row in [row for row in rows if row in self.scheduler.running and not row.corrupted]:
+            with isolated_cache(request) as stored:
+                if cached := self.batch.cached_tokens(row):
+                    prefixes.keep_row(row, row.tokens[:cached], self.batch.extract(row))
+            if stored.fault is not None:
+                row.lease = None
+
+    def end_leases(self, rows: Sequence[Row]) -> None:
+        """Of stored rows. Without `release`, as after a failed pass, their buffers are lost."""
         for row in rows:
-            if not row.corrupted:
-                with isolated_cache(request):
-                    if row in self.scheduler.running and (cached := self.batch.cached_tokens(row)):
-                        prefixes.keep_row(row, row.tokens[:cached], self.batch.extract(row))
-                    prefixes.release([row])
+            if self.prefix_cache is not None and not row.corrupted:
+                self.prefix_cache.release([row])
             row.lease = None

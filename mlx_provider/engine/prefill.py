@@ -147,7 +147,10 @@ def commit_mixed(engine: Engine, chunk: Chunk, forward: Forward) -> None:
     if not (forward.took_chunk and chunk.due):
         return
     job.hidden = [] if forward.chunk_hidden is None else [forward.chunk_hidden]
-    failed = attempt(partial(mx.eval, [] if logits is None else logits))
+    prefixes, wanted = engine.prefix_cache, [] if logits is None else [logits]
+    if prefixes is not None and prefixes.copies_after(job, chunk.start, chunk.stop):
+        wanted += arrays(job.row_cache())  # a fault must not pass as one of the prefix cache
+    failed = attempt(partial(mx.eval, wanted))
     if isinstance(failed, Fault):
         log.warning("request %s starts its prefill again: %s", job.request.id, failed.summary)
         engine.batch.mixed.restart_prompts()

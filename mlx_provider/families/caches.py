@@ -45,9 +45,7 @@ def _lm_class(entry: Any) -> Any:
         return KVCache()
     if kind == "RotatingKVCache":
         return RotatingKVCache(max_size=entry.max_size, keep=entry.keep)
-    if kind == "ArraysCache":
-        return StateCache(len(entry.cache))
-    return entry
+    return StateCache(len(entry.cache)) if kind == "ArraysCache" else entry
 
 
 def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..config import installed_version
 from ..errors import BadRequest, MLXProviderError
 from ..families.checkpoint import named_context, text_fields
+from ..logs import format_size
 from ..records import Client
 from ..registry import PluginRegistry
 from ..serving.hub import DEMOS, Outline, cached_models, checkpoint, full_name, local_folder
@@ -111,10 +112,6 @@ class Candidate:
         where = "" if self.here else ", to be downloaded"
         weights = f"{format_size(self.weights)}{where}"
         return f"{self.served.model}: {weights}, context {self.served.context:,}"
-
-
-def format_size(number: int) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 10**8 else f"{number / 1e6:.1f} MB"
 
 
 def alias(model: str) -> str:

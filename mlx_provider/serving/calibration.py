@@ -209,8 +209,8 @@ def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve)
     kernels, on CUDA up to 40 s each. Never raises: the probe reports what fails."""
     passes = OnDevice(model, make_cache, reserve, repeats=1)
     widths = [n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)]
-    attempt(lambda: [passes.chunk(width) for width in widths])
-    attempt(lambda: passes.rows([min(4, model.info.context_length - 1)] * MIXED, "grouped"))
+    lengths = [min(4, model.info.context_length - 1)] * MIXED
+    attempt(lambda: [*map(passes.chunk, widths), passes.rows(lengths, "grouped")])
 
 
 def calibrate(

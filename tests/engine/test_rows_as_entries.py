@@ -10,7 +10,7 @@ from allocator_replay import StandIn
 from failing import Failing, never
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_cache.buffers import Leases
+from mlx_provider.engine.prefix_cache.buffers import Lease, Leases
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import ID_BYTES, CacheKey, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
@@ -108,6 +108,23 @@ def test_both_branches_of_a_conversation_stay(qwen3: TextModel) -> None:
     again = asked(engine, whole), asked(engine, other), asked(engine, [*other, 74, 75])
     assert [request.cached for request in again] == [len(whole) - 1, len(other) - 1, len(other)]
     assert_as_alone(qwen3, *again)
+
+
+def test_a_row_is_released_once_the_ledger_counts_it_no_more(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its memory counts twice, and idle conversations lose their unused capacity for it."""
+    stored, live = PrefixCache(budget=lambda: 2**26), list[int]()
+    engine = new_engine(qwen3, prefix_cache=stored)
+    release = stored.release
+
+    def note(lease: Lease) -> None:
+        release(lease)
+        live.append(engine.scheduler.live_bytes)
+
+    monkeypatch.setattr(stored, "release", note)
+    asked(engine, COMMON)
+    assert live == [0]
 
 
 def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:

@@ -139,9 +139,7 @@ def demanded_names(request: GenerateRequest) -> list[str] | None:
         return listed if allowed.get("mode") == "required" else None
     if kind in ("auto", "none"):
         return None
-    if kind in ("any", "required"):
-        return []
-    return [_name(choice)]
+    return [] if kind in ("any", "required") else [_name(choice)]
 
 
 def _name(choice: Any) -> str:

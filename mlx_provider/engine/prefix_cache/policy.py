@@ -231,8 +231,7 @@ class PrefixCachePolicy:
         self._unread = [self._unread[-1], WeakSet()]
 
     def lose_unread(self) -> set[RowBuffers]:
-        """A pass has failed. No row may use the returned buffers, whose rows were in it when they
-        ended."""
+        """A pass has failed. Returns the buffers of rows that ended in it, which no row may use."""
         lost = {row for rows in self._unread for row in rows}
         for row in lost:
             row.intact = False
