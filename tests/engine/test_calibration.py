@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from failing import Failing
 from few_passes import OF_THE_PRODUCT
 from mlx_provider import ModelInfo, PrefillChunk, Prompt
 from mlx_provider.engine.row_cache import profile
@@ -13,8 +14,16 @@ from mlx_provider.engine.scheduling.costs import UNMEASURED
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel
 from mlx_provider.serving import calibration
-from mlx_provider.serving.calibration import DEPTHS, WIDTHS, Times, calibrate
-from mlx_provider.serving.probe import Probe
+from mlx_provider.serving.calibration import (
+    COMPILED,
+    DEPTHS,
+    MIXED,
+    WIDTHS,
+    Times,
+    calibrate,
+    compile_kernels,
+)
+from mlx_provider.serving.probe import Probe, unlimited
 from wrapped_model import WrappedModel
 
 
@@ -136,3 +145,12 @@ def test_passes_stay_within_the_free_memory(
     assert len(curve.widths) > 2
     assert bool(curve.depths) == bool(deepest)
     assert deepest <= max(model.reached) < 2 * max(deepest, 512)
+
+
+def test_a_load_runs_prompts_and_a_step_of_rows_so_that_their_kernels_are_compiled(
+    qwen3: TextModel,
+) -> None:
+    model = Failing(qwen3)
+    compile_kernels(model, qwen3.make_cache, unlimited)  # type: ignore[arg-type]
+    assert {n for n in WIDTHS if n <= COMPILED} <= {*model.prefills}
+    assert max(model.decodes) == MIXED
