@@ -48,12 +48,15 @@ def test_the_work_of_one_account_lets_others_pass(
         ended.put(None)
 
     one()
+    many = 8 if work is grammar else 40  # chats are brief
     with ThreadPoolExecutor(8) as pool:
-        flood = [pool.submit(one) for _ in range(8)]
+        flood = [pool.submit(one) for _ in range(many)]
         for _ in range(2):
             ended.get(timeout=PATIENCE)
-        model.start(tenant="alice", response_format={"type": "json_object"}).close()
-        assert ended.qsize() < 6, "all others came first"
+        # only a grammar waits for grammars: compiling one takes as long as some of the chats
+        more = {"response_format": {"type": "json_object"}} if work is grammar else {}
+        model.start(tenant="alice", **more).close()
+        assert ended.qsize() < many - 2, "all others came first"
         for each in flood:
             each.result()
 
