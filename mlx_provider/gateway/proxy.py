@@ -26,14 +26,8 @@ STOP_LIMIT = 10.0
 POLL = 0.1
 COMMAND = (sys.executable, "-P", "-m", "mlx_provider.gateway.proxy")
 PROXY_PACKAGES = ("fastapi", "orjson", "apscheduler")
-FOREIGN = (
-    "LITELLM_",
-    "DATABASE_",
-    "REDIS_",
-    "STORE_MODEL_IN_DB",
-    "CONFIG_FILE_PATH",
-    "WORKER_",
-    "SERVER_ROOT_",
+FOREIGN = tuple(
+    "LITELLM_ DATABASE_ REDIS_ STORE_MODEL_IN_DB CONFIG_FILE_PATH WORKER_ SERVER_ROOT_".split()
 )
 """Prefixes of the caller's variables that would change the proxy."""
 
@@ -49,7 +43,7 @@ class Proxy:
         """End the proxy and its workers, with SIGTERM, then SIGKILL; workers also if the proxy has
         ended. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, PermissionError):  # no process of its group is left
+            with suppress(ProcessLookupError, PermissionError):  # none is left, or only zombies
                 os.killpg(self.process.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_LIMIT)

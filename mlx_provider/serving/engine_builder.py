@@ -41,6 +41,7 @@ MakeCache = Callable[[], list[Any]]
 
 COPIES = 8
 """Rows share a prefix if so many copies of it would fill the free memory."""
+COMPILING = "compiling kernels, once on this machine"
 NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
 TRIAL_TOKENS = 4
@@ -187,8 +188,8 @@ class EngineBuilder:
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         model, make_cache, reserve = weights.model, kv.make_cache, self._memory.reserve
         if compiles():
-            log.info("%s: compiling kernels, once on this machine", weights.name)
-            with self._progress.stage(weights.name, "compiling kernels, once on this machine"):
+            log.info("%s: %s", weights.name, COMPILING)
+            with self._progress.stage(weights.name, COMPILING):
                 compile_kernels(model, make_cache, reserve)
         if (known := self._measurements.find(kv.key)) is not None:
             return known

@@ -59,7 +59,8 @@ def _as_matrices_of_heads(original: Function) -> Function:
             return original(layer, x, transpose)
         padding = max(0, TILE - rows * tokens)
         x = x.swapaxes(0, 1).reshape(1, heads, rows * tokens, size)
-        out = original(layer, mx.pad(x, [(0, 0), (0, 0), (0, padding), (0, 0)]), transpose)
+        x = mx.pad(x, [(0, 0), (0, 0), (0, padding), (0, 0)])  # of nothing, too: it copies in order
+        out = original(layer, x, transpose)
         out = out[:, :, : rows * tokens].reshape(heads, rows, tokens, out.shape[-1])
         return out.swapaxes(0, 1)
 
@@ -94,11 +95,13 @@ def _in_few_shapes(original: Function) -> Function:
     def call(
         queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
+        if (count := queries.shape[-2]) <= TILE:
+            return original(queries, keys, values, cache, *args, **kwargs)
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        count, mask = queries.shape[-2], named.get("mask")
+        mask = named.get("mask")
         more = (1 << (count - 1).bit_length()) - count
         causal = isinstance(mask, str) and mask == "causal" and isinstance(keys, mx.array)
-        if not causal or not more or count <= TILE or (keys.shape[-2] - count) % GRID:
+        if not causal or not more or (keys.shape[-2] - count) % GRID:
             return original(queries, keys, values, cache, **named)
         width = [(0, 0), (0, 0), (0, more), (0, 0)]
         padded = (mx.pad(each, width) for each in (queries, keys, values))
