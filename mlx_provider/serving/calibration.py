@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from ..engine.execution.batch_layout import NO_WIDTHS
 from ..engine.execution.grouped_kv import MixedChunk
+from ..engine.request import SamplingParams
 from ..engine.row_cache import arrays, grow_by, profile
 from ..engine.scheduling.chunking import LONGEST_GAP, WIDE, PassBytes
 from ..engine.scheduling.costs import UNMEASURED, Curve, non_decreasing
@@ -50,6 +51,14 @@ DRAFTS = (1, 3, 7)
 """Drafts of the row in the timed passes with drafts."""
 COMPILED = 256
 """Tokens of the widest pass for which a GPU may have to compile kernels."""
+SAMPLED = (
+    SamplingParams(),
+    SamplingParams(top_p=0.9),
+    SamplingParams(top_p=0.9, top_k=20),
+    SamplingParams(min_p=0.1),
+    SamplingParams(0, repetition_penalty=1.1, logit_bias=((0, 1.0),)),
+)
+"""Sampling as of models' defaults and common clients, whose kernels a GPU may have to compile."""
 FLAT = 64
 """Widest pass, in tokens, with a flat cost."""
 ENOUGH, IN_ALL = 1.5, 5.0
@@ -170,7 +179,7 @@ class Times:
         if not (probe.padded and grouped):
             return probe, grouped
         best, found = "grouped", grouped
-        apart = {n: n * grouped[1] for n in grouped}
+        apart = {n: n * grouped[1] for n in grouped}  # the pass of one row, n times
         for name, other in (("padded", run("padded", ROWS[1:])), ("solo", apart)):
             both = [n for n in other if n in found and n > 1]
             if sum(other[n] for n in both) < CLEARLY * sum(found[n] for n in both):
@@ -205,12 +214,15 @@ class Times:
 
 
 def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve) -> None:
-    """Run prompts of the usual sizes and a step of several rows, so that no request waits for their
-    kernels, on CUDA up to 40 s each. Never raises: the probe reports what fails."""
-    passes = OnDevice(model, make_cache, reserve, repeats=1)
-    widths = [n for n in WIDTHS if n <= min(COMPILED, model.info.context_length)]
-    lengths = [min(4, model.info.context_length - 1)] * MIXED
-    attempt(lambda: [*map(passes.chunk, widths), passes.rows(lengths, "grouped")])
+    """Run each kind of pass and the usual sampling, so that no request waits for their kernels, on
+    CUDA up to 40 s each. Never raises: the probe reports what fails."""
+    passes = OnDevice(model, make_cache, reserve, 1, SAMPLED)
+    most = min(COMPILED, model.info.context_length - MIXED)
+    for width in (n for n in WIDTHS if n <= most):
+        attempt(partial(passes.chunk, width))
+    lengths = [*range(1, MIXED + 1)]  # unlike, so that the merged cache has padding
+    for count, *more in (1,), (1, 0, MOST_DRAFTS), (MIXED,), (MIXED, most):
+        attempt(partial(passes.rows, lengths[:count], "grouped", *more))
 
 
 def calibrate(
@@ -247,6 +259,8 @@ class OnDevice:
     make_cache: MakeCache
     reserve: Reserve
     repeats: int = REPEATS
+    draws: Sequence[SamplingParams] = ()
+    """After a pass of rows, they draw with each of these."""
     _memory: MemoryProfile = field(default_factory=partial(MemoryProfile, 0, 0))
     _deep: list[Any] = field(default_factory=list)
     _depth: int = 0
@@ -311,8 +325,10 @@ class OnDevice:
             grow_by(cache := self.make_cache(), chunk)
             along = MixedChunk(tokens[:chunk], range(chunk), cache) if chunk else None
             began = perf_counter()
-            trial.step(along, kept, wrong=drafts)
+            logits = trial.step(along, kept, wrong=drafts)
             took.append(perf_counter() - began)
+            for params in self.draws:
+                mx.eval(trial.draw(logits[: len(lengths)], params).arrays)
         return took
 
     @property

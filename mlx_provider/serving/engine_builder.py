@@ -41,7 +41,7 @@ MakeCache = Callable[[], list[Any]]
 
 COPIES = 8
 """Rows share a prefix if so many copies of it would fill the free memory."""
-COMPILING = "compiling kernels, once on this machine"
+COMPILING, COMPILED = "compiling kernels, once on this machine", "loading compiled kernels"
 NOT_EVERYWHERE = ("bfloat16", "float16")
 """Dtypes in which some devices cannot run every layer (experts on a CPU, mlx 0.32.4)."""
 TRIAL_TOKENS = 4
@@ -187,11 +187,13 @@ class EngineBuilder:
 
     def _measure(self, weights: Weights, kv: _KVCache, options: ModelOptions) -> Measured:
         model, make_cache, reserve = weights.model, kv.make_cache, self._memory.reserve
+        known = self._measurements.find(kv.key)
         if compiles():
-            log.info("%s: %s", weights.name, COMPILING)
-            with self._progress.stage(weights.name, COMPILING):
+            kernels = COMPILED if known else COMPILING
+            log.info("%s: %s", weights.name, kernels)
+            with self._progress.stage(weights.name, kernels):
                 compile_kernels(model, make_cache, reserve)
-        if (known := self._measurements.find(kv.key)) is not None:
+        if known is not None:
             return known
         stage = partial(self._progress.stage, weights.name, total=2)
         with stage("measuring how rows decode together", lambda: 1):

@@ -18,6 +18,7 @@ import mlx.core as mx
 from ..engine.execution.batch_layout import NO_WIDTHS, Layout, Widths
 from ..engine.execution.decode_batch import run_pass
 from ..engine.execution.grouped_kv import MixedChunk, can_share_a_pass
+from ..engine.execution.sampler import Drawn, draw
 from ..engine.request import Request, Row, RowOutput, SamplingParams
 from ..engine.row_cache import arrays, profile
 from ..engine.scheduling.ledger import MemoryProfile
@@ -201,6 +202,12 @@ class Trial:
                 row.tokens += tokens[start : start + stay]
                 self.layout.keep_tokens(row, stay)
         return logits
+
+    def draw(self, logits: mx.array, params: SamplingParams) -> Drawn:
+        """A token for each row from logits (rows, vocab), with log-probabilities."""
+        for row in self.logits:
+            row.request.params, row.request.logprobs = params, 1
+        return draw(logits, [*self.logits], [None] * len(self.logits))
 
     def run(self, steps: int) -> list[ByStep]:
         for _ in range(steps):

@@ -1,6 +1,7 @@
 """At load, passes of any kind of model are timed."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -9,10 +10,12 @@ import pytest
 from failing import Failing
 from few_passes import OF_THE_PRODUCT
 from mlx_provider import ModelInfo, PrefillChunk, Prompt
+from mlx_provider.engine.execution import sampler
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.costs import UNMEASURED
 from mlx_provider.engine.scheduling.ledger import MemoryProfile
 from mlx_provider.families.text import TextModel
+from mlx_provider.records.extensions import MOST_DRAFTS
 from mlx_provider.serving import calibration
 from mlx_provider.serving.calibration import (
     COMPILED,
@@ -147,10 +150,23 @@ def test_passes_stay_within_the_free_memory(
     assert deepest <= max(model.reached) < 2 * max(deepest, 512)
 
 
-def test_a_load_runs_prompts_and_a_step_of_rows_so_that_their_kernels_are_compiled(
-    qwen3: TextModel,
+def test_a_load_runs_all_kinds_of_passes_and_draws_so_that_their_kernels_are_compiled(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drawn = set[tuple[str, int, tuple[str, ...]]]()
+
+    def recorded(name: str, draw: sampler.Draw, *given: Any) -> mx.array:
+        drawn.add((name, len(given[0]), tuple(given[1])))
+        return draw(*given)
+
+    draws = {name: partial(recorded, name, draw) for name, draw in sampler.DRAWS.items()}
+    monkeypatch.setattr(sampler, "DRAWS", draws)
     model = Failing(qwen3)
     compile_kernels(model, qwen3.make_cache, unlimited)  # type: ignore[arg-type]
     assert {n for n in WIDTHS if n <= COMPILED} <= {*model.prefills}
-    assert max(model.decodes) == MIXED
+    drafts = 1 + MOST_DRAFTS
+    assert {1, MIXED, MIXED + COMPILED, drafts} <= {*model.decodes}
+    usual = {("all", ()), ("above", ("top_p",)), ("above", ("min_p",)), ("few", ("top_k", "top_p"))}
+    assert drawn == {
+        (name, rows, ("temperature", *others)) for name, others in usual for rows in (1, MIXED)
+    }

@@ -508,6 +508,20 @@ def test_costs_adapt_to_the_device(rows: float, chunk: float) -> None:
         assert costs.pass_of(*found) == pytest.approx(true.pass_of(*found), rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["rows", "chunk"])
+def test_the_points_of_a_curve_are_measured_anew_each_by_itself(kind: str) -> None:
+    """Passes of 64 take three times as long as measured at load, those of 1 or 8 do not."""
+    points = ((1, 0.01), (8, 0.02), (64, 0.1))
+    costs = Costs(Curve(points, rows=points))
+    pair = (lambda n: (n, 0)) if kind == "rows" else (lambda n: (0, 0, n))
+    for _ in range(200):
+        for width, seconds in ((64, 0.3), (1, 0.01), (64, 0.3), (8, 0.02)):
+            load = Load(rows=width, keys=1) if kind == "rows" else Load(chunk=width)
+            costs.update(costs.pass_of(*pair(width)), seconds, [load])
+    for width, seconds in ((1, 0.01), (8, 0.02), (64, 0.3)):
+        assert costs.pass_of(*pair(width)) == pytest.approx(seconds, rel=0.2)
+
+
 def test_one_disturbed_pass_changes_little() -> None:
     costs = Costs(Curve(((1, 0.01), (256, 0.2))))
     for _ in range(20):

@@ -91,13 +91,20 @@ def folder(build_tiny: Any) -> Path:
 
 
 def test_the_second_load_measures_nothing(
-    load: Any, folder: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Any, folder: Path, file: Path, tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
+    """It only reads the kernels that the first has compiled, as on a GPU."""
+    caplog.set_level(logging.INFO, "mlx_provider")
+    monkeypatch.setattr(engine_builder, "compiles", lambda: True)
     first = load(folder)
     assert load.measured == ["probe", "calibrate"]
+    assert "compiling kernels, once on this machine" in caplog.text
+    caplog.clear()
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))  # where compiled kernels are kept
     second = load(folder)
     assert load.measured == []
+    assert "loading compiled kernels" in caplog.text
+    assert "compiling" not in caplog.text
     assert second.weights.instance.probe == first.weights.instance.probe
     assert second.engine.scheduler.costs.curve == first.engine.scheduler.costs.curve
     assert (second.engine.batch.layout.name, second.engine.batch.mixes) == ("grouped", True)

@@ -40,7 +40,9 @@ GROWN = 2
 MAX_RATIO = 2.0
 """Longest over shortest row of a group. Padding costs memory and compute."""
 SHORT, PADDED = 256, 2048
-"""Lengths up to this many tokens count as similar; in `padded`, rows that grow longer stay."""
+"""Lengths up to this many tokens count as similar. Rows that grow longer stay: they grow alike, so
+padding does not. A further group takes the host of an H100 1.3 ms a step (measured: 16 groups 37,
+one 17 ms), 2,048 tokens of padding 0.1 ms (by its bandwidth)."""
 REUNITED = 32
 """A row with drafts has a group of its own. After so many passes without drafts it is merged again,
 because another group adds kernels to every pass."""

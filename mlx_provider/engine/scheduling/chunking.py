@@ -173,7 +173,7 @@ class Chunking:
 
     def load(self, rows: Sequence[Row], chunk: Chunk | None = None) -> Load:
         size, depth = (0, 0) if chunk is None else (chunk.size, chunk.start)
-        return Load(sum(row.cached_length for row in rows), size, depth)
+        return Load(sum(row.cached_length for row in rows), size, depth, len(rows))
 
     def with_drafts(self, plan: StepPlan) -> Callable[[int], float]:
         """Seconds of a step's pass by its number of drafts, spread over its rows."""

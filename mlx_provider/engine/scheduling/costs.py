@@ -1,5 +1,5 @@
-"""Time of a forward pass: a curve that is measured at load, and scaled where passes take longer or
-shorter than it says, because to time them anew would stop the streams. Imports no mlx."""
+"""Time of a forward pass: a curve that is measured at load, and anew in the passes of requests if
+these take longer or shorter: passes only to measure would stop streams. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPIKE = 3.0
 """A measurement counts as at most this multiple of the expected one: it may be a disturbance."""
 WRONG, ENOUGH = 1.5, 8
 """If a kind of pass is on average this many times slower or faster than measured at load, after so
-many passes, the measurements are corrected."""
+many passes, its points are measured anew."""
 SHAPES = 10_000
 """After so many shapes of chunks, all count as new again, which bounds their memory."""
 
@@ -33,12 +33,13 @@ Passes = tuple[tuple[int, Annotated[Seconds, Field(gt=0)]], ...]
 
 
 class Load(NamedTuple):
-    """Tokens of one pass. `keys`: cached tokens of the decoding rows; `chunk`: tokens of its chunk;
-    `depth`: cached tokens before the chunk."""
+    """Tokens of one pass. `keys`: cached tokens of the decoding `rows`; `chunk`: tokens of its
+    chunk; `depth`: cached tokens before the chunk."""
 
     keys: int = 0
     chunk: int = 0
     depth: int = 0
+    rows: int = 0
 
 
 NO_LOAD = Load()
@@ -72,7 +73,10 @@ class Curve:
         return _interpolate(self.widths, tokens)
 
     def of_rows(self, rows: int) -> float:
-        return _interpolate(self.rows or self.widths, rows)
+        return _interpolate(self.points("rows"), rows)
+
+    def points(self, kind: str) -> Points:
+        return self.rows or self.widths if kind == "rows" else self.widths
 
     @property
     def mixing(self) -> float:
@@ -100,18 +104,20 @@ class Curve:
         own = min(drafts, rows) * _interpolate(self.drafts, max(1.0, each)) if self.drafts else 0.0
         return wider + deeper + own
 
-    def times(self, factor: float, kind: str) -> Curve:
-        """The curve if passes of a kind take `factor` times as long."""
+    def measured_anew(self, kind: str, points: Mapping[int, float], others: float) -> Curve:
+        """The curve if passes of a kind take `others` times as long, but those of some of its
+        points the times that `points` has."""
 
-        def longer(points: Points) -> Points:
-            return tuple((n, factor * seconds) for n, seconds in points)
+        def longer(old: Points) -> Points:
+            return non_decreasing({n: points.get(n, others) * seconds for n, seconds in old})
 
-        rows, saved = self.rows or self.widths, self.saved
-        half = None if saved is None else saved * factor**0.5  # it is of passes of both kinds
+        rows, saved = self.points("rows"), self.saved
+        half = None if saved is None else saved * others**0.5  # it is of passes of both kinds
         if kind == "rows":
-            return replace(self, rows=longer(rows), drafts=longer(self.drafts), saved=half)
-        widths, depths = longer(self.widths), longer(self.depths)
-        return replace(self, widths=widths, depths=depths, rows=rows, saved=half)
+            drafts = tuple((n, others * seconds) for n, seconds in self.drafts)
+            return replace(self, rows=longer(rows), drafts=drafts, saved=half)
+        depths = tuple((n, points.get(n, others) * seconds) for n, seconds in self.depths)
+        return replace(self, widths=longer(self.widths), depths=depths, rows=rows, saved=half)
 
     @classmethod
     def through(cls, short: Mapping[int, float], deep: Mapping[int, float], depth: int) -> Curve:
@@ -145,6 +151,9 @@ class Costs:
         self.pace = dict.fromkeys(KINDS, 1.0)
         """Factor on the curve's seconds of rows and of chunks: other load, heat, host work."""
         self._count = dict.fromkeys(KINDS, 0)
+        self._anew: dict[str, dict[int, tuple[int, float]]] = {kind: {} for kind in KINDS}
+        """By the nearest point of the curve: the passes of one kind alone, and how many times as
+        long they took."""
         self._shapes: set[tuple[int, int]] = set()
         """Tokens of chunks, with the cached tokens before them, that have run."""
 
@@ -172,6 +181,8 @@ class Costs:
         part = min(1.0, sum(self.pass_of(0, 0, *each) for each in chunks) / expected)
         if all(load.chunk and not load.keys for load in loads):
             part = 1.0
+        if len(loads) == 1 and bool(loads[0].rows) != bool(loads[0].chunk):
+            self._measure("rows" if loads[0].rows else "chunk", loads[0], ratio)
         norm = part**2 + (1 - part) ** 2
         for kind, share in (("rows", 1 - part), ("chunk", part)):
             if share:
@@ -184,15 +195,24 @@ class Costs:
                 self._shapes.clear()
             self._shapes.update(chunks)
 
+    def _measure(self, kind: str, load: Load, ratio: float) -> None:
+        """A pass of one kind alone took `ratio` times as long as expected."""
+        width = load.chunk or load.rows
+        nearest = min((n for n, _ in self.curve.points(kind)), key=lambda n: abs(n - width))
+        passes, times = self._anew[kind].get(nearest, (0, 0.0))
+        decay = min(EWMA_DECAY, passes / (1 + passes))
+        times = decay * times + (1 - decay) * ratio * self.pace[kind]
+        self._anew[kind][nearest] = 1 + passes, times
+
     def _correct(self, kind: str) -> None:
-        """Give the curve the present pace of rows or chunks, if it is far from the measured one."""
+        """Measure the points of a kind anew, if its present pace is far from theirs."""
         pace = self.pace[kind]
         if self._count[kind] < ENOUGH or 1 / WRONG < pace < WRONG:
             return
-        self.curve = self.curve.times(pace, kind)
-        self.pace[kind], self._count[kind] = 1.0, 0
-        summary = "%s take %.2g times as long as measured at load: the measurements are corrected"
-        log.info(summary, KINDS[kind], pace)
+        points = {n: times for n, (_, times) in self._anew[kind].items()}
+        self.curve = self.curve.measured_anew(kind, points, pace)
+        self.pace[kind], self._count[kind], self._anew[kind] = 1.0, 0, {}
+        log.info("%s take %.2g times as long as measured: measured anew", KINDS[kind], pace)
 
 
 class PassTimer:
