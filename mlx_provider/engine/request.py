@@ -341,7 +341,7 @@ class PrefillJob:
     def uses_prefix_cache(self) -> bool:
         """The prefix cache needs every token of a prompt to be computed."""
         unfit = (self.positions, self.scoring, self.request.inputs)
-        return not self.wants_prompt_logprobs and all(each is None for each in unfit)
+        return not self.wants_prompt_logprobs and all(part is None for part in unfit)
 
     def restart(self) -> None:
         """Discard the computed tokens: a device failure corrupted them, or they are not needed."""

@@ -77,7 +77,7 @@ def own_arrays(layer: Any) -> list[Any]:
     if layer.keys is None:
         return []
     both = (layer.keys, layer.values)
-    return [a for each in both for a in (each if isinstance(each, (tuple, list)) else (each,))]
+    return [a for part in both for a in (part if isinstance(part, (tuple, list)) else (part,))]
 
 
 def set_arrays(layer: Any, arrays: Sequence[Any]) -> None:

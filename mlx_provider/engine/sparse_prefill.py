@@ -73,7 +73,7 @@ def chunk_scores(scores: Any, tokens: int) -> NDArray[np.float64]:
 
 def run_alone(model: LoadedModel, chunk: MixedChunk) -> mx.array:
     """Append a chunk to its row's cache. Returns logits (vocab,) after its last token."""
-    tokens, places = (mx.array(list(each), mx.int32) for each in (chunk.tokens, chunk.positions))
+    tokens, places = (mx.array(list(ids), mx.int32) for ids in (chunk.tokens, chunk.positions))
     last = mx.array([len(chunk.tokens) - 1])
     return model.decode(tokens, with_wide_rows(None, [], [], [chunk.wide]), places, last)[0]
 

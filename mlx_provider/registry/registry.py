@@ -132,7 +132,7 @@ class PluginRegistry:
 
     def fallback_tool_parser(self, part: Literal["read", "write"]) -> ToolParser | None:
         """At equal rank, a third party's has precedence."""
-        found = (each for each, _ in self._of(ToolParser).by_preference() if each.fallback == part)
+        found = (p for p, _ in self._of(ToolParser).by_preference() if p.fallback == part)
         return max(found, key=lambda record: record.rank, default=None)
 
     def detect_reasoning_parser(self, template: str) -> ReasoningParser | None:
@@ -235,6 +235,6 @@ class PluginRegistry:
 
 def _replacements(kernels: Kernels) -> list[Replacement]:
     found = list(kernels.replacements())
-    if odd := [type(each).__name__ for each in found if not isinstance(each, Replacement)]:
+    if odd := [type(made).__name__ for made in found if not isinstance(made, Replacement)]:
         raise PluginError(f"replacements gave {odd[0]}, not Replacement")
     return found

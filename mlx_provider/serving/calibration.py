@@ -247,7 +247,7 @@ def least_shared(passes: OnDevice, prefix: int) -> int:
     took = attempt(lambda: [passes.rows(alike, "grouped", shared=n) for n in (0, prefix)])
     if isinstance(took, Fault) or not all(took):
         return SHARED_UNMEASURED
-    copies, shared = (min(each[1:]) for each in took)
+    copies, shared = (min(seconds[1:]) for seconds in took)
     return prefix if copies >= SHARED_GAIN * shared else NOT_FASTER
 
 
@@ -360,11 +360,11 @@ def deep_cache(model: LoadedModel, make_cache: MakeCache, depth: int, more: int)
     model.prefill(PrefillChunk(Prompt([0]), 0, 1, cache))
     for layer in layers_of(cache):
         if isinstance(layer, QuantizedKVCache):
-            for each in (*layer.keys, *layer.values):
-                each[:, :, 1:depth] = each[:, :, :1]
+            for array in (*layer.keys, *layer.values):
+                array[:, :, 1:depth] = array[:, :, :1]
             layer.offset = depth
         elif all(isinstance(getattr(layer, name, None), mx.array) for name in ("keys", "values")):
-            first = [mx.contiguous(each[:, :, :1]) for each in (layer.keys, layer.values)]
+            first = [mx.contiguous(array[:, :, :1]) for array in (layer.keys, layer.values)]
             rest = [mx.broadcast_to(a, (*a.shape[:2], depth - 1, a.shape[3])) for a in first]
             mx.eval(rest)  # so that the buffers of the layer are filled in place
             layer.update_and_fetch(*rest)

@@ -42,8 +42,8 @@ class LoadedDrafters:
     @property
     def scorer(self) -> ScoresPrompts | None:
         sources = [] if self.speculation is None else self.speculation.sources
-        found = (each.drafting for each in sources)
-        return next((each for each in found if isinstance(each, ScoresPrompts)), None)
+        found = (source.drafting for source in sources)
+        return next((source for source in found if isinstance(source, ScoresPrompts)), None)
 
 
 class Running(NamedTuple):
@@ -85,9 +85,9 @@ class Unfit(Exception):
 def _combine(started: Sequence[Running], model: LoadedModel) -> LoadedDrafters:
     if not started:
         return LoadedDrafters()
-    names = JOINED.join(each.drafter.name for each in started)
-    speculation = Speculation(*[each.source for each in started], vocab=model.info.vocab_size)
-    return LoadedDrafters(speculation, names, sum(each.nbytes for each in started))
+    names = JOINED.join(run.drafter.name for run in started)
+    speculation = Speculation(*[run.source for run in started], vocab=model.info.vocab_size)
+    return LoadedDrafters(speculation, names, sum(run.nbytes for run in started))
 
 
 def _start_able(
@@ -100,9 +100,9 @@ def _start_able(
     refusals: list[str] = []
     for drafter in (*given_one, *(d for d in drafters if d not in given_one)):
         first = drafter in given_one
-        if (first and started) or (drafter.hidden and any(each.drafter.hidden for each in started)):
+        if (first and started) or (drafter.hidden and any(run.drafter.hidden for run in started)):
             continue
-        taken = sum(each.nbytes for each in started)
+        taken = sum(run.nbytes for run in started)
         left = given if given.room is None else replace(given, room=given.room - taken)
         found = attempt(partial(_start, drafter, folder, model, left))
         if isinstance(found, Running):
@@ -112,7 +112,7 @@ def _start_able(
             refusals += [f"drafter {drafter.name}: {found.error}"] if first else []
         else:
             log.warning("%s%s", _why(drafter, found), Trace(f"\n{found.trace}"))
-    if refusals and not any(each.drafter in given_one for each in started):
+    if refusals and not any(run.drafter in given_one for run in started):
         log.warning("draft_model %s is not used: %s", given.model, "; ".join(refusals))
     return started
 
@@ -197,7 +197,7 @@ def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
     cache = sparse(make_cache())
     again = [*tokens, *tokens[: len(alone.logits)]]
     ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]
-    found = [_append(model, cache, again, *each) for each in itertools.pairwise(ends)]
+    found = [_append(model, cache, again, *chunk) for chunk in itertools.pairwise(ends)]
     return alone.problem(found[2:])
 
 

@@ -103,19 +103,19 @@ def probe(
         longest = solo_rows.prefill_cache(model, make_cache, prompts[-1])
         return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
     decode = partial(solo_rows.decoding, model, make_cache)
-    rows = [decode(*each) for each in zip(prompts, ROPE_DELTAS, strict=True)]
+    rows = [decode(*prompt) for prompt in zip(prompts, ROPE_DELTAS, strict=True)]
     layout, judged = _judge_layouts(model, make_cache, rows, together)
-    passed = {kind for kind, each in judged.items() if not each.problem}
+    passed = {kind for kind, judgement in judged.items() if not judgement.problem}
     return Probe(
         layout,
         profile(rows[-1].cache),
         tuple(
-            f"{NOT_USED.get(kind, f'layout {kind!r} is not used')}: {each.problem}"
-            for kind, each in judged.items()
-            if each.problem and kind != "padded"
+            f"{NOT_USED.get(kind, f'layout {kind!r} is not used')}: {judgement.problem}"
+            for kind, judgement in judged.items()
+            if judgement.problem and kind != "padded"
         ),
         mixes="mixed" in passed,
-        noise_floor=max(each.widest for each in judged.values()),
+        noise_floor=max(judgement.widest for judgement in judged.values()),
         conclusive=not any(judged[kind].failed for kind in judged.keys() - OPTIONAL),
         drafts="drafted" in passed,
         shares="shared" in passed,
@@ -144,7 +144,7 @@ def _judge_layouts(
     if layout == "grouped" and can_share_a_pass(rows[-1].cache):
         judged["mixed"] = _judge(partial(_run_mixed, model, make_cache, rows))
         judged["drafted"] = _judge(partial(_run_drafted, model, rows))
-        if any(type(each) in SHAREABLE for each in layers_of(rows[-1].cache)):
+        if any(type(layer) in SHAREABLE for layer in layers_of(rows[-1].cache)):
             judged["shared"] = _judge(partial(_run_shared, model, make_cache, rows))
         if mx.default_device() == mx.gpu:  # a CPU has no launches that it could save
             judged["padded"] = _judge(partial(_run_together, model, rows, "padded"))
@@ -156,7 +156,7 @@ def _judge(run: Callable[[], Results]) -> Judgement:
     found = attempt(lambda: [(row.problem(logits), row.widest(logits)) for row, logits in run()])
     if isinstance(found, Fault):
         return Judgement(found.summary, failed=not isinstance(found.error, UnsupportedModel))
-    problem = next((each for each, _ in found if each), "")
+    problem = next((problem for problem, _ in found if problem), "")
     return Judgement(problem, 0.0 if problem else max(widest for _, widest in found))
 
 
@@ -169,8 +169,8 @@ class Trial:
         self._model = model
         self.layout, self.apart = Layout(layout, size), Layout("solo")
         self.logits: dict[Row, list[mx.array]] = {}
-        for each in rows:
-            self.add(each.tokens, deepcopy(each.cache), each.rope_delta)
+        for row in rows:
+            self.add(row.tokens, deepcopy(row.cache), row.rope_delta)
 
     def add(self, tokens: list[int], cache: list[Any], rope_delta: int = 0) -> None:
         prompt, no_text = Prompt(tokens, rope_delta=rope_delta), cast("RowOutput", None)
@@ -186,15 +186,15 @@ class Trial:
         many correct tokens, which stay, and `wrong` ones behind them."""
         logits = mx.array([])
         widths = {row: count + wrong for row, count in kept.items()}
-        for each in (*self.layout.passes(chunk, widths), *self.apart.passes()):
+        for forward in (*self.layout.passes(chunk, widths), *self.apart.passes()):
             tokens, at, starts = list[int](), list[int](), dict[Row, int]()
-            for row in (*each.rows, *each.drafting):
+            for row in (*forward.rows, *forward.drafting):
                 width, starts[row] = widths.get(row, 1), len(tokens)
                 right = row.request.prompt.tokens[len(row.tokens) :][: kept.get(row, 1)]
                 tokens += [*right, *([right[-1]] * (width - len(right)))]
                 first = row.length + row.request.prompt.rope_delta
                 at += range(first, first + width)
-            logits = run_pass(self._model, each, mx.array(tokens, dtype=mx.int32), at).logits
+            logits = run_pass(self._model, forward, mx.array(tokens, dtype=mx.int32), at).logits
             mx.eval(logits)
             for row, start in starts.items():
                 stay = kept.get(row, 1)
@@ -267,4 +267,4 @@ def _run_drafted(model: LoadedModel, rows: Sequence[SoloRow]) -> Results:
     for counts in DRAFTED:
         kept = zip(trial.logits, counts, strict=False)
         trial.step(kept={row: count for row, count in kept if count})
-    return zip(rows, (each[:STEPS] for each in trial.logits.values()), strict=True)
+    return zip(rows, (logits[:STEPS] for logits in trial.logits.values()), strict=True)

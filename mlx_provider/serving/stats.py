@@ -175,14 +175,14 @@ def take(entries: Sequence[Entry], models: ModelCache, *, device: str, media: in
     """`media`: bytes of images held by requests."""
     now, weights, cache = time.monotonic(), models.queue.models(), models.prefixes.stats()
     running = [(model, model.started) for model in weights]
-    engines = [(each, run) for each, run in running if run is not None]
+    engines = [(model, run) for model, run in running if run is not None]
     return Stats(
         at=time.time(),
         version=version("mlx-provider"),
         device=device,
         pid=getpid(),
         requests=[summary for entry in entries if (summary := _request(entry, now)) is not None],
-        engines=[_engine(each, run, now) for each, run in engines],
+        engines=[_engine(model, run, now) for model, run in engines],
         loading=models.progress.stats(),
         prefix_cache=cache,
         memory=MemoryStats(

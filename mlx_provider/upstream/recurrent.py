@@ -105,7 +105,7 @@ class StateSteps(StateCache):
             given = {name: bound.arguments[name] for name in names}
             out, states = [], []
             for token in range(self._tokens):
-                now = {name: each[:, token : token + 1] for name, each in given.items()}
+                now = {name: array[:, token : token + 1] for name, array in given.items()}
                 bound.arguments.update(now, state=state)
                 one, state = rule(*bound.args, **bound.kwargs)
                 out.append(one)
@@ -188,7 +188,7 @@ def _route_calls(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         _, states, *_ = bound.arguments
-        cache = next(n for n, each in bound.arguments.items() if isinstance(each, StateParts))
+        cache = next(n for n, value in bound.arguments.items() if isinstance(value, StateParts))
         hidden, parts = bound.arguments[states], bound.arguments[cache]
         out = []
         for part in parts.runs:

@@ -122,8 +122,8 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
     for the other tokens. The object keeps its identity, because a pass can refer to it. Both parts
     are copies: views would keep the unused capacity allocated as long as the prefix."""
     end, both = layer.offset, (layer.keys, layer.values)
-    prefix = Prefix(*[_each(mx.contiguous, _cut(each, 0, tokens)) for each in both])
-    tail = [_each(partial(_copy, room=room), _cut(each, tokens, end)) for each in both]
+    prefix = Prefix(*[_each(mx.contiguous, _cut(buffer, 0, tokens)) for buffer in both])
+    tail = [_each(partial(_copy, room=room), _cut(buffer, tokens, end)) for buffer in both]
     # in each layer, so that only one is in memory twice, and before a change, because it may fail
     mx.eval(prefix.keys, prefix.values, *tail)
     layer.keys, layer.values = tail

@@ -104,7 +104,7 @@ def _in_few_shapes(original: Function) -> Function:
         if not causal or not more or (keys.shape[-2] - count) % GRID:
             return original(queries, keys, values, cache, **named)
         width = [(0, 0), (0, 0), (0, more), (0, 0)]
-        padded = (mx.pad(each, width) for each in (queries, keys, values))
+        padded = (mx.pad(array, width) for array in (queries, keys, values))
         return original(*padded, cache, **named)[..., :count, :]
 
     return call

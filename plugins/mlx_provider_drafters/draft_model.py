@@ -89,7 +89,7 @@ class DraftModel(ScoringModel):
                 left -= self._read(row, context, left)
                 if len(row.tokens) - context.known <= AHEAD:
                     ready.append((row, context))
-        ready.sort(key=lambda each: -each[0].wanted)
+        ready.sort(key=lambda guess: -guess[0].wanted)
         parts = [ready] if self._together else [[row] for row in ready]
         guesses = {name: drafts for part in parts for name, drafts in self._guess(part).items()}
         return [

@@ -169,11 +169,11 @@ def _mapping(path: Path) -> dict[str, Any]:
 def differences(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """A description of each wrong argument; empty: all are right."""
     found = []
-    for name, each in wanted.items():
-        if name not in given and _sign(each) != "$maybe":
+    for name, value in wanted.items():
+        if name not in given and _sign(value) != "$maybe":
             found.append(f"{name} is missing")
-        elif name in given and not matches(each, given[name]):
-            found.append(f"{name} is {brief(given[name])}, not {brief(each)}")
+        elif name in given and not matches(value, given[name]):
+            found.append(f"{name} is {brief(given[name])}, not {brief(value)}")
     invented = [n for n in given if n not in wanted]
     return [*found, *(f"{n} was not asked for: {brief(given[n])}" for n in invented)]
 

@@ -111,7 +111,7 @@ class Group:
         """Whether `row` may join: it has a similar length, or all lengths are up to `short`; within
         `bound` bytes. A row that was preempted joins only if no row gets more capacity by that."""
         lengths = self.own_tokens(row)
-        preempted = any(each.gave_way for each in (row, *self.rows))
+        preempted = any(member.gave_way for member in (row, *self.rows))
         if preempted and len({whole_steps(tokens + 1) for tokens in lengths}) > 1:
             return False
         similar = max(lengths) <= max(short, MAX_RATIO * min(lengths))

@@ -197,7 +197,7 @@ class DecodeBatch:
         """Wait for the pending tokens, which are in the last pass already. Raises any error of the
         device; only then do they stay pending."""
         found = self.catch_up()
-        left = [(row, each.to_replay - 1) for row, each in self._pending.items() if each.to_replay]
+        left = [(row, own.to_replay - 1) for row, own in self._pending.items() if own.to_replay]
         self._pending = {row: Pending.of(row, to_replay) for row, to_replay in left}
         return found
 
@@ -289,14 +289,14 @@ def read_drawn(drawn: Drawn, rows: Mapping[Row, Pending]) -> list[PassResult]:
 
 
 def _gather_tokens(pending: Sequence[Pending]) -> mx.array:
-    draws = list(dict.fromkeys(each.drawn for each in pending))
-    first, indices = draws[0], [each.at for each in pending]
+    draws = list(dict.fromkeys(own.drawn for own in pending))
+    first, indices = draws[0], [own.at for own in pending]
     if len(draws) == 1 and indices == list(range(first.tokens.size)):
         return first.tokens
     starts, size = {}, 0
     for draw in draws:
         starts[draw], size = size, size + draw.tokens.size
-    at = [starts[each.drawn] + each.at for each in pending]
+    at = [starts[own.drawn] + own.at for own in pending]
     return _join([draw.tokens for draw in draws])[mx.array(at)]
 
 
@@ -309,7 +309,7 @@ def read_logprobs(drawn: Drawn) -> dict[int, Logprob]:
     asked = drawn.logprobs
     if asked is None:
         return {}
-    found: Any = (each.tolist() for each in (asked.drawn, asked.top_ids, asked.top))
+    found: Any = (array.tolist() for array in (asked.drawn, asked.top_ids, asked.top))
     return {
         at: Logprob(value, tuple(zip(ids, logprobs, strict=True))[:count])
         for at, count, value, ids, logprobs in zip(asked.indices, asked.counts, *found, strict=True)

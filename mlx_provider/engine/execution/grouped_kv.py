@@ -75,7 +75,7 @@ class MixedBatches:
 
     def begin_pass(self, chunk: Chunk | None) -> MixedChunk | None:
         self._passes += 1
-        self._jobs = [each for each in self._jobs if each[0] >= self._passes - 1]
+        self._jobs = [job for job in self._jobs if job[0] >= self._passes - 1]
         if chunk is None:
             return None
         self._jobs.append((self._passes, chunk.job, True))
@@ -120,8 +120,8 @@ class WideRow:
         for layer in layers_of(self.cache):
             if hasattr(layer, "update_and_fetch"):
                 take_back(layer, self.tokens - kept)
-        for each in self.states:
-            each.keep(kept)
+        for state in self.states:
+            state.keep(kept)
         self.states = []
 
 
@@ -184,7 +184,7 @@ def join(caches: Sequence[RowCache], sizes: Sequence[int], *, apart: bool = Fals
             return GroupedKV(parts, sizes, counted, apart=apart)
         together = type(parts[0])(len(parts[0].cache))
         states = zip(*(part.cache for part in parts), strict=True)
-        together.cache = [_stack(each, sizes) for each in states]
+        together.cache = [_stack(parts, sizes) for parts in states]
         for part in parts:  # otherwise the groups would hold a second copy
             part.cache = [None] * len(part.cache)
         return together
@@ -200,25 +200,25 @@ def with_wide_rows(
 ) -> RowCache:
     """The joint cache `together`, if any, and caches of rows with several tokens here."""
     together = together or wide[0].cache
-    counted = Offsets(early=any(each.drafts for each in wide))
-    tokens, groups = [each.tokens for each in wide], len(sizes)
+    counted = Offsets(early=any(row.drafts for row in wide))
+    tokens, groups = [row.tokens for row in wide], len(sizes)
 
     def join(layer: Any, *parts: Any) -> Any:
         """`layer`: of the joint cache. `parts`: of the groups, then of rows with several tokens."""
         own = list(zip(parts[groups:], wide, strict=True))
         if hasattr(parts[-1], "update_and_fetch"):
-            chunks = [ChunkKV(cache, each) for cache, each in own]
+            chunks = [ChunkKV(cache, row) for cache, row in own]
             return GroupedKV([*parts[:groups], *chunks], [*sizes, *tokens], counted)
         found = [StateRun(layer, slice(0, sum(sizes)))] if sizes else []
-        for cache, each in own:
+        for cache, row in own:
             start = found[-1].rows.stop if found else 0
-            at = slice(start, start + each.tokens)
-            found.append(StateRun(cache, at, turned=True, drafts=each.drafts))
-            each.states += found[-1:] if each.drafts else []
+            at = slice(start, start + row.tokens)
+            found.append(StateRun(cache, at, turned=True, drafts=row.drafts))
+            row.states += found[-1:] if row.drafts else []
         return StateParts(found)
 
-    layers = zip(together, *caches, *(each.cache for each in wide), strict=True)
-    return [by_layer(join, *each) for each in layers]
+    layers = zip(together, *caches, *(row.cache for row in wide), strict=True)
+    return [by_layer(join, *parts) for parts in layers]
 
 
 def split(together: RowCache, caches: Sequence[RowCache], sizes: Sequence[int]) -> None:
@@ -321,7 +321,7 @@ class GroupedKV:
         ]
         self._counted.advance(self.parts, before)
         arrays = zip(*pairs, strict=True)
-        found = (Parts(list(each), self.runs, apart=self.apart) for each in arrays)
+        found = (Parts(list(both), self.runs, apart=self.apart) for both in arrays)
         return next(found), next(found)
 
 

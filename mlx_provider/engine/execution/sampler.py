@@ -343,4 +343,4 @@ DRAWS: Mapping[str, Draw] = {
     "many": partial(_best, count=MANY),
     "above": _above,
 }
-COMPILED: Mapping[str, Draw] = {name: mx.compile(each) for name, each in DRAWS.items()}
+COMPILED: Mapping[str, Draw] = {name: mx.compile(draw) for name, draw in DRAWS.items()}

@@ -178,7 +178,7 @@ class Costs:
             return
         ratio = min(seconds / expected, SPIKE)
         chunks = [(load.chunk, load.depth) for load in loads if load.chunk]
-        part = min(1.0, sum(self.pass_of(0, 0, *each) for each in chunks) / expected)
+        part = min(1.0, sum(self.pass_of(0, 0, *chunk) for chunk in chunks) / expected)
         if all(load.chunk and not load.keys for load in loads):
             part = 1.0
         if len(loads) == 1 and bool(loads[0].rows) != bool(loads[0].chunk):
@@ -250,7 +250,7 @@ class PassTimer:
         device."""
         done = len(self._launched) - left
         ended, seconds = self._launched[:done], now - self._since
-        expected = sum(each for each, _ in ended)
+        expected = sum(pass_seconds for pass_seconds, _ in ended)
         del self._launched[:done]
         self._since = now
         if usual:
@@ -263,5 +263,5 @@ class PassTimer:
 
 def _behind_rows(launched: Sequence[tuple[float, Load]]) -> list[float]:
     """Expected seconds of the passes after the last one with rows."""
-    behind = takewhile(lambda each: not each[1].keys, reversed(launched))
+    behind = takewhile(lambda launch: not launch[1].keys, reversed(launched))
     return [seconds for seconds, _ in behind]

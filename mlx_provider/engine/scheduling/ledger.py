@@ -67,7 +67,7 @@ class MemoryProfile:
 
     def row_bytes(self, tokens: int) -> int:
         grown = whole_steps(tokens)
-        windowed = sum(min(grown, window) * each for window, each in self.windows)
+        windowed = sum(min(grown, window) * nbytes for window, nbytes in self.windows)
         return self.state_bytes + grown * self.token_bytes + windowed
 
 

@@ -285,7 +285,7 @@ class Scheduler:
         job = PrefillJob(row.request, [row], tokens, admitted)
         if row.request.selected is not None:
             job.thin_out(row.request.selected)
-        begun = admitted or any(each in self.running for each in row.request.rows)
+        begun = admitted or any(other in self.running for other in row.request.rows)
         row.request.phase = Phase.PREFILL if begun else Phase.WAITING
         self.waiting.append(job)
         return job

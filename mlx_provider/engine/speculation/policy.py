@@ -134,7 +134,7 @@ def fastest(
         for row, own in enumerate(chances)
         for chance, before in zip(own, accumulate(own, initial=1.0), strict=False)
     ]
-    gains.sort(key=lambda each: -each[0])  # of a row, each gains less
+    gains.sort(key=lambda chance: -chance[0])  # of a row, each gains less
     for drafts, (gain, row, chance) in enumerate(gains, 1):
         counts[row] += 1
         tokens[row] += chance

@@ -85,8 +85,8 @@ class Speculation:
     ) -> None:
         """`sources`: the best first, but before all others the one that needs hidden states."""
         self._vocab = vocab
-        self.sources = sorted(sources, key=lambda each: each.shows is None)
-        self.shows = next((each.shows for each in self.sources), None)
+        self.sources = sorted(sources, key=lambda source: source.shows is None)
+        self.shows = next((source.shows for source in self.sources), None)
         self.policy = policy or Policy()
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
@@ -114,8 +114,8 @@ class Speculation:
         hidden = list(job.hidden)
         if not hidden or row.cached_length != len(job.tokens) + 1 or not can_draft(row):
             return
-        before = sum(each.shape[0] for own in self.rows.values() for each in own.shown)
-        if before and before + sum(each.shape[0] for each in hidden) > UNASKED:
+        before = sum(states.shape[0] for own in self.rows.values() for states in own.shown)
+        if before and before + sum(states.shape[0] for states in hidden) > UNASKED:
             hidden = [hidden[-1][-1:]]
         self._track(row).shown = hidden
 
@@ -223,10 +223,10 @@ class Speculation:
         if isinstance(drafts, Fault):
             log.error("the drafter failed; rows continue without drafts\n%s", drafts.trace)
             self._breakers[source].record_failure()
-            for each in self.rows.values():
-                each.seen[source] = None
+            for tracked in self.rows.values():
+                tracked.seen[source] = None
                 if self.sources[source].shows is not None:
-                    each.shown, each.drawn_from = [], None
+                    tracked.shown, tracked.drawn_from = [], None
             return {}
         self._breakers[source].record_success(used=True)
         for row, own in drafts.items():
@@ -312,7 +312,7 @@ class Speculation:
 
     def record_pass(self, results: Sequence[PassResult], times: float) -> None:
         """A pass took `times` its expected duration."""
-        drafts = sum(each.drafts for each in results)
+        drafts = sum(result.drafts for result in results)
         if drafts and times:
             self.policy.costs[self._kind].add_pass(drafts, times)
 

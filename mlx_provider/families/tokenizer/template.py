@@ -199,7 +199,7 @@ def _schema(schema: Any, form: TemplateForm, *, described: bool = False) -> Any:
 
 def _keyword(key: str, value: Any, form: TemplateForm) -> Any:
     if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
-        return {name: _schema(each, form, described=True) for name, each in value.items()}
+        return {name: _schema(inner, form, described=True) for name, inner in value.items()}
     if key in ("enum", "const", "default", "examples", "required"):
         return value
     return _schema(value, form)

@@ -214,7 +214,7 @@ class ScriptedModel:
                 return []
             rest, left = found, self._encoded(found)
         letters = zip((rest.lstrip()[:1], rest[:1]), OTHERWISE, strict=True)
-        candidates = [(self._encoded(each)[0], height) for each, height in letters if each]
+        candidates = [(self._encoded(letter)[0], height) for letter, height in letters if letter]
         return [*candidates, ((*left, self._end)[0], WANTED)]
 
     def _before(self, history: Tokens) -> Reply:
