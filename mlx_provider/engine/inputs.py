@@ -84,7 +84,7 @@ def shorten(
 
 
 Key = tuple[str, str]
-"""Tenant, because the time of an answer tells whether an image was seen, and content hash."""
+"""Salt, because the time of an answer tells whether an image was seen, and content hash."""
 
 
 class FeatureCache:

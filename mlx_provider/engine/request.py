@@ -173,10 +173,10 @@ class Request:
     logprobs: int | None = None
     """How many alternatives to report per token; `None`: no logprobs."""
     salt: str = ""
-    account: str = ""
-    """Whose request it is. The device is shared between accounts."""
+    tenant: str = ""
+    """Whose request it is. The device is shared between tenants."""
     share: float = 1.0
-    """Share of the device of its account, relative to others."""
+    """Share of the device of its tenant, relative to others."""
     session: str | None = None
     retain: bool = False
     """Whether the client has announced that its session comes back."""

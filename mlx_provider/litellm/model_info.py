@@ -59,8 +59,8 @@ TIERS = {"flex": 0.25, "priority": 4.0}
 """Shares of the device by service tier; any other tier: 1."""
 
 
-def caller_fields(litellm_params: Mapping[str, Any], salt: str) -> dict[str, Any]:
-    """`tenant`, `account` and `share` of a request. The gateway names the caller in `metadata` or
+def caller_fields(litellm_params: Mapping[str, Any], cache_salt: str) -> dict[str, Any]:
+    """`salt`, `tenant` and `share` of a request. The gateway names the caller in `metadata` or
     `litellm_metadata`; the other one is the client's, without `user_api_key_*` (1.106.2,
     `add_litellm_data_to_request`). A caller without a key (JSON web tokens) is a user."""
     slots = [litellm_params.get(name) for name in ("metadata", "litellm_metadata")]
@@ -75,19 +75,19 @@ def caller_fields(litellm_params: Mapping[str, Any], salt: str) -> dict[str, Any
     tier = next((tier for tier in found if isinstance(tier, str)), "")
     team = find("team_id")
     named = (("key", find("hash")), ("user", find("user_id")), ("team", team))
-    account = next((f"{kind}:{name}" for kind, name in named if name), None)
+    tenant = next((f"{kind}:{name}" for kind, name in named if name), None)
     share = TIERS.get(tier, 1.0)
-    return {"tenant": _tenant(salt, account, team), "account": account, "share": share}
+    return {"salt": _salt(cache_salt, tenant, team), "tenant": tenant, "share": share}
 
 
-def _tenant(salt: str, account: str | None, team: str | None) -> str | None:
-    """Namespace of the prefix cache; `None`: shared by all. A key without a team shares with no
-    other key. Without keys (a script, a proxy without a master key), there is one namespace."""
-    if salt == "all":
+def _salt(cache_salt: str, tenant: str | None, team: str | None) -> str | None:
+    """`None`: all share one cache. A key without a team shares with no
+    other key. Without keys (a script, a proxy without a master key), there is one cache."""
+    if cache_salt == "all":
         return None
-    if salt == "team" and team:
+    if cache_salt == "team" and team:
         return f"team:{team}"
-    return account if salt in ("key", "team") else f"fixed:{salt}"
+    return tenant if cache_salt in ("key", "team") else f"fixed:{cache_salt}"
 
 
 def chosen_by(litellm_params: Mapping[str, Any], model: str) -> Literal["owner", "client"]:

@@ -100,10 +100,10 @@ class ModelRequest(FromClient):
     origin: Literal["owner", "client", "remote", "named"] = "owner"
     """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
     another machine, with the engine's key or a named one (set by the engine's TCP server)."""
+    salt: bounds.Label | None = None
+    """Requests with different salts share no cache, nor do those of other machines."""
     tenant: bounds.Label | None = None
-    """Namespace of the prefix cache. Other machines have separate ones."""
-    account: bounds.Label | None = None
-    """Accounts share the device. `None`: the tenant."""
+    """Tenants share the device. `None`: the salt."""
     share: float = Field(1.0, ge=1 / 64, le=64)
     options: ModelOptions = ModelOptions()
     timeout: float | None = Field(None, gt=0, le=MOST_SECONDS)
@@ -118,8 +118,8 @@ class ModelRequest(FromClient):
     @property
     def namespace(self) -> str:
         """Requests with the same namespace share prefixes, features of images, grammars."""
-        tenant = self.tenant or ""
-        return f"remote:{tenant}" if self.remote else tenant
+        salt = self.salt or ""
+        return f"remote:{salt}" if self.remote else salt
 
 
 class EmbedRequest(ModelRequest):

@@ -50,22 +50,22 @@ class Key:
     name: str | None = None
     """Tenant of its requests. `None`: the operator's key, without limits."""
 
-    def sender_fields(self, tenant: str | None) -> dict[str, Any]:
-        """Fields of a request that this key decides. `tenant`: as the request names it. Tenants of
-        one named key have prefix caches of their own, and one account."""
+    def sender_fields(self, salt: str | None) -> dict[str, Any]:
+        """Fields of a request that this key decides. `salt`: as the request has it. Those of
+        one named key have caches of their own, and are one tenant."""
         if self.name is None:
             return {"origin": "remote"}
-        account = f"key {self.name}:"
-        tenant = account + (tenant or "")
-        return {"origin": "named", "tenant": tenant, "account": account, "share": 1.0}
+        tenant = f"key {self.name}:"
+        salt = tenant + (salt or "")
+        return {"origin": "named", "salt": salt, "tenant": tenant, "share": 1.0}
 
 
-def remote_sender_fields(scope: Scope, tenant: str | None) -> dict[str, Any]:
+def remote_sender_fields(scope: Scope, salt: str | None) -> dict[str, Any]:
     key: Key = scope[SCOPE_KEY]
-    return key.sender_fields(tenant)
+    return key.sender_fields(salt)
 
 
-def local_sender_fields(scope: Scope, tenant: str | None) -> dict[str, Any]:
+def local_sender_fields(scope: Scope, salt: str | None) -> dict[str, Any]:
     """For requests on the user's own socket: none."""
     return {}
 

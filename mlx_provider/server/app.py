@@ -125,7 +125,7 @@ class EngineApp:
     def _agents_app(self, body: ListenerRequest) -> ASGIApp:
         """For the agent, every model name means the listener's model."""
         fields = {"model": body.model, "options": body.options, "max_tokens": body.max_tokens}
-        incoming = self._incoming(lambda scope, tenant: dict(fields))
+        incoming = self._incoming(lambda scope, salt: dict(fields))
         keys = (Key(body.key, f"agent {token_hex(4)}"),)
         return Starlette(
             routes=self._foreign_routes(incoming, AGENTS),

@@ -182,7 +182,7 @@ def _length(headers: Headers) -> int | None:
 
 
 SenderFields = Callable[[str | None], dict[str, Any]]
-"""Tenant in the request -> fields that a client cannot choose."""
+"""Salt in the request -> fields that a client cannot choose."""
 Parse = Callable[[SenderFields, bytearray], ParsedRequest]
 
 
@@ -219,7 +219,7 @@ class Incoming:
 def own(kind: type[ModelRequest]) -> Parse:
     def parse(fields_of: SenderFields, body: bytearray) -> ParsedRequest:
         request = parse_request(kind, body)
-        marked = request.model_copy(update=fields_of(request.tenant))
+        marked = request.model_copy(update=fields_of(request.salt))
         return ParsedRequest([marked], lambda accepted: Lines(), joined=False)
 
     return parse

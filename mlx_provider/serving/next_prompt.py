@@ -21,7 +21,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Done, Event, Finish
 from ..protocol.requests import GenerateRequest, Sampling, WarmPrompt
 from ..records import Prompt, Tokenizer
-from .permissions import account
+from .permissions import tenant
 from .prepared import NoText
 from .prompt import render_prompt
 from .weights import ModelView
@@ -126,7 +126,7 @@ def _requests(turn: ToolTurn) -> Iterator[Request]:
                 drafts=False,
                 may_skip=False,
                 salt=wire.namespace,
-                account=account(wire),
+                tenant=tenant(wire),
                 session=wire.session,
             )
             request.rows = [Row(request, 0, NoText())]
@@ -181,8 +181,8 @@ def warm_requests(
             sampling=Sampling(temperature=0),
             template=first.template,
             origin=first.origin,
+            salt=first.salt,
             tenant=first.tenant,
-            account=first.account,
             share=first.share,
             options=options,
         )

@@ -91,8 +91,8 @@ def names_repository(request: ModelRequest) -> bool:
     return request.origin != "owner" and REPOSITORY.fullmatch(request.model) is not None
 
 
-def account(request: ModelRequest) -> str:
-    return request.namespace if request.account is None else request.account
+def tenant(request: ModelRequest) -> str:
+    return request.namespace if request.tenant is None else request.tenant
 
 
 def read_permissions(file: Path) -> dict[str, ModelOptions]:

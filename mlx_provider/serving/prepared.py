@@ -17,7 +17,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, GenerateRequest
 from ..records import Embedding, ModelInfo, Pooling, Prompt, ShowsHidden, ShowsLogits
-from .permissions import account
+from .permissions import tenant
 from .prompt import HostWork, media_support, prompt_text, render_prompt
 from .structure import Form, form_of, make_row
 from .weights import ModelView
@@ -121,7 +121,7 @@ def _request(
         drafts=wire.drafts,
         may_skip=wire.sparse_prefill,
         salt=wire.namespace,
-        account=account(wire),
+        tenant=tenant(wire),
         share=wire.share,
         session=wire.session,
         retain=wire.retain,
@@ -162,7 +162,7 @@ def prepare_embedding(
         max_tokens=0,
         events=queue,
         salt=wire.namespace,
-        account=account(wire),
+        tenant=tenant(wire),
         share=wire.share,
         drafts=False,
         may_skip=False,

@@ -40,7 +40,7 @@ from .hub import full_name
 from .metrics import EngineMetrics
 from .model_cache import ModelCache
 from .next_prompt import NextPrompts, turn_of, warm_requests
-from .permissions import Permissions, account, names_repository, read_permissions
+from .permissions import Permissions, names_repository, read_permissions, tenant
 from .prepared import prepare_embedding, prepare_generation, within_vocabulary
 from .prompt import HostWork, prompt_text, render_prompt
 from .residents import Lease
@@ -50,7 +50,7 @@ from .weights import ModelView
 log = logging.getLogger(__name__)
 
 PREPARED_AT_ONCE = 2
-"""Prompts, beside the first of each account."""
+"""Prompts, beside the first of each tenant."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ChatService:
         """Validate, render, tokenise, admit. The events of the request then arrive in `queue`.
 
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`."""
-        claim = self.media.claim(request.id, account(request))
+        claim = self.media.claim(request.id, tenant(request))
         entry = Entry(request.id, queue, claim, request.model, time.monotonic())
         self.in_flight.arrive(entry)
         found = attempt(lambda: self._accept(request, entry))
@@ -132,7 +132,7 @@ class ChatService:
     def _tokenize(self, wire: GenerateRequest) -> PromptTokens:
         request = self._permissions.apply(wire)
         view, lease = self._finder(request, time.monotonic())()
-        with lease, closing(self.media.claim(wire.id, account(wire))) as media:
+        with lease, closing(self.media.claim(wire.id, tenant(wire))) as media:
             try:
                 prompt = render_prompt(view, request, media, partial(self._host_work, wire)).prompt
             except ContextTooLong as error:
@@ -146,8 +146,8 @@ class ChatService:
     def _host_work(
         self, wire: ModelRequest, check_wanted: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Waits until few others prepare their prompts. Accounts share the places equally."""
-        with self._preparing.ask(1, account(wire), wire.id):
+        """Waits until few others prepare their prompts. Tenants share the places equally."""
+        with self._preparing.ask(1, tenant(wire), wire.id):
             check_wanted()
             yield
 

@@ -91,13 +91,13 @@ class InFlight:
         with self._lock:
             entry.check_wanted()
             instance.engine.scheduler.check(request, instance.arriving)
-            instance.arriving.append(request.account)
+            instance.arriving.append(request.tenant)
             entry.active = Active(request, view.weights.name, lease, instance)
             return entry.active
 
     def reach_engine(self, active: Active) -> None:
         with self._lock:
-            active.instance.arriving.remove(active.request.account)
+            active.instance.arriving.remove(active.request.tenant)
 
     def cancel(self, name: str) -> Entry | None:
         with self._lock:

@@ -97,7 +97,7 @@ class EngineInstance:
     keep_curve: Callable[[], None] = lambda: None
     """Stores the times of passes for the next load, if they were corrected."""
     arriving: list[str] = field(default_factory=list)
-    """Accounts of admitted requests that have not reached the engine thread."""
+    """Tenants of admitted requests that have not reached the engine thread."""
 
     @property
     def notes(self) -> list[str]:

@@ -145,12 +145,12 @@ def ask_together(
 
 
 def ask(
-    engine: EngineClient, model: str, messages: Messages, max_tokens: int, tenant: str | None = None
+    engine: EngineClient, model: str, messages: Messages, max_tokens: int, salt: str | None = None
 ) -> Answer:
     """Greedy. Raises the errors of the engine."""
     began, first, usage, text = time.perf_counter(), None, None, ""
     fields = {"messages": messages, "max_tokens": max_tokens, "sampling": {"temperature": 0}}
-    request = GenerateRequest.model_validate({"model": model, "tenant": tenant, **fields})
+    request = GenerateRequest.model_validate({"model": model, "salt": salt, **fields})
     for event in engine.submit(request):
         if isinstance(event, Delta) and (piece := event.reasoning + event.content):
             first = time.perf_counter() - began if first is None else first

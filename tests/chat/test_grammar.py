@@ -248,7 +248,7 @@ def test_compiled_grammars_are_kept_up_to_capacity(model: Any) -> None:
 def test_compiled_grammars_are_not_shared_by_tenants(model: Any) -> None:
     compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows)
     asked = model.request(response_format=json_schema(POINT))
-    for sender in ({}, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "a", "origin": "remote"}) * 2:
+    for sender in ({}, {"salt": "a"}, {"salt": "b"}, {"salt": "a", "origin": "remote"}) * 2:
         compiler.structure(asked.model_copy(update=sender))
     assert len({lark for _, lark in compiler.compiled}) * 4 == len(compiler.compiled)
 

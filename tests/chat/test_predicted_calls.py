@@ -56,7 +56,7 @@ def matchers(background: Executor | None = None, **asked: Any) -> CallMatchers:
 
 def test_tenants_share_no_grammars_of_predicted_calls() -> None:
     compiler = GrammarCompiler(TOKENIZER, EOS, 384)
-    request = GenerateRequest(model="m", tools=TOOLS, tenant="a", origin="remote")
+    request = GenerateRequest(model="m", tools=TOOLS, salt="a", origin="remote")
     assert CallMatchers(compiler, request, PARSER).compile(0).result() is not None
     assert {namespace for namespace, _ in compiler.compiled} == {"remote:a"}
 

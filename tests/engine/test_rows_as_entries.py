@@ -449,13 +449,13 @@ def test_a_prompt_that_waits_keeps_its_stored_prefix(qwen3: TextModel) -> None:
 def test_no_more_rows_are_preempted_for_another_account_than_it_needs(qwen3: TextModel) -> None:
     """Without its row, an entry can be evicted."""
     own = Shrinking(qwen3, layout="solo")
-    flood = [new_request([20 + i, *LONG[i:250]], max_tokens=60, account="a") for i in range(3)]
+    flood = [new_request([20 + i, *LONG[i:250]], max_tokens=60, tenant="a") for i in range(3)]
     for request in flood:
         own.engine.submit(request)
     while len(own.scheduler.running) < 3:
         own.engine.step()
     own.room = own.scheduler.live_bytes + own.stored.in_use
-    own.engine.submit(other := new_request([9] * 250, max_tokens=12, account="b"))
+    own.engine.submit(other := new_request([9] * 250, max_tokens=12, tenant="b"))
     run(own.engine)
     assert sum(request.rows[0].gave_way for request in flood) == 1
     assert_as_alone(qwen3, *flood, other)
@@ -489,13 +489,13 @@ def test_a_prefix_that_is_stored_in_part_counts_whole_once_its_rows_have_ended()
 def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) -> None:
     """Preempting a row frees no entry that the prompt will use in place."""
     own = Shrinking(qwen3, least=64, layout="solo")
-    flood = [new_request(tokens, max_tokens=60, account="a") for tokens in ([9] * 250, LONG)]
+    flood = [new_request(tokens, max_tokens=60, tenant="a") for tokens in ([9] * 250, LONG)]
     rows = [request.rows[0] for request in flood]
     for row in rows:
         own.engine.submit(row.request)
         while not row.tokens:
             own.engine.step()
-    own.engine.submit(new_request([*LONG, 50, 51], max_tokens=12, account="b"))
+    own.engine.submit(new_request([*LONG, 50, 51], max_tokens=12, tenant="b"))
     step = StepBuilder(own.scheduler, StepRecord(own.engine.clock()))
     leases = own.scheduler.prefixes.offers(own.scheduler.waiting[0])
     assert buffers_of(leases) == buffers_of([rows[1].lease])

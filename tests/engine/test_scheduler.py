@@ -246,7 +246,7 @@ def test_no_row_is_preempted_for_a_prompt_that_waits_for_the_prefix_of_another()
     leader = plan.submit(make(1000), 0.0)
     decide(plan)
     request = make(1001)
-    request.account = "another"
+    request.tenant = "another"
     job = plan.submit(request, 0.0)
     assert plan.schedule(0.0).preempted
     leader.ids, job.ids = np.arange(1000), np.arange(1001)

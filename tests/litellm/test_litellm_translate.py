@@ -301,14 +301,14 @@ def test_the_tenant_is_cache_salt_or_key_of_the_proxy(salt, metadata, expected, 
     other = {"metadata": "litellm_metadata", "litellm_metadata": "metadata"}[slot]
     info = {} if salt is None else {"mlx": {"cache_salt": salt}}
     params = {"model_info": info, slot: metadata, other: clients}
-    assert request(litellm_params=params).tenant == expected
+    assert request(litellm_params=params).salt == expected
 
 
 def test_keys_with_a_common_cache_salt_have_separate_accounts():
     params = {"model_info": {"mlx": {"cache_salt": "all"}}, "metadata": {"user_api_key_hash": "k"}}
     made = request(litellm_params=params)
-    assert (made.tenant, made.account, made.share) == (None, "key:k", 1.0)
-    assert request().account is None
+    assert (made.salt, made.tenant, made.share) == (None, "key:k", 1.0)
+    assert request().tenant is None
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_operator_options_reach_the_engine_and_a_client_cannot_set_them(engine, 
     options = engine.request["options"]
     assert options["kv_bits"] == 8
     assert options["trust_remote_code"] is False
-    assert engine.request["tenant"].startswith("key:")
-    assert len(engine.request["tenant"]) > len("key:")
+    assert engine.request["salt"].startswith("key:")
+    assert len(engine.request["salt"]) > len("key:")
 
 
 def test_extra_parameters_and_the_session_header_reach_the_engine(engine, client):

@@ -70,7 +70,7 @@ def test_a_disconnected_embedding_client_cancels_its_request(engine, leave):
     leave("/v1/embeddings", asked, lambda: engine.seen()["requests"])
     engine.wait_for(lambda seen: len(seen["cancelled"]) == 1)
     assert engine.request["model"] == "any"
-    assert engine.request["tenant"].startswith("key:")
+    assert engine.request["salt"].startswith("key:")
     assert engine.request["options"]["kv_bits"] == 8
     assert engine.request["origin"] == "remote", "as the engine says of all that comes over TCP"
     body = {"model": "any", "input": ["x"], "options": {"dtype": "float32"}}

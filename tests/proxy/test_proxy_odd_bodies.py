@@ -85,7 +85,7 @@ def test_a_client_cannot_set_options_or_tenant_by_metadata(engine, raw):
     }
     posing = raw.post(URL, json=body(**claimed))
     assert (plain.status_code, posing.status_code) == (200, 200)
-    for name in ("options", "tenant", "model"):
+    for name in ("options", "salt", "tenant", "model"):
         assert engine.request[name] == first[name]
 
 

@@ -74,7 +74,7 @@ def test_repeats_get_equal_tokens_from_the_prefixes(model: Model, together: list
 
 @pytest.mark.parametrize("prompt", ["What is the tallest mountain?", "Name two rivers.", "Why?"])
 def test_a_cold_prompt_gets_reference_tokens(model: Model, judge: Judge, prompt: str) -> None:
-    answer = model.ask(prompt, 32, tenant=prompt)
+    answer = model.ask(prompt, 32, salt=prompt)
     assert answer.cached == 0
     judge.check_answer(answer)
 

@@ -84,7 +84,7 @@ async def test_a_large_body_is_parsed_outside_the_event_loop_thread():
         return {"type": "http.request", "body": body}
 
     incoming = Incoming(
-        Activity(), bodies, sender_fields=lambda scope, tenant: {}, admit=lambda scope: None
+        Activity(), bodies, sender_fields=lambda scope, salt: {}, admit=lambda scope: None
     )
     parsed, ticket = await incoming.read(scope, receive, own(Slow))
     assert len(parsed.requests[0].prompt) == AT_ONCE

@@ -1,4 +1,4 @@
-"""The work of one account before the queue delays no other; none is done for what is too large."""
+"""The work of one tenant before the queue delays no other; none is done for what is too large."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +19,11 @@ CHAT = [{"role": ("user", "assistant")[i % 2], "content": "Hello there"} for i i
 
 
 def chat(model: Tiny) -> None:
-    model.start(messages=CHAT, tenant="mallory").close()
+    model.start(messages=CHAT, salt="mallory").close()
 
 
 def count(model: Tiny) -> None:
-    model.service.count(GenerateRequest(model=model.model, messages=CHAT, tenant="mallory"))
+    model.service.count(GenerateRequest(model=model.model, messages=CHAT, salt="mallory"))
 
 
 def grammar(model: Tiny) -> None:
@@ -33,7 +33,7 @@ def grammar(model: Tiny) -> None:
         "json_schema": {"schema": {"type": "integer", "multipleOf": 999_983}},
     }
     with pytest.raises(BadRequest, match="to compile"):
-        model.start(response_format=endless, tenant="mallory")
+        model.start(response_format=endless, salt="mallory")
 
 
 @pytest.mark.parametrize("work", [chat, count, grammar])
@@ -55,7 +55,7 @@ def test_the_work_of_one_account_lets_others_pass(
             ended.get(timeout=PATIENCE)
         # only a grammar waits for grammars: compiling one takes as long as some of the chats
         more = {"response_format": {"type": "json_object"}} if work is grammar else {}
-        model.start(tenant="alice", **more).close()
+        model.start(salt="alice", **more).close()
         assert ended.qsize() < many - 2, "all others came first"
         for each in flood:
             each.result()

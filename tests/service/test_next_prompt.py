@@ -120,16 +120,16 @@ def test_the_next_request_computes_only_its_tool_result(
     encode = model.served().model.tokenizer.encode_plain
     messages = ASKED
     for _ in range(2):
-        first = ask(model, messages, WRITTEN[template], session="s", tenant="a").only
+        first = ask(model, messages, WRITTEN[template], session="s", salt="a").only
         assert first.reason == "tool_calls"
         assert first.arguments == [("write", ARGUMENTS)]
         await_heads(model)
         ahead = stats(model).background_tokens
         messages = history(messages, first, thoughts=False)
-        then = ask(model, messages, tenant="a")
+        then = ask(model, messages, salt="a")
         computed = then.prompt_tokens - then.usage.cached_tokens
         assert computed <= 1.1 * len(encode(RESULT)), "thoughts and calls were computed before"
-        cold = ask(model, messages, tenant=f"b{ahead}")
+        cold = ask(model, messages, salt=f"b{ahead}")
         assert cold.usage.cached_tokens == 0, "another tenant's"
         assert then.only.tokens == cold.only.tokens
         assert [each.logprob for each in then.only.logprobs] == pytest.approx(

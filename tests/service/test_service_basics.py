@@ -94,7 +94,7 @@ def test_a_second_turn_reuses_the_first(qwen: Any) -> None:
     second = qwen.ask(messages=messages, max_tokens=4)
     assert second.usage.cached_tokens >= first.prompt_tokens - 4
     assert second.usage.prompt_tokens == second.prompt_tokens
-    other = qwen.ask(messages=messages, max_tokens=4, tenant="another tenant")
+    other = qwen.ask(messages=messages, max_tokens=4, salt="another tenant")
     assert other.usage.cached_tokens == 0
     assert other.only.content == second.only.content
 
@@ -439,7 +439,7 @@ def test_a_broken_folder_is_an_error_with_a_name(
     assert qwen.ask(max_tokens=2).only.reason == "length", "the others go on"
 
 
-# -- accounts
+# -- tenants
 
 
 def test_metrics_count_ended_requests_and_decoded_tokens(own_model: Any, qwen: Any) -> None:

@@ -52,7 +52,7 @@ def test_work_on_an_image_is_done_once(
     assert len(worked) == 1
     tiny.ask(messages=question("Which colour?", 1, 2))
     assert len(worked) == 2
-    tiny.ask(messages=question("What is it?", 1), tenant="another, who must not learn of it")
+    tiny.ask(messages=question("What is it?", 1), salt="another, who must not learn of it")
     assert len(worked) == 3
 
 

@@ -55,9 +55,9 @@ def test_each_tenant_reuses_its_own_warm_prompt(tmp_path: Path) -> None:
     folder = build(tmp_path / "model", "qwen3")
     warm = ModelOptions(warm=[SYSTEM])
     with closing(InProcessClient(ChatService(EngineSettings(kv_layout="solo")))) as client:
-        assert ask(client, folder, ModelOptions(), "Hi", tenant="b").usage.cached_tokens == 0
+        assert ask(client, folder, ModelOptions(), "Hi", salt="b").usage.cached_tokens == 0
         for tenant in ("a", "b"):
-            usage = ask(client, folder, warm, f"Where is {tenant}?", tenant=tenant).usage
+            usage = ask(client, folder, warm, f"Where is {tenant}?", salt=tenant).usage
             assert usage.cached_tokens > usage.prompt_tokens // 2, tenant
         (served,) = client.service.models.views()  # type: ignore[attr-defined]
         for number in range(WARMED):

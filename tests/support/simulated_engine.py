@@ -180,7 +180,7 @@ class Engine:
         return self.submit(prompt, reply, **more).request
 
     def submit(self, prompt: int, reply: int, **more: Any) -> PrefillJob:
-        """`more`: account and share."""
+        """`more`: tenant and share."""
         request = new_request([1] * prompt, max_tokens=reply, **more)
         return self.scheduler.submit(request, self.now)
 

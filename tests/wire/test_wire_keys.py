@@ -49,16 +49,16 @@ def test_keys_do_not_share_cached_prompts(engine: Any) -> None:
 
 def test_a_named_key_cannot_use_the_tenant_of_another_key(engine: Any) -> None:
     said = prompt()
-    assert generated(engine.alice, engine.scripted, said, tenant="gateway's") < 20
+    assert generated(engine.alice, engine.scripted, said, salt="gateway's") < 20
     for forged in ("gateway's", "key alice:gateway's", "remote:key alice:gateway's"):
-        assert generated(engine.bob, engine.scripted, said, tenant=forged) < 20
+        assert generated(engine.bob, engine.scripted, said, salt=forged) < 20
     assert generated(engine.alice, engine.scripted, said) < 20
-    assert generated(engine.alice, engine.scripted, said, tenant="gateway's") > 200
+    assert generated(engine.alice, engine.scripted, said, salt="gateway's") > 200
 
 
 def test_a_named_key_is_one_account_with_one_share() -> None:
     fields = Key("x" * 16, "alice").sender_fields("of a gateway")
-    own = {"tenant": "key alice:of a gateway", "account": "key alice:", "share": 1.0}
+    own = {"salt": "key alice:of a gateway", "tenant": "key alice:", "share": 1.0}
     assert fields == {"origin": "named", **own}
     assert Key("x").sender_fields("of a gateway") == {"origin": "remote"}
 

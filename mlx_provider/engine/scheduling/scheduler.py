@@ -26,14 +26,14 @@ OUTPUT_TOKEN = 2.0
 AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
 OTHER_ACCOUNTS = 0.25
-"""Places in the queue for accounts without a request in it, as a share of the others."""
+"""Places in the queue for tenants without a request in it, as a share of the others."""
 
 
 class FairShares:
-    """The tokens that each account was served, divided by its share, as in VTC (Sheng et al., OSDI
-    2024). Unlike there, an account without requests is forgotten, and starts again at the smallest
+    """The tokens that each tenant was served, divided by its share, as in VTC (Sheng et al., OSDI
+    2024). Unlike there, a tenant without requests is forgotten, and starts again at the smallest
     count. Prompts run in the order of the counts at which they would end: a short prompt precedes a
-    long one, and at most as many tokens of another account run before a prompt as that has."""
+    long one, and at most as many tokens of another tenant run before a prompt as that has."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
@@ -43,22 +43,22 @@ class FairShares:
         return len(self._served) > 1
 
     def join(self, request: Request, present: Iterable[Request]) -> None:
-        served = {other.account: self._served.get(other.account, 0.0) for other in present}
-        served.setdefault(request.account, min(served.values(), default=0.0))
+        served = {other.tenant: self._served.get(other.tenant, 0.0) for other in present}
+        served.setdefault(request.tenant, min(served.values(), default=0.0))
         self._served = served
 
     def charge(self, request: Request, tokens: float) -> None:
-        account = request.account
-        self._served[account] = self._served.get(account, 0.0) + tokens / request.share
+        tenant = request.tenant
+        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / request.share
 
     def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
-        """Prompts in the order in which they run. Those of one account keep their order."""
+        """Prompts in the order in which they run. Those of one tenant keep their order."""
         ends = dict(self._served)
         tags: dict[PrefillJob, float] = {}
         for job in jobs:
-            account = job.request.account
-            ends[account] = ends.get(account, 0.0) + job.work / job.request.share
-            tags[job] = ends[account]
+            tenant = job.request.tenant
+            ends[tenant] = ends.get(tenant, 0.0) + job.work / job.request.share
+            tags[job] = ends[tenant]
         return sorted(jobs, key=tags.__getitem__)
 
 
@@ -149,7 +149,7 @@ class Scheduler:
         return self.chunking.is_brief(job)
 
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
-        """Prompts in the queue or in prefill, the most urgent first, fair between accounts."""
+        """Prompts in the queue or in prefill, the most urgent first, fair between tenants."""
         return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
 
     def _urgency(self, now: float, job: PrefillJob) -> float:
@@ -220,14 +220,14 @@ class Scheduler:
 
     def check(self, request: Request, arriving: Sequence[str] = ()) -> None:
         """Check whether a request may queue. Read-only, so any thread may call it. `arriving`: the
-        accounts of accepted requests that are not queued yet. Raises `Overloaded` if the queue is
-        full, which has more places for the first request of an account, and `BadRequest` if the
+        tenants of accepted requests that are not queued yet. Raises `Overloaded` if the queue is
+        full, which has more places for the first request of a tenant, and `BadRequest` if the
         request can never fit."""
         limits, ledger, n = self.ledger.limits, self.ledger, len(request.rows)
         if not 0 < n <= limits.max_rows:
             raise BadRequest(f"n={n} is not within 1 .. {limits.max_rows} rows", param="n")
-        queued = [*(job.request.account for job in self.queued_jobs), *arriving]
-        first = request.account not in queued
+        queued = [*(job.request.tenant for job in self.queued_jobs), *arriving]
+        first = request.tenant not in queued
         if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)

@@ -152,13 +152,13 @@ class StepBuilder:
         self.record.reclaim = need if has_grown else 0
 
     def displace(self) -> PrefillJob | None:
-        """Preempt rows so that the first prompt of an account without rows can be admitted. Returns
-        the prompt. `None`: every account has rows, the prompt fits anyway, or preempting would
+        """Preempt rows so that the first prompt of a tenant without rows can be admitted. Returns
+        the prompt. `None`: every tenant has rows, the prompt fits anyway, or preempting would
         not free enough: then memory is reclaimed for it while it waits."""
         if not self.scheduler.shares.several or not self.live:
             return None
-        present = {row.request.account for row in self.live}
-        absent = (job for job in self.jobs if job.request.account not in present)
+        present = {row.request.tenant for row in self.live}
+        absent = (job for job in self.jobs if job.request.tenant not in present)
         job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
         if job is None:
             return None
@@ -289,16 +289,16 @@ def buffers_of(leases: Iterable[Lease | None]) -> set[RowBuffers]:
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows that give way to an account without rows, one after the other: the youngest of the
-    account with the most rows. Each account keeps one."""
+    """Rows that give way to a tenant without rows, one after the other: the youngest of the
+    tenant with the most rows. Each tenant keeps one."""
     remaining = sorted(rows, key=lambda row: (row.request.arrived, row.index))
-    counts = Counter(row.request.account for row in remaining)
+    counts = Counter(row.request.tenant for row in remaining)
     while counts:
-        account, count = counts.most_common(1)[0]
+        tenant, count = counts.most_common(1)[0]
         if count < 2:
             return
-        at = max(at for at, row in enumerate(remaining) if row.request.account == account)
-        counts[account] -= 1
+        at = max(at for at, row in enumerate(remaining) if row.request.tenant == tenant)
+        counts[tenant] -= 1
         yield remaining.pop(at)
 
 
