@@ -52,8 +52,8 @@ class Engine:
         self.clock = clock
         self.output = StepOutput(recorder, clock, model.tokenizer)
         self.drafting = speculation or Speculation(vocab=0)
-        fixed, shows = scheduler.chunking.fixed, self.drafting.shows
-        self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=fixed, shows=shows)
+        fixed, hidden_model = scheduler.chunking.fixed, self.drafting.hidden_model
+        self.batch = DecodeBatch(model, layout, mixes=mixes, fixed=fixed, hidden_model=hidden_model)
         self.timer = PassTimer(scheduler.costs)
         self.features = features or FeatureCache(0)
         self.prefix_cache = prefix_cache

@@ -138,5 +138,5 @@ def test_states_of_many_prompts_are_bounded(qwen3: TextModel) -> None:
     for row in rows:
         row.tokens.append(3)
         speculation.begin(row, SimpleNamespace(hidden=[width], tokens=[1, 2]))  # type: ignore[arg-type]
-    counts = [sum(map(len, speculation.rows[row].shown)) for row in rows]
+    counts = [sum(map(len, speculation.rows[row].hidden)) for row in rows]
     assert counts == [UNASKED // 2, UNASKED // 2, 1, 1]

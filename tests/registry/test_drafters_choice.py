@@ -157,7 +157,7 @@ def test_only_the_best_drafter_that_reads_hidden_states_is_chosen(install_plugin
     registry = discover(first, second, small, large)
     found = load_drafters(registry, Path(), state, ModelOptions(), ROOM)
     assert (found.drafter, found.nbytes) == ("small + first", ROOM)
-    assert [source.shows is state for source in found.speculation.sources] == [True, False]
+    assert [source.hidden_model is state for source in found.speculation.sources] == [True, False]
 
 
 def test_a_draft_model_folder_is_given_to_the_drafters_that_read_it(

@@ -95,11 +95,11 @@ class DecodeBatch:
         *,
         mixes: bool = False,
         fixed: FixedShapes | None = None,
-        shows: ShowsHidden | None = None,
+        hidden_model: ShowsHidden | None = None,
     ) -> None:
-        """`shows`: the model, if passes return hidden states, of their logits or others."""
+        """`hidden_model`: the model, if passes return hidden states, of their logits or others."""
         self.model = model
-        self._shows = shows
+        self._hidden_model = hidden_model
         self._best = layout if fixed is None else "fixed"
         self.layout = Layout(self._best, 0 if fixed is None else fixed.rows)
         self.mixed = MixedBatches(mixes and fixed is None)
@@ -182,7 +182,7 @@ class DecodeBatch:
             first = row.length - 1 + row.request.prompt.rope_delta
             tokens += [mx.array(row.tokens[-1:], dtype=mx.int32), self._to_array(drafts[row])]
             at += range(first, first + 1 + len(drafts[row]))
-        out = run_pass(self.model, group, _join(tokens), at, shows=self._shows)
+        out = run_pass(self.model, group, _join(tokens), at, hidden_model=self._hidden_model)
         mx.async_eval(out.logits, offsets(group.cache))  # type: ignore[no-untyped-call]
         if any(row.retry_alone for row in group.rows[:1]):
             mx.eval(out.logits)  # a fault here belongs to this pass
@@ -251,10 +251,10 @@ def run_pass(
     tokens: mx.array,
     positions: Iterable[int],
     *,
-    shows: ShowsHidden | None = None,
+    hidden_model: ShowsHidden | None = None,
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
-    prompt. `shows`: the same model, if hidden states are wanted."""
+    prompt. `hidden_model`: the same model, if hidden states are wanted."""
     at, chunk, wanted = list(positions), group.chunk, tuple[mx.array, ...]()
     rows, more = len(at), [0] * group.fillers
     at += more
@@ -265,8 +265,8 @@ def run_pass(
     if more:
         tokens = mx.concatenate([tokens, mx.array(more, dtype=tokens.dtype)])
     places = mx.array(at, dtype=mx.int32)
-    if shows is not None:
-        return Output(*shows.decode_hidden(tokens, group.cache, places, *wanted))
+    if hidden_model is not None:
+        return Output(*hidden_model.decode_hidden(tokens, group.cache, places, *wanted))
     logits = model.decode(tokens, group.cache, places, *wanted)
     return Output(logits[:rows] if group.fillers else logits)
 

@@ -38,7 +38,7 @@ UNASKED = 4096
 @dataclass(frozen=True)
 class Source:
     drafting: Drafting
-    shows: ShowsHidden | None = None
+    hidden_model: ShowsHidden | None = None
     """The model, if the drafter needs its hidden states. At most one drafter of an engine may."""
     media: bool = True
 
@@ -61,16 +61,16 @@ class DraftedRow:
     seen: list[DraftRow | None]
     """What each drafter sees of it."""
     predicted: AcceptanceRate = field(default_factory=AcceptanceRate)
-    shown: list[mx.array] = field(default_factory=list)
+    hidden: list[mx.array] = field(default_factory=list)
     """Hidden states, (n, hidden), that the drafter has not received yet."""
     drawn_from: mx.array | None = None
     """States of its last pass with drafts, until the result is known or the drafter has them."""
     origin: Origin = field(default_factory=Origin)
 
     def add_hidden(self, hidden: mx.array) -> None:
-        if len(self.shown) >= KEPT:
-            self.shown = []
-        self.shown.append(hidden)
+        if len(self.hidden) >= KEPT:
+            self.hidden = []
+        self.hidden.append(hidden)
 
 
 class Speculation:
@@ -85,8 +85,8 @@ class Speculation:
     ) -> None:
         """`sources`: the best first, but before all others the one that needs hidden states."""
         self._vocab = vocab
-        self.sources = sorted(sources, key=lambda source: source.shows is None)
-        self.shows = next((source.shows for source in self.sources), None)
+        self.sources = sorted(sources, key=lambda source: source.hidden_model is None)
+        self.hidden_model = next((source.hidden_model for source in self.sources), None)
         self.policy = policy or Policy()
         self.clock = clock
         self.rows: dict[Row, DraftedRow] = {}
@@ -100,13 +100,13 @@ class Speculation:
     def prefill(self, model: LoadedModel, job: PrefillJob, chunk: PrefillChunk) -> mx.array:
         """Logits (vocab,) after a chunk. The job keeps the hidden states of the prompt's final text
         for the drafter."""
-        if self.shows is None:
+        if self.hidden_model is None:
             return model.prefill(chunk)
         media = max((span.end for span in chunk.prompt.spans), default=0)
-        shown = chunk.stop - max(chunk.start, media, len(chunk.prompt.tokens) - KEPT)
-        if shown <= 0:
+        states = chunk.stop - max(chunk.start, media, len(chunk.prompt.tokens) - KEPT)
+        if states <= 0:
             return model.prefill(chunk)
-        logits, hidden = self.shows.prefill_hidden(chunk, shown)
+        logits, hidden = self.hidden_model.prefill_hidden(chunk, states)
         job.hidden.append(mx.contiguous(hidden))
         return logits
 
@@ -114,10 +114,10 @@ class Speculation:
         hidden = list(job.hidden)
         if not hidden or row.cached_length != len(job.tokens) + 1 or not can_draft(row):
             return
-        before = sum(states.shape[0] for own in self.rows.values() for states in own.shown)
+        before = sum(states.shape[0] for own in self.rows.values() for states in own.hidden)
         if before and before + sum(states.shape[0] for states in hidden) > UNASKED:
             hidden = [hidden[-1][-1:]]
-        self._track(row).shown = hidden
+        self._track(row).hidden = hidden
 
     def record_hidden_states(self, forward: Forward) -> None:
         """Keep the states (1 + drafts, hidden) from which the rows' next tokens are drawn."""
@@ -225,8 +225,8 @@ class Speculation:
             self._breakers[source].record_failure()
             for tracked in self.rows.values():
                 tracked.seen[source] = None
-                if self.sources[source].shows is not None:
-                    tracked.shown, tracked.drawn_from = [], None
+                if self.sources[source].hidden_model is not None:
+                    tracked.hidden, tracked.drawn_from = [], None
             return {}
         self._breakers[source].record_success(used=True)
         for row, own in drafts.items():
@@ -248,10 +248,10 @@ class Speculation:
             seen = own.seen[ask.source] = DraftRow(row.all_tokens, salt=row.request.salt)
         seen.tokens.extend(row.tokens[len(seen.tokens) - len(row.request.prompt.tokens) :])
         seen.wanted = ask.drafts
-        if self.sources[ask.source].shows is not None:
-            seen.hidden = mx.concatenate(own.shown) if own.shown else None
+        if self.sources[ask.source].hidden_model is not None:
+            seen.hidden = mx.concatenate(own.hidden) if own.hidden else None
             seen.fresh = 0 if seen.hidden is None else seen.hidden.shape[0]
-            own.shown, own.drawn_from = [], None
+            own.hidden, own.drawn_from = [], None
         return seen
 
     def _track(self, row: Row) -> DraftedRow:
@@ -264,12 +264,12 @@ class Speculation:
         if not can_draft(row):
             return []
         own = self._track(row)
-        shown = bool(own.shown) or own.drawn_from is not None
+        has_states = bool(own.hidden) or own.drawn_from is not None
         return [
             rate
             if breaker.closed
             and (source.media or not row.request.prompt.spans)
-            and (source.shows is None or shown)
+            and (source.hidden_model is None or has_states)
             else None
             for rate, source, breaker in zip(own.rates, self.sources, self._breakers, strict=True)
         ]
@@ -336,8 +336,8 @@ class Speculation:
 
 
 def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
-    shows = model if drafter.hidden and isinstance(model, ShowsHidden) else None
-    return Source(drafting, shows, drafter.media)
+    hidden_model = model if drafter.hidden and isinstance(model, ShowsHidden) else None
+    return Source(drafting, hidden_model, drafter.media)
 
 
 def can_draft(row: Row) -> bool:
