@@ -43,9 +43,10 @@ class ByteGate:
             if owner is None or ticket not in owner.tickets:
                 return
             ticket.size = size
-            ticket.granted = Future()
             owner.charge(ticket, min(size, ticket.charged))
-            owner.waiting[ticket] = None
+            if size > ticket.charged or not ticket.granted.done():  # not one that only shrinks
+                ticket.granted = Future()
+                owner.waiting[ticket] = None
         self._grant()
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from .config import PREFIX, home_state
@@ -36,7 +36,7 @@ def _split(separator: str) -> Any:
     """Of a variable with several values between separators."""
     return BeforeValidator(
         lambda given: (
-            [part for part in given.split(separator) if part.strip()]
+            [part.strip() for part in given.split(separator) if part.strip()]
             if isinstance(given, str)
             else given
         )
@@ -46,7 +46,6 @@ def _split(separator: str) -> Any:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0, le=2**60)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(ge=1e-9, le=10**9)]
-Host = Annotated[str, StringConstraints(strip_whitespace=True)]
 UserPath = Annotated[Path, AfterValidator(_expand)]
 
 
@@ -103,7 +102,7 @@ class EngineSettings(FixedSettings):
     """Most bytes of the disk tier; 0: none. Unset: by the free space."""
     models_file: UserPath | None = None
     """TOML: options per model that only the engine's owner can grant (`serving.permissions`)."""
-    allowed_hosts: Annotated[tuple[Host, ...], NoDecode, _split(",")] = ()
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, _split(",")] = ()
     """Host names of an engine on TCP, in addition to its own."""
     model_roots: Annotated[tuple[UserPath, ...], NoDecode, _split(os.pathsep)] = ()
     """Folders of models. Clients of a wildcard entry, and clients on other machines, can name no

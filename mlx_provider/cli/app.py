@@ -117,7 +117,7 @@ def parse(context: typer.Context) -> None:
     if sys.stdin.isatty():
         sys.stderr.write("reading JSON lines from the terminal; Ctrl-D ends\n")
     for answer in parse_lines(sys.stdin, PluginRegistry.of(context)):
-        typer.echo(json.dumps(answer, ensure_ascii=False))
+        typer.echo(json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace"))
 
 
 def _show_version(requested: bool) -> None:

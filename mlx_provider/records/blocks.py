@@ -26,8 +26,8 @@ def read_block(
         if reader.position > start:
             return True
         failure: NotACall | TextEnded = NotACall("the parser read nothing")
-    except (NotACall, TextEnded) as found:
-        failure = found
+    except (NotACall, TextEnded) as error:
+        failure = error
     reported = reader.calls > before
     # the reply ends inside text that could have become a call
     cut_off = isinstance(failure, TextEnded) or (
@@ -45,7 +45,7 @@ def read_block(
     if not reported:
         yield from _show_text(reader, marker, emit, start, failure)
         return False
-    if cut_off and tools:
+    if cut_off and tools:  # what may be one more call is dropped
         reader.abandon_call()
         reader.skip(len(reader.ahead()))
         return True
@@ -101,9 +101,9 @@ def _names_tool(text: str, tools: Tools) -> bool:
     """Whether a cut text that begins with a bracket has begun to name one of the tools."""
     if not (found := _NAME.match(text)):
         return False
-    names = (function_of(tool).get("name") for tool in tools)
-    complete, name = found.end() < len(text), found[1]
-    return any(x == name if complete else str(x).startswith(name) for x in names if x)
+    known = [str(name) for tool in tools if (name := function_of(tool).get("name"))]
+    complete, written = found.end() < len(text), found[1]
+    return written in known if complete else any(name.startswith(written) for name in known)
 
 
 def _show_text(
@@ -139,12 +139,11 @@ def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Rea
     mark = reader.mark()
     reader.skip(len(word))
     yield from reader.space()
-    empty = False
-    if (yield from reader.accept("[")):
-        yield from reader.space()
-        empty = bool((yield from reader.accept("]")))
-        yield from reader.space()
-    ended = (yield from reader.accept(*closers)) if closers else ""
+    opened = yield from reader.accept("[")
+    yield from reader.space()
+    empty = bool(opened and (yield from reader.accept("]")))
+    yield from reader.space()
+    ended = "" if opened and not empty else (yield from reader.accept(*closers))
     if not ended and not empty:
         reader.rewind(mark)
         return False

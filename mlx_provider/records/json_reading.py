@@ -66,20 +66,20 @@ def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     object. Each schema is read once: references may be many, or circular."""
     found, todo, known, refers = set[str](), [schema], set[int](), False
     while todo:
-        each = todo.pop()
-        if not isinstance(each, Mapping) or id(each) in known:
+        part = todo.pop()
+        if not isinstance(part, Mapping) or id(part) in known:
             continue
-        known.add(id(each))
-        kinds = _declared_types(each)
+        known.add(id(part))
+        kinds = _declared_types(part)
         found |= kinds
-        if not kinds and isinstance(each.get("$ref"), str):
+        if not kinds and isinstance(part.get("$ref"), str):
             refers = True
-            todo.append(resolved(each, root))
+            todo.append(resolved(part, root))
         elif not kinds:
-            listed, branches = _as_list(each), [*_branches(each)]
+            listed, branches = _as_list(part), [*_branches(part)]
             found |= {type_of(value) for value in listed}
             todo += branches
-            found |= set() if listed or branches else implied_type(each)
+            found |= set() if listed or branches else implied_type(part)
     return frozenset(found or ({"object"} if refers else ()))
 
 
@@ -104,18 +104,18 @@ def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
     found: list[Any] = []
     todo, known = [resolved(schema, root)], set[int]()
     while todo:
-        each = todo.pop()
-        branches = each.get("anyOf") or each.get("oneOf")
-        if "const" in each:
-            found.append(each["const"])
-        elif isinstance(each.get("enum"), list):
-            found += each["enum"]
-        elif each.get("type") == "null":
+        part = todo.pop()
+        branches = part.get("anyOf") or part.get("oneOf")
+        if "const" in part:
+            found.append(part["const"])
+        elif isinstance(part.get("enum"), list):
+            found += part["enum"]
+        elif part.get("type") == "null":
             found.append(None)
         elif not isinstance(branches, list) or not branches:
             return None
-        elif id(each) not in known:
-            known.add(id(each))
+        elif id(part) not in known:
+            known.add(id(part))
             todo += [resolved(branch, root) for branch in reversed(branches)]
         if len(found) > MOST_CHOICES:
             return None
@@ -156,11 +156,8 @@ _TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", list:
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
-_LITERALS = {"true": "true", "false": "false", "null": "null"} | {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-}
+_LITERALS = {"true": "true", "false": "false", "null": "null"}
+_LITERALS |= {"True": "true", "False": "false", "None": "null"}
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 _DEEPEST = 100

@@ -67,12 +67,12 @@ def _too_large(key: str, size: int, most: int, what: str) -> UnsupportedModel:
 
 
 def _walk(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    todo: list[Mapping[str, Any]] = [config]
+    todo: list[Any] = [config]
     while todo:
-        for key, value in todo.pop().items():
-            yield key, value
-            if isinstance(value, Mapping):
-                todo.append(value)
+        part = todo.pop()
+        fields = part if isinstance(part, Mapping) else {}
+        yield from fields.items()
+        todo += part if isinstance(part, list) else fields.values()
 
 
 @dataclass(frozen=True)

@@ -61,21 +61,20 @@ class PatchVisionModel(FromHidden, VisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        part = self.model.language_model.model
-        states: mx.array = part(
-            tokens[:, None], cache=cache, position_ids=step_positions(positions)
+        language = self.model.language_model
+        states = rows_at(logits_at)(
+            language.model(tokens[:, None], cache=cache, position_ids=step_positions(positions))
         )
-        kept = rows_at(logits_at)(states)
-        return head(self.model.language_model, kept)[:, -1], kept[:, -1]
+        return head(language, states)[:, -1], states[:, -1]
 
 
-def _states(part: Any, chunk: PrefillChunk) -> mx.array:
-    """Append the chunk to the row's cache. Returns (1, length, hidden). `part`: mlx-vlm's text
-    model below its output matrix."""
+def _states(text_model: Any, chunk: PrefillChunk) -> mx.array:
+    """Append the chunk to the row's cache. Returns (1, length, hidden). `text_model`: mlx-vlm's,
+    below its output matrix."""
     parts = pieces(chunk)
-    hidden: mx.array = part(
+    hidden: mx.array = text_model(
         None,
-        inputs_embeds=embeddings(chunk, parts, part.embed_tokens),
+        inputs_embeds=embeddings(chunk, parts, text_model.embed_tokens),
         cache=chunk.cache,
         position_ids=chunk_positions(chunk),
         **_deepstack(chunk, parts),
@@ -96,8 +95,7 @@ def _deepstack(chunk: PrefillChunk, parts: Sequence[Any]) -> dict[str, Any]:
     return {
         "visual_pos_masks": mask,
         "deepstack_visual_embeds": [
-            mx.concatenate([media_rows(p, r) for p, r in zip(media, layer, strict=True)])
-            for layer in layers
+            mx.concatenate([*map(media_rows, media, layer)]) for layer in layers
         ],
     }
 
@@ -126,7 +124,7 @@ def load_patch_model(folder: Path, options: LoadOptions) -> PatchVisionModel:
         place=media.place if sees else no_media,
     )
     route_attention(model.language_model)
-    found = PatchVisionModel(model, info, tokenizer, marks)
-    one = mx.array([1])
-    route(lambda cache: found.decode(one, cache, one), found.make_cache())
-    return found
+    vision_model = PatchVisionModel(model, info, tokenizer, marks)
+    one = mx.array([1])  # a token, and its position
+    route(lambda cache: vision_model.decode(one, cache, one), vision_model.make_cache())
+    return vision_model

@@ -69,9 +69,10 @@ def test_numbers_beyond_floats_and_schemas_that_allow_nothing_are_violated() -> 
 
 
 def test_a_broken_schema_is_refused() -> None:
-    with pytest.raises(BadRequest, match="schema is not valid"):
-        violation(1, {"type": 3})
-    for nowhere in ("#/nope", "#"):
+    for broken in ({"type": 3}, {"$schema": 5}, {"$schema": []}):
+        with pytest.raises(BadRequest, match="schema is not valid"):
+            violation(1, broken)
+    for nowhere in ("#/nope", "#", (DATA / "client_messages.json").as_uri()):
         with pytest.raises(BadRequest, match="leads nowhere"):
             violation(1, {"$ref": nowhere})
 

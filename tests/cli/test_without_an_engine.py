@@ -56,14 +56,15 @@ def test_engine_logs_without_an_engine_ends_with_exit_code_3(tmp_path: Path) -> 
     assert (done.exit_code, done.stdout) == (3, TOLD.format(tmp_path / "none"))
 
 
-def test_parse_in_a_terminal_prints_how_to_end_the_input() -> None:
+def test_parse_in_a_terminal_prints_how_to_end_the_input_and_reads_any_text() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", RUN, "parse"])
     shown = b""
     while b"Ctrl-D" not in shown:
         shown += os.read(terminal, 1024)
-    os.write(terminal, b"\x04")
+    line = rb'{"chunks": ["half \ud800"], "response_format": {"type": "json_object"}}'
+    os.write(terminal, line + b"\n\x04")
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 0

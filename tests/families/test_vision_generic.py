@@ -15,7 +15,7 @@ from mlx_provider import BadRequest, LoadOptions, MediaError, MediaItem, Prefill
 from mlx_provider.engine.inputs import FeatureCache
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request
-from mlx_provider.families.vision.model import head
+from mlx_provider.families.vision.model import Piece, VisionFeatures, embeddings, head
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.mlx_vlm import embed, select_arguments
 from mlx_provider_vision import matches
@@ -243,6 +243,13 @@ def test_required_arguments_of_a_model_are_filled_with_none() -> None:
     filled = select_arguments(Demanding(), {"rope_deltas": 1, "mask": 2})
     assert filled == {"pixel_values": None, "mask": 2}
     assert select_arguments(Demanding(), {"pixel_values": np.ones(1)})["pixel_values"] is not None
+
+
+def test_a_chunk_inside_an_image_has_the_dtype_of_text() -> None:
+    rows = embeddings(  # of one image alone
+        None, [Piece(0, 4, VisionFeatures(mx.zeros((4, 2))))], lambda ids: ids.astype(mx.bfloat16)
+    )
+    assert (rows.dtype, rows.shape) == (mx.bfloat16, (1, 4, 2))
 
 
 def test_an_embedding_that_fails_leaves_no_positions_behind() -> None:

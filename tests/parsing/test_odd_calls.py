@@ -197,8 +197,9 @@ def test_a_marked_empty_list_of_calls_is_removed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MARKED))
-def test_an_empty_list_without_a_marker_is_an_answer(name: str) -> None:
-    for text in ("[]", "[ ]", "The list is [].", "```json\n[]\n```", "{}"):
+def test_an_empty_list_without_a_marker_or_its_bracket_is_an_answer(name: str) -> None:
+    unclosed = f"{MARKED[name].start.rstrip('[')}[{MARKED[name].end}"
+    for text in ("[]", "[ ]", "The list is [].", "```json\n[]\n```", "{}", f"{unclosed} x"):
         assert both(text, name).content == text
 
 

@@ -31,6 +31,8 @@ def test_invalid_completion_prompts_are_refused_with_the_reason(engine, raw):
         ({"prompt": ["x", "toolong"]}, "prompt[1]: prompt is too long"),
         ({"prompt": ["x"] * 129}, "129 prompts with n=1 make more than 128 choices"),
         ({"prompt": ["x"] * 2, "n": "128"}, "must be a whole number"),
+        ({"prompt": ["x", []]}, "prompt[1] must be a text or a list of token ids, and not empty"),
+        ({"logprobs": "x" * 99}, "x...x"),
         ({"prompt": []}, "prompt must be a text, a list of token ids, or a list of these"),
         ({"suffix": "end"}, "fill-in-the-middle"),
         ({"best_of": 3}, "best_of=3 is not supported"),

@@ -37,7 +37,8 @@ def test_zero_is_accepted_only_for_settings_where_zero_has_a_meaning(name):
             setting(name, "0")
 
 
-def test_usual_numbers_are_accepted_with_their_units():
+def test_usual_values_are_accepted_with_their_units_and_spaces():
+    assert [*map(str, setting("MODEL_ROOTS", "/a: /b :").model_roots)] == ["/a", "/b"]
     assert setting("MEMORY_LIMIT", "12G").memory_limit == 12 * 2**30 == parse_bytes("12GiB")
     assert setting("IDLE_TIMEOUT", "0.5").idle_timeout == 0.5
     assert setting("STALL_TARGET", "0.25").stall_target == 0.25

@@ -87,8 +87,9 @@ def test_an_adapter_whose_rank_differs_from_its_weights_is_refused(model, tmp_pa
 
 def test_absurd_layer_counts_are_refused_without_weights():
     config = {"num_hidden_layers": MANY, "num_attention_heads": 1, "hidden_size": 64}
-    with pytest.raises(UnsupportedModel, match="num_hidden_layers"):
-        footprint(config, 1)
+    for given in (config, {"parts": [config]}):
+        with pytest.raises(UnsupportedModel, match="num_hidden_layers"):
+            footprint(given, 1)
     check_sizes({"num_hidden_layers": 126, "max_position_embeddings": 10**12})
 
 

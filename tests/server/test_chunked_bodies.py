@@ -154,6 +154,8 @@ def test_each_owner_gets_its_share_of_the_byte_limit_in_order() -> None:
     assert [each.granted.done() for each in (first, second, third)] == [True, True, False]
     other = gate.ask(20, "b")
     assert other.granted.done(), "the only one of its owner"
+    second.keep(5)
+    assert gate.waiting("a") == 1, "one that shrinks needs no more"
     second.close()
     assert not third.granted.done(), "the part of `a` is 6 now"
     behind = gate.ask(1, "b")

@@ -58,12 +58,16 @@ def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked
 def violation(instance: Any, schema: Any) -> str:
     """The first violated keyword; empty: none. Raises `BadRequest` for an invalid schema."""
     import jsonschema  # type: ignore[import-untyped]
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
     from referencing.exceptions import Unresolvable
 
-    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    validator = jsonschema.Draft202012Validator
+    if isinstance(schema, Mapping) and isinstance(schema.get("$schema"), str):
+        validator = jsonschema.validators.validator_for(schema, validator)
     try:
         validator.check_schema(schema)
-        first = next(iter(validator(schema).iter_errors(instance)), None)
+        # the default registry would open any URL of a schema
+        first = next(validator(schema, registry=REGISTRY).iter_errors(instance), None)
     except jsonschema.SchemaError as broken:
         raise BadRequest(f"the schema is not valid: {broken.message}") from None
     except (RecursionError, Unresolvable) as broken:

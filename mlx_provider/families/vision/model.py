@@ -289,8 +289,8 @@ def embeddings(
             rows.append(embed_tokens(text))
         else:
             rows.append(media_rows(part, part.features.rows))
-    dtype = next((r.dtype for r, p in zip(rows, parts, strict=True) if p.features is None), None)
-    return mx.concatenate([r if dtype is None else r.astype(dtype) for r in rows])[None]
+    dtype = embed_tokens(mx.array([0])).dtype  # of text, also for a chunk inside an image
+    return mx.concatenate([piece_rows.astype(dtype) for piece_rows in rows])[None]
 
 
 def media_rows(part: Piece, rows: mx.array) -> mx.array:

@@ -45,7 +45,6 @@ PREFIX_KEY = "prefix"
 """A last message with this key is continued (LiteLLM 1.106.2,
 `convert_prefix_message_to_non_prefix_messages`)."""
 SAMPLING = tuple(Sampling.model_fields)
-_SHAPES = "must be a text, a list of token ids, or a list of these, and not empty"
 
 
 class Parameters:
@@ -57,7 +56,7 @@ class Parameters:
         without_effect: Mapping[str, WithoutEffect] | None = None,
         ignored: Iterable[str] = (),
     ) -> None:
-        """`without_effect`: besides `WITHOUT_EFFECT`. `ignored`: further names for the warning."""
+        """`without_effect`: besides, or instead of, `WITHOUT_EFFECT`. `ignored`: more to warn."""
         self._without_effect = {**WITHOUT_EFFECT, **(without_effect or {})}
         self._ignored = [*ignored]
         self._left = {name: value for name, value in values.items() if value is not None}
@@ -250,7 +249,7 @@ def _logprobs(params: Parameters) -> dict[str, Any]:
         return {}
     if type(count) is not int or not 0 <= count <= MAX_LOGPROBS:
         bounds = f"from 0 to {MAX_LOGPROBS}"
-        raise wrong_part("logprobs", f"must be a whole number {bounds}, got {count!r}")
+        raise wrong_part("logprobs", f"must be a whole number {bounds}, got {quote(count)}")
     return {"logprobs": True, "top_logprobs": count}
 
 
@@ -322,11 +321,12 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
 def prompt_list(given: Any, name: str) -> list[Any]:
     items = [given] if isinstance(given, str) or _is_tokens(given) else given
     if not isinstance(items, list) or not items:
-        raise wrong_part(name, f"{_SHAPES}, got {type(items).__name__}")
+        several = "must be a text, a list of token ids, or a list of these, and not empty"
+        raise wrong_part(name, f"{several}, got {type(items).__name__}")
     for index, item in enumerate(items):
         if not isinstance(item, str) and not _is_tokens(item):
-            at = f"{name}[{index}]"
-            raise BadRequest(f"{at}: each {name} {_SHAPES}", param=at)
+            one = f"must be a text or a list of token ids, and not empty, got {quote(item)}"
+            raise wrong_part(f"{name}[{index}]", one)
     return items
 
 
