@@ -17,7 +17,7 @@ from mlx_provider.records import (
     Reading,
     TextReader,
     Tools,
-    claimed,
+    claim,
     read_json,
     through,
 )
@@ -37,7 +37,7 @@ GRAMMAR = CallGrammar(
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     """Read one block; a fault in it makes text of everything up to its end."""
     yield from reader.expect(START)
-    yield from claimed(read_calls(reader), through(END))
+    yield from claim(read_calls(reader), through(END))
 
 
 def read_calls(reader: TextReader) -> Reading[None]:

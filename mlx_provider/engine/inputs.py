@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import RequestFailed
 from ..protocol.events import Embedded
-from ..records import Features, LoadedModel, Pooling, PrefillChunk, Prompt, ShowsHidden
+from ..records import Features, HiddenStatesModel, LoadedModel, Pooling, PrefillChunk, Prompt
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Inputs:
         if not last:
             model.prefill(chunk)
             return
-        if not isinstance(model, ShowsHidden):
+        if not isinstance(model, HiddenStatesModel):
             raise RequestFailed("the model shows no hidden states")
         self._pool(model.prefill_hidden(chunk, last)[1].astype(mx.float32))
 

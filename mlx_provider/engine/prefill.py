@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..errors import RequestFailed
 from ..isolation import Fault, attempt
 from ..protocol.events import Delta
-from ..records import PrefillChunk, ShowsLogits
+from ..records import PrefillChunk, PromptLogitsModel
 from ..upstream.cache_classes import sparse
 from . import decode
 from .execution.decode_batch import Forward, Logprob, Pending, read_drawn, read_logprobs
@@ -226,7 +226,7 @@ def _run_chunk(engine: Engine, chunk: Chunk, plan: StepPlan) -> ChunkResult:
 def _score(engine: Engine, chunk: PrefillChunk, request: Request) -> tuple[mx.array, Drawn | None]:
     """Append a chunk. Returns logits (vocab,) after it, and the prompt tokens that it predicts."""
     model = engine.model
-    if not isinstance(model, ShowsLogits):
+    if not isinstance(model, PromptLogitsModel):
         raise RequestFailed("the model does not tell how likely a prompt's tokens were")
     logits = model.prefill_logits(chunk)
     following = mx.array(list(chunk.prompt.tokens[chunk.start + 1 : chunk.stop + 1]), mx.int32)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..isolation import Fault, attempt
-from ..records import PrefillChunk, ShowsHidden
+from ..records import HiddenStatesModel, PrefillChunk
 
 
 def failure(trial: Callable[[], str]) -> str:
@@ -56,10 +56,10 @@ class Shown:
 
 
 class FromHidden:
-    """The device methods of a `LoadedModel` by those of `ShowsHidden`."""
+    """The device methods of a `LoadedModel` by those of `HiddenStatesModel`."""
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
-        return cast("ShowsHidden", self).prefill_hidden(chunk, 1)[0]
+        return cast("HiddenStatesModel", self).prefill_hidden(chunk, 1)[0]
 
     def decode(
         self,
@@ -68,7 +68,7 @@ class FromHidden:
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> mx.array:
-        return cast("ShowsHidden", self).decode_hidden(tokens, cache, positions, logits_at)[0]
+        return cast("HiddenStatesModel", self).decode_hidden(tokens, cache, positions, logits_at)[0]
 
 
 def find_backbone(model: Any, call: Callable[[Any], mx.array]) -> Path | None:

@@ -47,7 +47,7 @@ class TextModel(logits.FromHidden):
         return text_cache(self.model)
 
     @property
-    def shows_hidden(self) -> bool:
+    def has_hidden_states(self) -> bool:
         return self.backbone is not None
 
     def decode_hidden(

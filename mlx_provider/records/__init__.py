@@ -14,7 +14,7 @@ __all__ = ["Embedding", "LoadOptions", "LoadedModel", "ModelFamily", "ModelInfo"
 __all__ += ["SamplingDefaults", "TemplateForm", "Tokenizer"]
 # prompts and passes
 __all__ += ["Features", "MediaItem", "MediaSpan", "OnDemand", "PrefillChunk", "Prompt"]
-__all__ += ["ShowsHidden", "ShowsLogits"]
+__all__ += ["HiddenStatesModel", "PromptLogitsModel"]
 # drafters
 __all__ += ["DeviceTokens", "DraftOptions", "DraftRow", "Drafter", "Drafting"]
 __all__ += ["ScoresPrompts", "Scoring"]
@@ -28,6 +28,6 @@ __all__ += ["CallGrammar", "MessageGrammar", "ReasoningParser", "TaggedArguments
 __all__ += ["ToolParser", "Tools"]
 # reading replies
 __all__ += ["Emit", "NotACall", "Reading", "Rest", "TextEnded", "TextReader", "read_turn_ends"]
-__all__ += ["claimed", "read_block", "read_marked", "report_call", "scan_block", "through"]
-__all__ += ["JsonReader", "listed_parameters", "listed_values", "read_json", "resolved", "type_of"]
+__all__ += ["claim", "read_block", "read_marked", "report_call", "scan_block", "through"]
+__all__ += ["JsonReader", "listed_parameters", "listed_values", "read_json", "resolve", "type_of"]
 __all__ += ["value_types"]

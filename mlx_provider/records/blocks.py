@@ -122,7 +122,7 @@ def _show_malformed(
     """Show the text since the last complete call."""
     reader.abandon_call()
     reader.answer()  # calls end a thought, so that the text is content
-    reader.content(reader.between(max(start, reader.settled), reader.position))
+    reader.content(reader.between(max(start, reader.calls_end), reader.position))
     if failure.rest is not None:
         yield from failure.rest(reader, reader.content)
     elif parser.end and not marker.endswith(("[", "{")):
@@ -208,7 +208,7 @@ def report_call(reader: TextReader, call: ToolCall) -> None:
     reader.end_call()
 
 
-def claimed(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
+def claim(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
     """Run `reading`, whose text can only be a call: if it raises `NotACall`, all of its text is
     shown, and no call is looked for in it. `rest`: used if the failure has none."""
     try:

@@ -128,7 +128,7 @@ class Drafter:
     keeps: Callable[[Drafting], int] = field(default=lambda drafting: 0)
     """Maximum bytes that it keeps for rows, in addition to what `start` has loaded."""
     hidden: bool = False
-    """It needs hidden states: the model must be a `ShowsHidden`."""
+    """It needs hidden states: the model must be a `HiddenStatesModel`."""
     media: bool = True
     """It can draft for prompts with images."""
     reads_draft_model: bool = False

@@ -40,14 +40,14 @@ def listed_parameters(schema: Any) -> tuple[dict[str, Any], set[str]]:
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(schema, Mapping):
         return
-    yield resolved(schema, schema)
+    yield resolve(schema, schema)
     yield schema
     whole = schema.get("allOf")
     for part in whole if isinstance(whole, list) else ():
-        yield resolved(part, schema)
+        yield resolve(part, schema)
 
 
-def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     """The schema at the end of a chain of references within `root`; empty: none."""
     for _ in range(20):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
@@ -74,7 +74,7 @@ def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
         found |= kinds
         if not kinds and isinstance(part.get("$ref"), str):
             refers = True
-            todo.append(resolved(part, root))
+            todo.append(resolve(part, root))
         elif not kinds:
             listed, branches = _as_list(part), [*_branches(part)]
             found |= {type_of(value) for value in listed}
@@ -102,7 +102,7 @@ MOST_CHOICES = 10_000
 def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
     """All values of a schema that lists them. `None`: it does not. Each schema is read once."""
     found: list[Any] = []
-    todo, known = [resolved(schema, root)], set[int]()
+    todo, known = [resolve(schema, root)], set[int]()
     while todo:
         part = todo.pop()
         branches = part.get("anyOf") or part.get("oneOf")
@@ -116,7 +116,7 @@ def listed_values(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
             return None
         elif id(part) not in known:
             known.add(id(part))
-            todo += [resolved(branch, root) for branch in reversed(branches)]
+            todo += [resolve(branch, root) for branch in reversed(branches)]
         if len(found) > MOST_CHOICES:
             return None
     return found or None

@@ -44,7 +44,7 @@ Pooling = Literal["last", "mean", "cls"]
 
 @dataclass(frozen=True)
 class Embedding:
-    """A model's vectors. Its states are those of a `ShowsHidden`."""
+    """A model's vectors. Its states are those of a `HiddenStatesModel`."""
 
     width: int = 0
     pooling: Pooling | None = None
@@ -174,7 +174,7 @@ class MediaItem:
     shape: tuple[int, ...]
     """(frames,) H, W, 3."""
     decode: Callable[[Size | None, int], NDArray[np.uint8]]
-    """(size, resample) -> pixels; see `pixels` and `scaled`."""
+    """(size, resample) -> pixels; see `pixels` and `scale`."""
     content_hash: str
     """SHA-256 of the original bytes and of everything that changes the pixels."""
     detail: Literal["auto", "low", "high"] = "auto"
@@ -191,7 +191,7 @@ class MediaItem:
         """uint8, (frames,) H, W, 3; may be read-only. Raises `MediaError`."""
         return self.decode(None, BICUBIC)
 
-    def scaled(self, height: int, width: int, resample: int = BICUBIC) -> NDArray[np.uint8]:
+    def scale(self, height: int, width: int, resample: int = BICUBIC) -> NDArray[np.uint8]:
         """uint8, (frames,) height, width, 3, with a filter of Pillow's. An image at least four
         times as high and wide is first averaged over squares. Raises `MediaError`."""
         return self.decode((height, width), resample)
@@ -339,11 +339,11 @@ class LoadedModel(Protocol):
 
 
 @runtime_checkable
-class ShowsHidden(Protocol):
+class HiddenStatesModel(Protocol):
     """A `LoadedModel` that returns hidden states, for drafters and embeddings."""
 
     @property
-    def shows_hidden(self) -> bool:
+    def has_hidden_states(self) -> bool:
         """False: the states before its output matrix are not accessible."""
 
     def decode_hidden(
@@ -361,7 +361,7 @@ class ShowsHidden(Protocol):
 
 
 @runtime_checkable
-class ShowsLogits(Protocol):
+class PromptLogitsModel(Protocol):
     """A `LoadedModel` that returns the logits of all tokens of a prompt."""
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:

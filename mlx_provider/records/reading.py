@@ -124,7 +124,7 @@ class TextReader:
         return self._calls
 
     @property
-    def settled(self) -> int:
+    def calls_end(self) -> int:
         """Position of the end of the last complete call."""
         return self._settled
 

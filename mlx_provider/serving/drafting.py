@@ -18,7 +18,7 @@ from ..isolation import Fault, attempt, is_machine_error
 from ..logs import Trace
 from ..protocol.health import JOINED
 from ..protocol.requests import ModelOptions
-from ..records import Drafter, DraftOptions, LoadedModel, ScoresPrompts, ShowsHidden
+from ..records import Drafter, DraftOptions, HiddenStatesModel, LoadedModel, ScoresPrompts
 from ..registry import PluginRegistry
 from ..upstream.cache_classes import can_skip, layers_of, sparse
 from .probe import Probe
@@ -128,7 +128,7 @@ def _why(drafter: Drafter, fault: Fault) -> str:
 
 
 def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> Running:
-    if drafter.hidden and not (isinstance(model, ShowsHidden) and model.shows_hidden):
+    if drafter.hidden and not (isinstance(model, HiddenStatesModel) and model.has_hidden_states):
         raise Unfit("the model does not show its hidden states")
     if refusal := drafter.refuses(folder, model, given):
         raise Unfit(refusal)

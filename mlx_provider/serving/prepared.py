@@ -16,7 +16,7 @@ from ..errors import BadRequest, ContextTooLong
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, GenerateRequest
-from ..records import Embedding, ModelInfo, Pooling, Prompt, ShowsHidden, ShowsLogits
+from ..records import Embedding, HiddenStatesModel, ModelInfo, Pooling, Prompt, PromptLogitsModel
 from .permissions import tenant
 from .prompt import HostWork, media_support, prompt_text, render_prompt
 from .structure import Form, form_of, make_row
@@ -37,7 +37,7 @@ def prepare_generation(
     rendered = render_prompt(view, wire, media, host_work)
     prompt = rendered.prompt
     check_prompt(wire, prompt, view.info)
-    if wire.echo and wire.logprobs and not isinstance(view.model, ShowsLogits):
+    if wire.echo and wire.logprobs and not isinstance(view.model, PromptLogitsModel):
         raise BadRequest(
             f"logprobs with echo: family {view.weights.family!r} does not tell how likely the "
             "tokens of a prompt were; leave out echo",
@@ -185,7 +185,7 @@ def prepare_embedding(
 def _way(view: ModelView) -> tuple[Embedding, Pooling]:
     how = view.info.embedding
     refusal = how.refusal
-    if not isinstance(view.model, ShowsHidden):
+    if not isinstance(view.model, HiddenStatesModel):
         refusal = f"family {view.weights.family!r} shows no hidden states"
     if refusal:
         raise BadRequest(f"{view.name} cannot embed: {refusal}", param="model")

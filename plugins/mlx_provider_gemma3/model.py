@@ -230,7 +230,7 @@ class GemmaImages:
     def place(self, item: MediaItem) -> Placed:
         image_size(item)
         size, resample = self.processor.size, int(self.processor.resample)
-        pixels = OnDemand(lambda: item.scaled(size["height"], size["width"], resample))
+        pixels = OnDemand(lambda: item.scale(size["height"], size["width"], resample))
         block = Block(self.tokens, item.content_hash, GemmaInput(pixels, self.processor), pixels)
         return Placed("\n\n<start_of_image><image_soft_token><end_of_image>\n\n", (block,))
 

@@ -44,7 +44,7 @@ class PatchVisionModel(FromHidden, VisionModel):
         return VisionFeatures(rows, tuple(deepstack))
 
     @property
-    def shows_hidden(self) -> bool:
+    def has_hidden_states(self) -> bool:
         return True
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:

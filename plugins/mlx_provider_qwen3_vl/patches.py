@@ -85,7 +85,7 @@ class PatchMedia:
             limit = min(limit, max(LOW_DETAIL_PIXELS, self.images.min_pixels))
         scaled = self.images._resolved_size(height, width, max_pixels=limit)
         h, w = (side // self.images.patch_size for side in scaled)
-        pixels = OnDemand(lambda: item.scaled(*scaled))
+        pixels = OnDemand(lambda: item.scale(*scaled))
         patches = Patches((1, h, w), self.images.merge_size, pixels, self._image_strips)
         return Placed(IMAGE, (_block(item, patches),))
 
@@ -112,7 +112,7 @@ class PatchMedia:
             videos.min_pixels, videos.max_pixels,
         )  # fmt: skip
         grid = (1, scaled[0] // size, scaled[1] // size)
-        pixels = OnDemand(lambda: item.scaled(*scaled))
+        pixels = OnDemand(lambda: item.scale(*scaled))
         blocks, text = [], []
         for group in range(-(-count // span)):
             # the mean time of the group's frames, at the sampling rate of the processor

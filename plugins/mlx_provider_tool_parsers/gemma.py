@@ -14,7 +14,7 @@ from mlx_provider.records import (
     TextEnded,
     TextReader,
     Tools,
-    claimed,
+    claim,
     through,
 )
 
@@ -38,7 +38,7 @@ class GemmaFormat:
         yield from reader.space()
         while True:
             yield from reader.expect("call:")
-            yield from claimed(self._call(reader, tools), through(self.end))
+            yield from claim(self._call(reader, tools), through(self.end))
             yield from reader.run(_BETWEEN)
             if not (yield from reader.at("call:")):
                 break

@@ -19,7 +19,7 @@ from mlx_provider.records import (
     TextEnded,
     TextReader,
     Tools,
-    claimed,
+    claim,
     read_json,
     through,
 )
@@ -250,13 +250,13 @@ def read_call(
         raise NotACall("a call has a name")
     first = yield from reader.peek()
     if first and first in '"[':
-        yield from claimed(read_json(reader, ignore), rest)
+        yield from claim(read_json(reader, ignore), rest)
         raise NotACall("arguments are a JSON object", whole=True, rest=rest)
     if first != "{":
         raise NotACall("arguments are a JSON object")
     reader.call(name, call_id)
     start = reader.mark()
-    yield from claimed(read_json(reader, reader.arguments), rest or balanced_rest(start))
+    yield from claim(read_json(reader, reader.arguments), rest or balanced_rest(start))
     reader.release()
     reader.end_call()
 

@@ -5,7 +5,7 @@ import json
 import re
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
-from mlx_provider.records import Emit, NotACall, Reading, Rest, TextReader, Tools, claimed
+from mlx_provider.records import Emit, NotACall, Reading, Rest, TextReader, Tools, claim
 
 from .json_text import read_json_before, read_json_text
 from .values import Arguments, functions, properties
@@ -24,7 +24,7 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.space()
     quoted = (yield from reader.peek()) in ('"', "'")
     name = "" if quoted else (yield from _header(reader))
-    yield from claimed(_call(reader, name, tools), _element(start))
+    yield from claim(_call(reader, name, tools), _element(start))
 
 
 def _header(reader: TextReader) -> Reading[str]:

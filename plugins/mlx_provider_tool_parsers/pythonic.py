@@ -15,7 +15,7 @@ from mlx_provider.records import (
     TextEnded,
     TextReader,
     Tools,
-    claimed,
+    claim,
     report_call,
     through,
 )
@@ -148,7 +148,7 @@ def _between(reader: TextReader, tools: Tools, start: str, end: str) -> Reading[
     begun = head and (yield from reader.at("("))
     reader.rewind(named)
     calls = read_calls(reader, "]" if listed else end, listed=listed)
-    yield from claimed(calls, through(end)) if begun else calls
+    yield from claim(calls, through(end)) if begun else calls
     yield from reader.accept("]")
     yield from reader.space()
     yield from reader.accept(end)

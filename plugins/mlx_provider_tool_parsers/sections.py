@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_provider import CallGrammar, ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools, claimed, through
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, claim, through
 
 from .json_text import JsonBlock, identity, ignore, read_call
 from .values import behind, functions
@@ -83,7 +83,7 @@ class Section:
         name = self.name((yield from reader.until(*stops)), tools)
         yield from reader.expect(stops[0])
         rest = through(*self.end)
-        yield from claimed(read_call(reader, name, rest), rest)
+        yield from claim(read_call(reader, name, rest), rest)
         yield from reader.space()
         if self.fence[1]:
             yield from reader.accept(self.fence[1])

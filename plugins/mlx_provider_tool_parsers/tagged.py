@@ -12,7 +12,7 @@ from mlx_provider.records import (
     TextEnded,
     TextReader,
     Tools,
-    claimed,
+    claim,
     read_json,
     through,
 )
@@ -98,7 +98,7 @@ class _TagReader:
             if not wrapped:
                 yield from self.call(wrapped)
                 break
-            yield from claimed(self.call(wrapped), through(form.malformed_end))
+            yield from claim(self.call(wrapped), through(form.malformed_end))
         closed = bool(form.block_end and (yield from accept_spaced(reader, form.block_end)))
         if not self.found:
             yield from self.nothing_found(closed)
@@ -131,10 +131,10 @@ class _TagReader:
         arguments = Arguments(report, self.tools, name, form.unknown, form.lines)
         yield from reader.space()
         if (yield from reader.at("{")):
-            yield from claimed(self.json_body(arguments), through(form.call_end))
+            yield from claim(self.json_body(arguments), through(form.call_end))
         else:
             reading = self.parameters(arguments, wrapped)
-            yield from claimed(reading, through(form.call_end)) if form.key_end else reading
+            yield from claim(reading, through(form.call_end)) if form.key_end else reading
         if not known and form.undeclared == "text":
             raise NotACall("no such tool", whole=True)
         self.found = True
@@ -183,7 +183,7 @@ class _TagReader:
                 raise TextEnded
             if found == form.key:
                 end = form.malformed_end if wrapped else form.call_end
-                yield from claimed(self.parameter(arguments), through(end))
+                yield from claim(self.parameter(arguments), through(end))
                 continue
             if found and (wrapped or form.key_end or arguments.keys):
                 reader.skip(len(found) if found == form.call_end else 0)

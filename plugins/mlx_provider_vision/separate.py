@@ -64,7 +64,7 @@ class SeparateVisionModel(AnyVisionModel):
         return VisionFeatures(made["inputs_embeds"][0])
 
     @property
-    def shows_hidden(self) -> bool:
+    def has_hidden_states(self) -> bool:
         return self.backbone is not None
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:

@@ -222,7 +222,7 @@ def test_broken_metadata_do_not_refuse_an_image(name: str) -> None:
     same = load(encoded(PHOTO, name.partition(",")[0], **options, **LOSSLESS.get(name[:4], {})))
     item = load(data)
     assert np.array_equal(item.pixels, same.pixels)
-    assert item.scaled(24, 20).shape == (24, 20, 3)
+    assert item.scale(24, 20).shape == (24, 20, 3)
 
 
 LOSSLESS: dict[str, Any] = {"WEBP": {"lossless": True}}
@@ -363,7 +363,7 @@ def test_images_below_four_times_the_target_are_scaled_exactly_as_by_pillow() ->
         data = encoded(image, form, **({"lossless": True} if form == "WEBP" else {}))
         for size in ((100, 130), (399, 500), (50, 400), (700, 800)):
             want = np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
-            assert (load(data).scaled(*size) == want).all()
+            assert (load(data).scale(*size) == want).all()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "I;16", "CMYK", "F"])
@@ -377,9 +377,9 @@ def test_far_larger_images_are_close_to_pillow(mode: str, monkeypatch: pytest.Mo
     form = {"F": "TIFF", "CMYK": "JPEG"}.get(mode, "PNG")
     item = load(encoded(made, form, **({"quality": 100} if form == "JPEG" else {})))
     want = np.asarray(Image.fromarray(item.pixels).resize((60, 70), Image.Resampling.BICUBIC))
-    apart = np.abs(item.scaled(70, 60).astype(int) - want)
+    apart = np.abs(item.scale(70, 60).astype(int) - want)
     assert apart.mean() < 1.5
-    assert item.scaled(70, 60).shape == (70, 60, 3)
+    assert item.scale(70, 60).shape == (70, 60, 3)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 11])
@@ -388,7 +388,7 @@ def test_a_jpeg_is_decoded_at_reduced_size_close_to_pillow(n: int) -> None:
     item = load(encoded(image, "JPEG", quality=95))
     size = (1201 // (2 * n), 901 // (2 * n))
     want = np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
-    assert np.abs(item.scaled(*size).astype(int) - want).mean() < 2
+    assert np.abs(item.scale(*size).astype(int) - want).mean() < 2
 
 
 def test_tiff_tiles_that_are_larger_than_the_image() -> None:

@@ -13,7 +13,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.speculation.speculation import KEPT, UNASKED, Speculation, source_of
 from mlx_provider.families.text import TextModel
-from mlx_provider.records import Drafter, DraftRow, ShowsHidden
+from mlx_provider.records import Drafter, DraftRow, HiddenStatesModel
 from mlx_provider.testing.driver import Alternating, Eager, new_engine, new_request, run
 from references import assert_as_alone
 from stepping import step_until, submit
@@ -45,7 +45,7 @@ def drafter(noting: Noting) -> Drafter:
 
 def states(model: LoadedModel, tokens: Sequence[int]) -> mx.array:
     """(tokens, hidden) from one call of the model."""
-    assert isinstance(model, ShowsHidden)
+    assert isinstance(model, HiddenStatesModel)
     chunk = PrefillChunk(Prompt(tokens), 0, len(tokens), model.make_cache())
     return model.prefill_hidden(chunk, len(tokens))[1]
 

@@ -140,7 +140,7 @@ def test_a_model_without_hidden_states_gets_no_drafter_that_needs_them(
     registry = discover(install_plugin("aaa", drafter("deep", 1, hidden=True)))
     state: Any = SimpleNamespace(**vars(MODEL), decode_hidden=str, prefill_hidden=str)
     for shows in (False, True):
-        state.shows_hidden = shows
+        state.has_hidden_states = shows
         found = load_drafters(registry, Path(), state, ModelOptions(), ROOM)
         assert found.drafter == ("deep" if shows else "")
 
@@ -152,7 +152,7 @@ def test_only_the_best_drafter_that_reads_hidden_states_is_chosen(install_plugin
     small = install_plugin("ccc", drafter("small", 3, keeps=ROOM // 2))
     large = install_plugin("ddd", drafter("large", 1, keeps=1))
     state: Any = SimpleNamespace(
-        **vars(MODEL), decode_hidden=str, prefill_hidden=str, shows_hidden=True
+        **vars(MODEL), decode_hidden=str, prefill_hidden=str, has_hidden_states=True
     )
     registry = discover(first, second, small, large)
     found = load_drafters(registry, Path(), state, ModelOptions(), ROOM)

@@ -14,7 +14,7 @@ from ...records.json_reading import (
     implied_type,
     listed_parameters,
     listed_values,
-    resolved,
+    resolve,
     value_types,
 )
 from ...records.parsing import CallGrammar, TaggedArguments
@@ -196,7 +196,7 @@ class TaggedArgument:
     warnings: list[str] = field(default_factory=list)
 
     def rules(self, split: Split) -> list[str]:
-        value = resolved(self.schema, self.function.schema)
+        value = resolve(self.schema, self.function.schema)
         if self.tags.text is not None:
             listed = listed_values(value, self.function.schema) or []
             if any(isinstance(one, str) for one in listed):

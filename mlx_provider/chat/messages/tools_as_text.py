@@ -10,7 +10,7 @@ from ...errors import BadRequest
 from ...families.tokenizer.template import short_id
 from ...protocol.requests import GenerateRequest
 from ...records import CallGrammar, ToolParser, Tools
-from ...records.json_reading import function_of, listed_parameters, resolved
+from ...records.json_reading import function_of, listed_parameters, resolve
 from ...records.parsing import TaggedArguments
 from ..constraints.calls import shown_name, written_as_object
 from ..constraints.request import demanded_names
@@ -53,7 +53,7 @@ def _body(grammar: CallGrammar, arguments: Mapping[str, Any], schema: Mapping[st
     if tags is None or written_as_object(tags, known):
         return json.dumps(arguments, ensure_ascii=False)
     return tags.between.join(
-        _argument(tags, key, value, resolved(known.get(key), schema), schema)
+        _argument(tags, key, value, resolve(known.get(key), schema), schema)
         for key, value in arguments.items()
     )
 

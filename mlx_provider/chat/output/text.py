@@ -236,7 +236,7 @@ class _MarkedReply:
             return False
         reader.forget_marks()
         reader.answer()
-        self.dropping = parser.after == "drop" and reader.settled > start
+        self.dropping = parser.after == "drop" and reader.calls_end > start
         self.pending_space = ""
         if reader.calls > before:
             ends, markers = parser.turn_ends, parser.visible()

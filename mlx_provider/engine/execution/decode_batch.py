@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ...isolation import Fault, attempt
-from ...records import DeviceTokens, LoadedModel, ShowsHidden
+from ...records import DeviceTokens, HiddenStatesModel, LoadedModel
 from ...upstream.batch_caches import RowCache
 from ..circuit_breaker import CircuitBreaker
 from ..request import Row
@@ -95,7 +95,7 @@ class DecodeBatch:
         *,
         mixes: bool = False,
         fixed: FixedShapes | None = None,
-        hidden_model: ShowsHidden | None = None,
+        hidden_model: HiddenStatesModel | None = None,
     ) -> None:
         """`hidden_model`: the model, if passes return hidden states, of their logits or others."""
         self.model = model
@@ -251,7 +251,7 @@ def run_pass(
     tokens: mx.array,
     positions: Iterable[int],
     *,
-    hidden_model: ShowsHidden | None = None,
+    hidden_model: HiddenStatesModel | None = None,
 ) -> Output:
     """Run a pass. Logits follow the rows' tokens and drafts, then the chunk if it ends its
     prompt. `hidden_model`: the same model, if hidden states are wanted."""

@@ -16,9 +16,9 @@ from ...records import (
     Drafter,
     Drafting,
     DraftRow,
+    HiddenStatesModel,
     LoadedModel,
     PrefillChunk,
-    ShowsHidden,
 )
 from ..circuit_breaker import CircuitBreaker
 from ..execution.decode_batch import Drafts, Forward, PassResult
@@ -38,7 +38,7 @@ UNASKED = 4096
 @dataclass(frozen=True)
 class Source:
     drafting: Drafting
-    hidden_model: ShowsHidden | None = None
+    hidden_model: HiddenStatesModel | None = None
     """The model, if the drafter needs its hidden states. At most one drafter of an engine may."""
     media: bool = True
 
@@ -336,7 +336,7 @@ class Speculation:
 
 
 def source_of(drafter: Drafter, drafting: Drafting, model: LoadedModel) -> Source:
-    hidden_model = model if drafter.hidden and isinstance(model, ShowsHidden) else None
+    hidden_model = model if drafter.hidden and isinstance(model, HiddenStatesModel) else None
     return Source(drafting, hidden_model, drafter.media)
 
 

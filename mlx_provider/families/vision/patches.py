@@ -27,7 +27,7 @@ def as_image(item: MediaItem, max_pixels: int) -> NDArray[np.uint8]:
     if height * width <= max_pixels:
         return item.pixels
     scale = (max_pixels / (height * width)) ** 0.5
-    return item.scaled(max(1, int(height * scale)), max(1, int(width * scale)))
+    return item.scale(max(1, int(height * scale)), max(1, int(width * scale)))
 
 
 def rotary_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[np.int32], int]:
