@@ -251,6 +251,8 @@ def config(text: str, **words: str) -> str:
         ("#" * machine.LARGEST_CONFIG + "\n", ["config.file warn"], ["cannot be read"]),
         ("model_list: [{litellm_params: {model: gpt-5}}]\n", [], []),
         ("- a list\n", [], []),
+        ("a: !!bool odd\nb: !!timestamp odd\n", [], []),
+        ("mlx_provider: !!int ''\n", ["config.file fail"], ["cannot be read"]),
         (ENTRY, ["config.handler fail"], ["no handler", "custom_handler: mlx_provider"]),
         (config(RIGHT, provider_map="provider_mapp"), ["config.handler fail"], ["write litellm_"]),
         (config(RIGHT, HANDLER="mlx_provider.handler"), ["config.handler fail"], ["did you mean"]),
@@ -267,6 +269,7 @@ def config(text: str, **words: str) -> str:
         (config(RIGHT, MODEL="mlx/demo, drafter: off"), ["config.entries fail"], ["no effect"]),
         (config(RIGHT, MODEL="mlx/./nowhere"), ["config.entries fail"], ["full path"]),
         (config(RIGHT, MODEL="mlx/~nobodyxyz/m"), ["config.entries fail"], ["no folder ~no"]),
+        (config(RIGHT, MODEL="mlx//" + "m" * 300), ["config.entries fail"], ["no folder /mm"]),
         (config(RIGHT, MODEL="mlx/./models"), ["config.entries fail"], ["write model: mlx//"]),
         (config(RIGHT, MODEL="mlx/./models, api_base: http://there:1"), ["config.file ok"], []),
     ],
@@ -292,12 +295,12 @@ def test_the_engine_check_reports_other_settings_and_a_dead_engine(subject: Make
     here = subject()
     assert state(machine.check_engine, here) == {"engine.running": "ok"}
     same = dict(identity(here.environ))
-    assert [e.state for e in machine.engine_report(health(identity=same), here)] == ["ok"]
+    assert [e.state for e in machine.check_health(health(identity=same), here)] == ["ok"]
     other = health(identity={**same, "HF_HOME": "x"})
-    told = list(machine.engine_report(other, here))
+    told = list(machine.check_health(other, here))
     assert [each.name for each in told] == ["engine.running", "engine.settings"]
     assert "HF_HOME: x, here unset" in told[1].what
-    dead = list(machine.engine_report(health(ok=False, detail="a fault"), here))
+    dead = list(machine.check_health(health(ok=False, detail="a fault"), here))
     assert [each.state for each in dead] == ["fail"]
 
 
