@@ -161,7 +161,6 @@ def test_each_owner_gets_its_share_of_the_byte_limit_in_order() -> None:
     behind = gate.ask(1, "b")
     other.close()
     assert behind.granted.done()
-    first.keep(5)
     first.close()
     assert third.granted.done()
     third.close()
