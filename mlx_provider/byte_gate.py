@@ -24,7 +24,7 @@ class ByteGate:
         with self._lock:
             return sum(owner.nbytes for owner in self._owners.values())
 
-    def waiting(self, owner: str = "") -> int:
+    def count_waiting(self, owner: str = "") -> int:
         with self._lock:
             return len(self._owners[owner].waiting) if owner in self._owners else 0
 
@@ -143,7 +143,7 @@ class Ticket:
         self.gate.resize(self, size)
         return await self.arrive()
 
-    def keep(self, size: int) -> None:
+    def shrink(self, size: int) -> None:
         """Free all bytes except `size`."""
         if size < self.charged:
             self.gate.resize(self, size)

@@ -50,11 +50,9 @@ def show_models(context: typer.Context) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for model in found:
-        # a fault; or the family that serves the model; or why none does
-        state = model.fault
-        try:
-            family = None if state else registry.family_for(checkpoint(model.name).config)[0]
-            state = f"family {family.name}" if family else state
+        try:  # which family serves the model, or why none does
+            config = {} if model.fault else checkpoint(model.name).config
+            state = model.fault or f"family {registry.family_for(config)[0].name}"
         except MLXProviderError as error:
             state = error.message
         table.add_row(Text(model.name, overflow="fold"), Text(format_size(model.size)), Text(state))
@@ -193,7 +191,7 @@ def _describe(plugin: Plugin, registry: PluginRegistry) -> Text:
 
 
 def _describe_patch(patch: UpstreamPatch) -> str:
-    """In a line, with the installed version if it is not the one whose source was read."""
+    """One line, with the installed version if it is not the one whose source was read."""
     distribution, _, version_read = patch.version.rpartition(" ")
     installed = installed_version(distribution) if distribution else ""
     other = f" ({installed} is installed)" if installed not in ("", version_read) else ""

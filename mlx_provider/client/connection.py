@@ -23,8 +23,8 @@ from .messages import Address, parse_address
 from .runtime_folder import READY, EngineLock, check_folder, holder, identity, open_log, tail
 
 START_LIMIT = 180.0
-"""Seconds."""
 POLL = 0.05
+"""Seconds, both."""
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "mlx_provider.server.run")
 
 
@@ -110,9 +110,9 @@ def connect(api_base: str | None = None, api_key: str | None = None) -> HttpClie
 
 def local_client(environ: Mapping[str, str] = os.environ) -> HttpClient:
     """A new client of this user's engine."""
-    here = runtime(environ)
-    address, mine = Address("http://engine", os.fspath(here.socket)), partial(identity, environ)
-    return HttpClient(address, start=LocalEngine(here).ensure, identity=mine)
+    engine = LocalEngine(runtime(environ))
+    address = Address("http://engine", os.fspath(engine.runtime.socket))
+    return HttpClient(address, start=engine.ensure, identity=partial(identity, environ))
 
 
 class Connections:
@@ -129,12 +129,9 @@ class Connections:
         key = (api_base, api_key) if api_base else (str(runtime(self._environ).socket), None)
         if (found := self._clients.get(key)) is not None:
             return found
-        made = (
-            HttpClient(parse_address(api_base), api_key)
-            if api_base
-            else local_client(self._environ)
-        )
-        return self._clients.setdefault(key, made)
+        if api_base:
+            return self._clients.setdefault(key, HttpClient(parse_address(api_base), api_key))
+        return self._clients.setdefault(key, local_client(self._environ))
 
     def close(self) -> None:
         clients, self._clients = self._clients, {}

@@ -37,13 +37,15 @@ OTHER_VARIABLES = (SELECTION, PREFIX + "RUNTIME_DIR", PREFIX + "API_KEY")
 VARIABLES = frozenset([*(PREFIX + name.upper() for name in SETTING_NAMES), *OTHER_VARIABLES])
 RESTART = "mlx-provider engine restart (with --idle: once no request runs)"
 CONFIG, LARGEST_CONFIG = "config.yaml", 2**22
-"""Its name, and its most bytes."""
+"""Its name, and its maximum size in bytes."""
 HANDLER, OPTIONS_PATH = "mlx_provider.litellm.handler", "model_info.mlx"
 NAME = b"mlx_provider"
 """A file without it is of another program."""
 OPTIONS = frozenset(OperatorOptions.model_fields)
 MAP = "custom_provider_map"
 MAP_LINES = f"litellm_settings: {{{MAP}: [{{provider: mlx, custom_handler: {HANDLER}}}]}}"
+UNREADABLE = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
+"""Errors of `yaml.safe_load`; `!!bool odd` is a `KeyError`."""
 Fields = Mapping[str, Any]
 
 
@@ -149,16 +151,16 @@ def check_plugins(subject: Subject) -> Iterator[Finding]:
 
 
 def check_engine(subject: Subject) -> Iterator[Finding]:
-    here, client, none = subject.runtime, local_client(subject.environ), None
+    here, client, why_none = subject.runtime, local_client(subject.environ), None
     try:
-        if none := why_none_runs(here):
-            yield Finding("engine.running", "ok", none)
+        if why_none := why_none_runs(here):
+            yield Finding("engine.running", "ok", why_none)
         else:
-            yield from engine_report(client.health(), subject)
+            yield from check_health(client.health(), subject)
     except OtherProtocol as error:
         yield Finding("engine.out_of_date", "warn", error.message, RESTART)
     except EngineUnavailable as error:
-        if none is None:  # `why_none_runs` ends its messages with a remedy
+        if why_none is None:  # `why_none_runs` ends its messages with a remedy
             what, _, remedy = error.message.rpartition(": ")
             yield Finding("engine.running", "fail", what, remedy)
             return
@@ -170,7 +172,7 @@ def check_engine(subject: Subject) -> Iterator[Finding]:
         client.close()
 
 
-def engine_report(health: Health, subject: Subject) -> Iterator[Finding]:
+def check_health(health: Health, subject: Subject) -> Iterator[Finding]:
     if not health.ok:
         remedy = f"{RESTART}; its log is {subject.runtime.log}"
         yield Finding("engine.running", "fail", f"the engine has died: {health.detail}", remedy)
@@ -192,7 +194,7 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
         content = _fields(yaml.safe_load(data.decode()))
     except FileNotFoundError:
         return
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except UNREADABLE as error:
         if data and NAME not in data:  # of another program, perhaps with tags of its own
             return
         state: State = "fail" if data else "warn"
@@ -202,10 +204,14 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
     entries = [entry for entry in _list(content.get("model_list")) if _model(entry)]
     if not entries and NAME not in data:
         return
-    problems = list(_handler(content))
+    problems = list(_check_handler(content))
     for entry in entries:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
-        found = (*_find_misplaced(entry), *_options(entry, subject), *_folder(entry, path))
+        found = (
+            *_check_places(entry),
+            *_check_options(entry, subject),
+            *_check_folder(entry, path),
+        )
         problems += [
             Finding("config.entries", "fail", f"{name}: {summary}", remedy)
             for summary, remedy in found
@@ -221,7 +227,7 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(nearest).free
 
 
-def _handler(content: Fields) -> Iterator[Finding]:
+def _check_handler(content: Fields) -> Iterator[Finding]:
     listed = _list(_fields(content.get("litellm_settings")).get(MAP))
     handlers = {str(entry.get("provider")): str(entry.get("custom_handler")) for entry in listed}
     found = handlers.get("mlx")
@@ -234,7 +240,7 @@ def _handler(content: Fields) -> Iterator[Finding]:
         yield Finding("config.handler", "fail", summary, f"did you mean {HANDLER!r}?")
 
 
-def _find_misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
+def _check_places(entry: Fields) -> Iterator[tuple[str, str]]:
     for part in ("litellm_params", "model_info"):
         for name in _fields(entry.get(part)).keys() & OPTIONS:
             yield f"{part}.{name} has no effect", f"write it as {OPTIONS_PATH}.{name}"
@@ -242,7 +248,7 @@ def _find_misplaced(entry: Fields) -> Iterator[tuple[str, str]]:
         yield "litellm_params.mlx has no effect", f"write it as {OPTIONS_PATH}"
 
 
-def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
+def _check_options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
     info = _fields(entry.get("model_info"))
     nested = {} if info.get("mlx") is None else info["mlx"]
     if not isinstance(nested, Mapping):
@@ -278,15 +284,16 @@ def _options(entry: Fields, subject: Subject) -> Iterator[tuple[str, str]]:
             yield error.message, "name one that `mlx-provider plugins` lists"
 
 
-def _folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
+def _check_folder(entry: Fields, config: Path) -> Iterator[tuple[str, str]]:
     """Problems of a model's folder: it does not exist, or depends on where an engine starts."""
     name = _model(entry)
     if _fields(entry.get("litellm_params")).get("api_base") or not name.startswith(("/", ".", "~")):
         return
-    path = Path(name)
-    with suppress(RuntimeError):  # there is no such user
+    path, exists = Path(name), False
+    with suppress(RuntimeError, OSError):  # no such user; a name that is too long, a locked folder
         path = path.expanduser()
-    if not (config.parent / path).is_dir():
+        exists = (config.parent / path).is_dir()
+    if not exists:
         yield f"no folder {name}", "write the full path of a model's folder"
     elif not path.is_absolute():
         summary = f"{name} depends on the folder in which an engine was started"

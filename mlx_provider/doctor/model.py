@@ -70,9 +70,9 @@ def check_files(subject: Subject) -> Iterator[Finding]:
     problems = broken_files(subject.folder)
     if not stored_tensors(subject.folder):
         problems.append("no weights (*.safetensors)")
-    for problem in problems or [""]:
-        what = f"{subject.folder}: {problem}" if problem else ""
-        yield Finding.of("model.files", what, "the weights are whole", "download it again")
+    found = [f"{subject.folder}: {problem}" for problem in problems]
+    for problem in found or [""]:
+        yield Finding.of("model.files", problem, "the weights are whole", "download it again")
 
 
 def check_family(subject: Subject) -> Iterator[Finding]:
@@ -87,11 +87,12 @@ def check_family(subject: Subject) -> Iterator[Finding]:
 def check_memory(subject: Subject) -> Iterator[Finding]:
     if subject.model is None:
         return
-    config, own = subject.checkpoint.config, named_context(text_fields(subject.checkpoint.config))
+    checkpoint = subject.checkpoint
+    native = named_context(text_fields(checkpoint.config))
     limit = device_memory(subject.environ)
     limit -= pool_limit(limit)  # of free buffers
-    needed = footprint(config, subject.checkpoint.weight_bytes)
-    fits = context_that_fits(needed, limit, own)
+    needed = footprint(checkpoint.config, checkpoint.weight_bytes)
+    fits = context_that_fits(needed, limit, native)
     summary = (
         f"weights take {format_size(needed.weights)} of {format_size(limit)}, and the KV cache "
         f"takes {needed.kv_per_token:,} bytes per token: a context of {fits:,} tokens fits"
@@ -100,11 +101,11 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
         weights = f"weights take {format_size(needed.weights)}"
         summary = f"{weights}, but only {format_size(limit)} is available"
         yield Finding("model.memory", "fail", summary, REMEDY_MEMORY)
-    elif fits < min(AGENT_CONTEXT, own or AGENT_CONTEXT):
+    elif fits < min(AGENT_CONTEXT, native or AGENT_CONTEXT):
         summary += ": too few for coding agents"
         yield Finding("model.memory", "warn", summary, REMEDY_MEMORY)
-    elif own is not None and (fits < own or own < AGENT_CONTEXT):
-        summary += f"; the model supports {own:,}, coding agents need {AGENT_CONTEXT:,} or more"
+    elif native is not None and (fits < native or native < AGENT_CONTEXT):
+        summary += f"; the model supports {native:,}, coding agents need {AGENT_CONTEXT:,} or more"
         yield Finding("model.memory", "note", summary)
     else:
         yield Finding("model.memory", "ok", summary)
@@ -124,23 +125,23 @@ def check_formats(subject: Subject) -> Iterator[Finding]:
         parser = registry.fallback_tool_parser("read")
         name = parser.name if parser else "nobody"
         problem = f"the chat template shows no known tool format: calls are read by {name}"
-    right = f"tool calls are read as {parser.name}" if parser else ""
+    summary = f"tool calls are read as {parser.name}" if parser else ""
     remedy = "name one with model_info.mlx.tool_parser (`mlx-provider plugins` lists them)"
-    yield Finding.of("model.tool_parser", problem, right, remedy, "warn")
+    yield Finding.of("model.tool_parser", problem, summary, remedy, "warn")
     thoughts, problem = registry.detect_reasoning_parser(template), ""
     if thoughts is None and "reasoning_content" in template:
         problem = "the template writes thoughts, but no parser knows its format"
-    right = f"thoughts are read as {thoughts.name}" if thoughts else "the model shows no thoughts"
+    summary = f"thoughts are read as {thoughts.name}" if thoughts else "the model shows no thoughts"
     remedy = "name one with model_info.mlx.reasoning_parser, or write a plugin for it"
-    yield Finding.of("model.reasoning_parser", problem, right, remedy, "warn")
+    yield Finding.of("model.reasoning_parser", problem, summary, remedy, "warn")
 
 
 def check_messages(subject: Subject) -> Iterator[Finding]:
     """Whether all texts reach the prompt, and a later turn begins with the text of the first."""
     if (tokenizer := subject.tokenizer) is None:
         return
-    said = (("user", ASKED), ("assistant", SAID), ("user", AGAIN))
-    turns = [{"role": role, "content": text} for role, text in said]
+    texts = (("user", ASKED), ("assistant", SAID), ("user", AGAIN))
+    turns = [{"role": role, "content": text} for role, text in texts]
     first, later = (
         tokenizer.apply_template(fit_messages(turns[:count], tokenizer.form), [], {})
         for count in (1, 3)
@@ -151,8 +152,8 @@ def check_messages(subject: Subject) -> Iterator[Finding]:
         problem, state = "the chat template drops messages", "fail"
     elif common_length(first, later) < first.index(ASKED) + len(ASKED):
         problem = "a later turn writes the first message otherwise: nothing of a prompt is reused"
-    right = "all messages reach the prompt"
-    yield Finding.of("template.messages", problem, right, REMEDY_TEMPLATE, state)
+    summary = "all messages reach the prompt"
+    yield Finding.of("template.messages", problem, summary, REMEDY_TEMPLATE, state)
 
 
 def check_tools(subject: Subject) -> Iterator[Finding]:
@@ -175,8 +176,8 @@ def check_tools(subject: Subject) -> Iterator[Finding]:
     if reply.faults or reply.cut_calls or not same:
         problem = f"calls as the template writes them are not read back by {parser.name}: "
         problem += str(list(reply.calls))
-    right = f"calls in the history are read back by {parser.name}"
-    yield Finding.of("template.round_trip", problem, right, REMEDY_PARSER)
+    summary = f"calls in the history are read back by {parser.name}"
+    yield Finding.of("template.round_trip", problem, summary, REMEDY_PARSER)
 
 
 def check_proxy(subject: Subject) -> Iterator[Finding]:

@@ -150,9 +150,8 @@ def type_of(value: Any) -> str:
     return _TYPES.get(type(value), "object")
 
 
-_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array"} | {
-    type(None): "null"
-}
+_TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array"}
+_TYPES |= {type(None): "null"}
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")

@@ -418,11 +418,11 @@ def test_images_wait_for_memory_in_order_and_a_waiting_one_can_give_up() -> None
     data = encoded(solid("RGB", "red", (40, 40)))
     with ThreadPoolExecutor(2) as pool:
         gone = pool.submit(load_media, [ref(data)] * 3, None, room.claim("gone"))
-        while not room.kept.waiting():
+        while not room.kept.count_waiting():
             time.sleep(0.001)
         large = room.claim("large")
         last = pool.submit(load_media, [ref(data)] * 9, None, large)
-        while room.kept.waiting() < 2:
+        while room.kept.count_waiting() < 2:
             time.sleep(0.001)
         with pytest.raises(Overloaded, match="2 requests wait"):
             load_media([ref(data)] * 3, None, room.claim("one too many"))

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def state(look: Look, subject: Subject) -> dict[str, str]:
-    return {each.name: each.state for each in look(subject)}
+    return {finding.name: finding.state for finding in look(subject)}
 
 
 def test_a_warning_or_failure_without_a_remedy_is_an_error() -> None:
@@ -90,7 +90,7 @@ def test_a_package_outside_the_tested_versions_is_a_finding(
 def test_the_matrix_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = dict(
-        re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", each).groups() for each in project["dependencies"]
+        re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in project["dependencies"]
     )  # type: ignore[union-attr]
     for tested in versions.TESTED:
         assert SpecifierSet(tested.allowed) == SpecifierSet(wanted[tested.package].strip())
@@ -98,9 +98,8 @@ def test_the_matrix_is_that_of_the_project() -> None:
 
 @pytest.mark.parametrize("version", ["1.107.0", "1.107.0rc2"])
 def test_a_malicious_litellm_tells_to_replace_every_key(version: str, subject: Make) -> None:
-    found = {
-        each.name: each for each in versions.check_packages(subject(versions={"litellm": version}))
-    }
+    checked = versions.check_packages(subject(versions={"litellm": version}))
+    found = {finding.name: finding for finding in checked}
     assert "malicious" in found["versions.litellm"].what
     assert "replace every key" in found["versions.litellm"].remedy
 
@@ -112,10 +111,10 @@ def test_two_installed_mlx_backends_are_a_failed_finding(subject: Make) -> None:
 
 
 def test_a_small_memory_limit_and_a_raised_wired_limit_are_warnings(subject: Make) -> None:
-    small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": each}) for each in ("2G", "24G"))
+    small, large = (subject(environ={"MLX_PROVIDER_MEMORY_LIMIT": size}) for size in ("2G", "24G"))
     assert state(machine.check_memory, small) == {"memory.limit": "warn"}
     assert state(machine.check_memory, large) == {"memory.limit": "ok"}
-    texts = [next(machine.check_memory(each)).what for each in (large, subject())]
+    texts = [next(machine.check_memory(here)).what for here in (large, subject())]
     assert "may take 25.8 GB (MLX_PROVIDER_MEMORY_LIMIT)" in texts[0]
     assert "GB are available now)" in texts[1]
     assert state(machine.check_wired_memory, subject(wired=lambda: 0, is_mac=True)) == {
@@ -129,7 +128,7 @@ def test_a_small_memory_limit_and_a_raised_wired_limit_are_warnings(subject: Mak
 def test_a_wrong_setting_value_fails_and_a_misspelt_name_is_corrected(subject: Make) -> None:
     assert state(machine.check_settings, subject()) == {"settings.given": "ok"}
     wrong = subject(environ={"MLX_PROVIDER_MAX_ROWS": "many", "MLX_PROVIDER_MEMORY_LIMT": "8G"})
-    told = {each.name: each for each in machine.check_settings(wrong)}
+    told = {finding.name: finding for finding in machine.check_settings(wrong)}
     assert told["settings.values"].state == "fail"
     assert "MLX_PROVIDER_MAX_ROWS" in told["settings.values"].what
     assert "MLX_PROVIDER_MEMORY_LIMIT" in told["settings.names"].remedy
@@ -137,7 +136,7 @@ def test_a_wrong_setting_value_fails_and_a_misspelt_name_is_corrected(subject: M
 
 def test_one_wrong_setting_is_one_failed_finding(subject: Make) -> None:
     found = examine(subject("demo", environ={"MLX_PROVIDER_MAX_ROWS": "many"}), thorough=False)
-    assert [each.name for each in found if each.state == "fail"] == ["settings.values"]
+    assert [finding.name for finding in found if finding.state == "fail"] == ["settings.values"]
 
 
 def test_doctor_without_mlx_reports_failures_instead_of_raising() -> None:
@@ -151,7 +150,7 @@ def test_doctor_without_mlx_reports_failures_instead_of_raising() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1, done.stderr
-    found = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert found["versions.backend"]["state"] == found["versions.imports"]["state"] == "fail"
     assert ".[cpu]" in found["versions.backend"]["what"] or sys.platform == "darwin"
     assert found["versions.mlx-lm"]["state"] == "ok"
@@ -199,11 +198,11 @@ def test_a_full_disk_is_reported_for_each_folder(
 ) -> None:
     fixed_free_space(monkeypatch, 0)
     checks = (machine.check_runtime_folder, machine.check_disk_tier, machine.check_download)
-    found = [each for look in checks for each in look(subject())]
-    assert [each.state for each in found] == ["fail", "warn", "warn"]
-    assert all("0.0 MB are free" in each.what for each in found)
+    found = [finding for look in checks for finding in look(subject())]
+    assert [finding.state for finding in found] == ["fail", "warn", "warn"]
+    assert all("0.0 MB are free" in finding.what for finding in found)
     fixed_free_space(monkeypatch, 10**12)
-    assert {each.state for look in checks for each in look(subject())} == {"ok"}
+    assert {finding.state for look in checks for finding in look(subject())} == {"ok"}
 
 
 def test_a_home_that_is_a_file_is_the_cause(subject: Make, tmp_path: Path) -> None:
@@ -251,6 +250,8 @@ def config(text: str, **words: str) -> str:
         ("#" * machine.LARGEST_CONFIG + "\n", ["config.file warn"], ["cannot be read"]),
         ("model_list: [{litellm_params: {model: gpt-5}}]\n", [], []),
         ("- a list\n", [], []),
+        ("a: !!bool odd\nb: !!timestamp odd\n", [], []),
+        ("mlx_provider: !!int ''\n", ["config.file fail"], ["cannot be read"]),
         (ENTRY, ["config.handler fail"], ["no handler", "custom_handler: mlx_provider"]),
         (config(RIGHT, provider_map="provider_mapp"), ["config.handler fail"], ["write litellm_"]),
         (config(RIGHT, HANDLER="mlx_provider.handler"), ["config.handler fail"], ["did you mean"]),
@@ -267,6 +268,7 @@ def config(text: str, **words: str) -> str:
         (config(RIGHT, MODEL="mlx/demo, drafter: off"), ["config.entries fail"], ["no effect"]),
         (config(RIGHT, MODEL="mlx/./nowhere"), ["config.entries fail"], ["full path"]),
         (config(RIGHT, MODEL="mlx/~nobodyxyz/m"), ["config.entries fail"], ["no folder ~no"]),
+        (config(RIGHT, MODEL="mlx//" + "m" * 300), ["config.entries fail"], ["no folder /mm"]),
         (config(RIGHT, MODEL="mlx/./models"), ["config.entries fail"], ["write model: mlx//"]),
         (config(RIGHT, MODEL="mlx/./models, api_base: http://there:1"), ["config.file ok"], []),
     ],
@@ -278,8 +280,8 @@ def test_the_check_of_config_yaml_reports_its_faults_and_models(
     (tmp_path / "config.yaml").write_text(config(text), errors="surrogateescape")
     here = subject(working_folder=tmp_path)
     found = list(machine.check_config_file(here))
-    assert [f"{each.name} {each.state}" for each in found] == expected
-    told = "\n".join(f"{each.what} -> {each.remedy}" for each in found)
+    assert [f"{finding.name} {finding.state}" for finding in found] == expected
+    told = "\n".join(f"{finding.what} -> {finding.remedy}" for finding in found)
     assert all(word in told for word in words), told
     assert list(machine.check_config_file(subject(working_folder=tmp_path / "models"))) == []
 
@@ -292,13 +294,13 @@ def test_the_engine_check_reports_other_settings_and_a_dead_engine(subject: Make
     here = subject()
     assert state(machine.check_engine, here) == {"engine.running": "ok"}
     same = dict(identity(here.environ))
-    assert [e.state for e in machine.engine_report(health(identity=same), here)] == ["ok"]
+    assert [e.state for e in machine.check_health(health(identity=same), here)] == ["ok"]
     other = health(identity={**same, "HF_HOME": "x"})
-    told = list(machine.engine_report(other, here))
-    assert [each.name for each in told] == ["engine.running", "engine.settings"]
+    told = list(machine.check_health(other, here))
+    assert [finding.name for finding in told] == ["engine.running", "engine.settings"]
     assert "HF_HOME: x, here unset" in told[1].what
-    dead = list(machine.engine_report(health(ok=False, detail="a fault"), here))
-    assert [each.state for each in dead] == ["fail"]
+    dead = list(machine.check_health(health(ok=False, detail="a fault"), here))
+    assert [finding.state for finding in dead] == ["fail"]
 
 
 def test_an_engine_of_other_version_warns(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:

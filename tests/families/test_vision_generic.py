@@ -246,10 +246,8 @@ def test_required_arguments_of_a_model_are_filled_with_none() -> None:
 
 
 def test_a_chunk_inside_an_image_has_the_dtype_of_text() -> None:
-    rows = embeddings(  # of one image alone
-        None, [Piece(0, 4, VisionFeatures(mx.zeros((4, 2))))], lambda ids: ids.astype(mx.bfloat16)
-    )
-    assert (rows.dtype, rows.shape) == (mx.bfloat16, (1, 4, 2))
+    image = Piece(0, 4, VisionFeatures(mx.zeros((4, 2))))
+    assert embeddings(None, [image], lambda ids: ids.astype(mx.bfloat16)).dtype == mx.bfloat16
 
 
 def test_an_embedding_that_fails_leaves_no_positions_behind() -> None:

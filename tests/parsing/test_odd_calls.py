@@ -214,9 +214,9 @@ HARMONY = "<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>Hi"
     ("name", "text", "reasoning"),
     [
         *(("muse", f"{s}assistant to=self{MUSE}", "so") for s in ("<|start|>", "")),
-        *(("muse", f"{each}self{MUSE}", "so") for each in (" to=", "to=", "=", "")),
+        *(("muse", f"{start}self{MUSE}", "so") for start in (" to=", "to=", "=", "")),
         *(("muse", f"{s}<|message|>Hi<|eot|>", "") for s in ("assistant to=user", "user", "")),
-        *(("harmony", f"{each}analysis{HARMONY}", "so") for each in ("", "assistant<|channel|>")),
+        *(("harmony", f"{start}analysis{HARMONY}", "so") for start in ("", "assistant<|channel|>")),
     ],
 )
 def test_a_reply_begins_in_a_header(name: str, text: str, reasoning: str) -> None:

@@ -62,7 +62,7 @@ def test_several_prompts_of_the_demo_model_get_the_text_of_each_alone(client, ow
     assert "".join(scored.logprobs.tokens) == scored.text == alone[0]
     assert [len(top) for top in scored.logprobs.top_logprobs] == [2] * 6
     streamed = [c.choices[0].logprobs for c in ask(ONCE, logprobs=2, stream=True)]
-    pieces = [each for each in streamed if each is not None]
+    pieces = [piece for piece in streamed if piece is not None]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         joined = [value for piece in pieces for value in getattr(piece, name)]
         assert joined == getattr(scored.logprobs, name)
@@ -70,4 +70,4 @@ def test_several_prompts_of_the_demo_model_get_the_text_of_each_alone(client, ow
     assert "".join(whole[0].logprobs.tokens).endswith(whole[0].text)
     for choice in whole:
         assert choice.logprobs.token_logprobs[0] is None
-        assert all(-50 < each < 1e-5 for each in choice.logprobs.token_logprobs[1:])
+        assert all(-50 < value < 1e-5 for value in choice.logprobs.token_logprobs[1:])

@@ -81,10 +81,7 @@ SAME: list[tuple[dict[str, Any], str]] = [
     ({"messages": [HI] * 20_000}, f"messages: at most {MAX_MESSAGES} entries are possible"),
     ({"messages": [{"role": "user", "content": [PART] * 50_000}]}, "messages: holds more than"),
     ({"tools": [TOOL] * 5000}, f"tools: at most {MAX_TOOLS} entries are possible"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]},
-        "tools: nested deeper",
-    ),
+    ({"tools": [{**TOOL, "function": {"name": "f", "parameters": DEEP}}]}, "tools: nested deeper"),
     ({"response_format": {"schema": nested(150)}}, "response_format: nested deeper than 100"),
     ({"tool_choice": {"x": nested(150)}}, "tool_choice: nested deeper than 100"),
     ({"stop_token_ids": list(range(100_000))}, f"stop_token_ids: {ENTRIES}100000"),

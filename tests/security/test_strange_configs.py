@@ -95,15 +95,8 @@ def test_absurd_layer_counts_are_refused_without_weights():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "config.json",
-        "generation_config.json",
-        "tokenizer_config.json",
-        "preprocessor_config.json",
-        "chat_template.json",
-        "special_tokens_map.json",
-        "model.safetensors.index.json",
-    ],
+    "config.json generation_config.json tokenizer_config.json preprocessor_config.json "
+    "chat_template.json special_tokens_map.json model.safetensors.index.json".split(),
 )
 def test_deeply_nested_json_is_refused_with_its_file(model, name):
     plant(model / name, DEEP)

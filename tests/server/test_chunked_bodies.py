@@ -76,15 +76,15 @@ async def test_bodies_that_grow_never_wait_for_each_other() -> None:
     """Nor for one in the line that needs what they hold."""
     bodies = Bodies(LIMIT)
     growing = [Sender(bodies) for _ in range(4)]
-    for each in growing:
-        each.send(3 * SMALL)
-        await each.settle()
+    for sender in growing:
+        sender.send(3 * SMALL)
+        await sender.settle()
     large = Sender(bodies, LIMIT - SMALL)
     large.send(LIMIT - SMALL, more=False)
-    for each in growing:
-        each.send(LIMIT - 4 * SMALL)
-        each.send(SMALL, more=False)
-    sizes = await asyncio.gather(large.whole(), *(each.whole() for each in growing))
+    for sender in growing:
+        sender.send(LIMIT - 4 * SMALL)
+        sender.send(SMALL, more=False)
+    sizes = await asyncio.gather(large.whole(), *(sender.whole() for sender in growing))
     assert sizes == [LIMIT - SMALL, *[LIMIT] * 4]
     assert held(bodies) == bodies.small.nbytes == 0
 
@@ -116,8 +116,8 @@ async def test_a_chunked_body_above_the_limit_is_refused_and_released() -> None:
 async def test_half_sent_bodies_reserve_only_the_received_bytes(key: str | None) -> None:
     bodies = Bodies(LIMIT)
     half = [Sender(bodies, length, "mallory") for length in (SMALL, LIMIT) for _ in range(200)]
-    for each in half:
-        each.send(1)
+    for sender in half:
+        sender.send(1)
     half[-1].send(SMALL)
     await half[-1].settle()
     assert bodies.small.nbytes + bodies.large.nbytes == SMALL + 400
@@ -125,43 +125,42 @@ async def test_half_sent_bodies_reserve_only_the_received_bytes(key: str | None)
         sender = Sender(bodies, size, key)
         sender.send(size, more=False)
         assert await sender.whole() == size
-    for each in half:
-        each.body.cancel()
+    for sender in half:
+        sender.body.cancel()
 
 
 async def test_a_key_waits_only_for_bodies_of_that_key() -> None:
     bodies = Bodies(LIMIT)
     full = [Sender(bodies, LIMIT, "mallory") for _ in range(8)]
-    for each in full:
-        each.send(LIMIT - 1)
-        await each.settle()
+    for sender in full:
+        sender.send(LIMIT - 1)
+        await sender.settle()
     assert held(bodies) == LIMIT - 1  # the first
     waiting = Sender(bodies, 2 * SMALL, "mallory")
     waiting.send(2 * SMALL, more=False)
     others = [Sender(bodies, 6 * SMALL, name) for name in ("alice", "bob") for _ in range(3)]
-    for each in others:
-        each.send(6 * SMALL, more=False)
-    assert await asyncio.gather(*(each.whole() for each in others)) == [6 * SMALL] * 6
+    for sender in others:
+        sender.send(6 * SMALL, more=False)
+    assert await asyncio.gather(*(sender.whole() for sender in others)) == [6 * SMALL] * 6
     assert not waiting.body.done()
-    for each in full:
-        each.body.cancel()
+    for sender in full:
+        sender.body.cancel()
     assert await waiting.whole() == 2 * SMALL
 
 
 def test_each_owner_gets_its_share_of_the_byte_limit_in_order() -> None:
     gate = ByteGate(12)
     first, second, third = (gate.ask(6, "a") for _ in range(3))
-    assert [each.granted.done() for each in (first, second, third)] == [True, True, False]
+    assert [ticket.granted.done() for ticket in (first, second, third)] == [True, True, False]
     other = gate.ask(20, "b")
     assert other.granted.done(), "the only one of its owner"
-    second.keep(5)
-    assert gate.waiting("a") == 1, "one that shrinks needs no more"
+    second.shrink(5)
+    assert gate.count_waiting("a") == 1, "one that shrinks needs no more"
     second.close()
     assert not third.granted.done(), "the part of `a` is 6 now"
     behind = gate.ask(1, "b")
     other.close()
     assert behind.granted.done()
-    first.keep(5)
     first.close()
     assert third.granted.done()
     third.close()

@@ -68,7 +68,7 @@ class MediaClaim:
         """Wait for memory. Raises `Overloaded`, or the error given to `refuse`."""
         self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
-        if self.kept.waiting(self.owner) >= self.room.line:
+        if self.kept.count_waiting(self.owner) >= self.room.line:
             raise Overloaded(f"{self.room.line} requests wait for room for their images, the limit")
         self._ticket = self.kept.ask(encoded + scaled, self.owner, self.who)
         self._ticket.wait()
@@ -78,7 +78,7 @@ class MediaClaim:
 
     def end_prefill(self) -> None:
         if self._ticket is not None:
-            self._ticket.keep(self._encoded)
+            self._ticket.shrink(self._encoded)
 
     def close(self) -> None:
         if self._ticket is not None:

@@ -83,7 +83,7 @@ def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
         keys = tuple(listed_parameters(schema)[0])
         text = written_call(parser.call_grammar(), name, dict.fromkeys(keys, "x"), schema)
         found = read_chunks([text], tool_parser=parser, tools=request.tools)
-        read = [(called, isinstance(x, dict) and (*x,)) for called, x in found.whole_calls]
+        read = [(called, isinstance(v, dict) and tuple(v)) for called, v in found.whole_calls]
         if found.cut_calls or read != [(name, keys)]:
             raise _unreadable(name, found, parser)
 
@@ -137,22 +137,22 @@ def fold_tools(
     functions = map(function_of, tools)
     schemas = {str(function.get("name")): function.get("parameters") for function in functions}
     folded: list[dict[str, Any]] = []
-    names = deque[str]()
+    labels = deque[str]()
     for message in messages:
         calls = message.get("tool_calls") or ()
-        text = _fold(message, _grammar(parser), schemas)
+        turn = _fold(message, _grammar(parser), schemas)
         if len(calls) > 1:
-            names = deque(
+            labels = deque(
                 f"Result of call {n}, {c['function']['name']}:" for n, c in enumerate(calls, 1)
             )
         elif message.get("role") != "tool":
-            names.clear()
-        elif names:
-            text = _join({**text, "content": names.popleft()}, text)
-        if folded and folded[-1]["role"] == text["role"] != "system":
-            folded[-1] = _join(folded[-1], text)
+            labels.clear()
+        elif labels:
+            turn = _join({**turn, "content": labels.popleft()}, turn)
+        if folded and folded[-1]["role"] == turn["role"] != "system":
+            folded[-1] = _join(folded[-1], turn)
         else:
-            folded.append(text)
+            folded.append(turn)
     return folded
 
 
