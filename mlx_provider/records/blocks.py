@@ -16,8 +16,13 @@ def read_block(
     emit: Emit,
     tools: Tools = (),
 ) -> Reading[bool]:
-    """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`. If a
-    call after a reported one is malformed, its text goes to the reader's content."""
+    """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`.
+
+    | `scan` fails              | before a call was reported           | after one            |
+    |---------------------------|--------------------------------------|----------------------|
+    | as the reply is cut there | dropped if it begins a call, or text | unfinished, dropped  |
+    | as the text is no call    | text                                 | shown as the content |
+    """
     start, before = reader.mark(), reader.calls
     if (yield from read_empty(reader, marker, parser.closers())):
         return True
@@ -28,28 +33,27 @@ def read_block(
         failure: NotACall | TextEnded = NotACall("the parser read nothing")
     except (NotACall, TextEnded) as error:
         failure = error
-    reported = reader.calls > before
     # the reply ends inside text that could have become a call
     cut_off = isinstance(failure, TextEnded) or (
         reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
     )
-    if cut_off and not reported:
+    if reader.calls == before and cut_off:
         reader.rewind(start)
         text = reader.skip(len(reader.ahead()))
-        if _begins_call(text, parser, marker, tools):
-            return True
-        emit(text)
-        return False
-    if isinstance(failure, TextEnded):  # in the last call, which stays unfinished
+        dropped = _begins_call(text, parser, marker, tools)
+        if not dropped:
+            emit(text)
+        return dropped
+    if isinstance(failure, TextEnded):  # in a call that was reported, which stays unfinished
         return True
-    if not reported:
+    if reader.calls == before:
         yield from _show_text(reader, marker, emit, start, failure)
         return False
     if cut_off and tools:  # what may be one more call is dropped
         reader.abandon_call()
         reader.skip(len(reader.ahead()))
-        return True
-    yield from _show_malformed(reader, parser, marker, start, failure)
+    else:
+        yield from _show_malformed(reader, parser, marker, start, failure)
     return True
 
 
