@@ -13,7 +13,7 @@ from ..errors import EngineDied, RequestTimedOut
 from ..protocol.events import Done, Event, Failed, Finish
 from ..wire import api
 from ..wire.api import HEADER, ClientNames, header_text
-from ..wire.openai.answer import ALWAYS_EMPTY, ChunkChoices, Whole, usage_of
+from ..wire.openai.answer import ALWAYS_EMPTY, ChunkChoices, WholeResponse, usage_of
 from ..wire.openai.routes import Embeddings
 from .call import Deadline
 from .errors import LiteLLMErrors
@@ -192,10 +192,10 @@ class Reply(LiteLLMErrors):
                 pass
             return self._fill(response, body, events[-1])
 
-    def _whole(self) -> api.Whole:
+    def _whole(self) -> api.WholeResponse:
         accepted = self.generation.accepted
         if self._encoding is None:
-            return Whole(accepted, text=self.text)
+            return WholeResponse(accepted, text=self.text)
         return Embeddings(accepted, self._encoding)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:

@@ -30,7 +30,7 @@ from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Event, Failed
 from ..protocol.requests import GenerateRequest, ModelRequest
 from ..upstream.runtime import trim_heap
-from ..wire.api import HEADER, ParsedRequest, Reply, header_text
+from ..wire.api import HEADER, ParsedRequest, ResponseWriter, header_text
 from .access import error_response, key_name
 from .incoming import Incoming, Parse, in_thread
 
@@ -110,7 +110,7 @@ class _Answer:
         self._unsent: tuple[list[ModelRequest], Ticket] | None = (list(parsed.requests), ticket)
         self._submitting, self._sending = anyio.CancelScope(), anyio.Lock()
         self._decided = False
-        self._early: Reply | None = None
+        self._early: ResponseWriter | None = None
         """A stream that has begun before the request is accepted or refused (`_decided`)."""
         self._submitted = 0
 
@@ -179,7 +179,7 @@ class _Answer:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await anyio.sleep(HEARTBEAT)
 
-    def _make_reply(self) -> Reply:
+    def _make_reply(self) -> ResponseWriter:
         """To say something before the request is accepted."""
         unknown = Accepted(id=self._ids[0], model=self._model, prompt_tokens=0, max_tokens=0)
         return self._parsed.reply(unknown)
@@ -251,7 +251,7 @@ class _Answer:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _start(reply: Reply, warnings: list[str]) -> dict[str, object]:
+def _start(reply: ResponseWriter, warnings: list[str]) -> dict[str, object]:
     head = Response(status_code=200, media_type=reply.media_type)
     del head.headers["content-length"]
     if warnings:

@@ -77,7 +77,7 @@ def _outcome(call: Callable[[], T]) -> T | MLXProviderError:
 
 
 class Lines:
-    """One line per wake-up of the reader. See `api.Reply`."""
+    """One line per wake-up of the reader. See `api.ResponseWriter`."""
 
     media_type = NDJSON
     heartbeat = b""

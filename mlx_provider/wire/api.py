@@ -197,7 +197,7 @@ class Stream(ABC):
     def _failure(self, error: MLXProviderError) -> Iterable[bytes]: ...
 
 
-class Whole(ABC):
+class WholeResponse(ABC):
     media_type = "application/json"
     heartbeat = b""
     streamed = False
@@ -251,7 +251,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-class Reply(Protocol):
+class ResponseWriter(Protocol):
     media_type: str
     heartbeat: bytes
     """Sent while there are no events; empty: nothing."""
@@ -266,7 +266,7 @@ class Reply(Protocol):
 class ParsedRequest:
     requests: Sequence[ModelRequest]
     """One, or one for each prompt of a text completion."""
-    reply: Callable[[Accepted], Reply]
+    reply: Callable[[Accepted], ResponseWriter]
     names: ClientNames = field(default_factory=ClientNames)
     in_stream: tuple[type[MLXProviderError], ...] = ()
     """Errors that come in the stream, if there is one, also before acceptance."""

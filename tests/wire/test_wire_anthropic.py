@@ -20,7 +20,7 @@ from mlx_provider.protocol.events import (
 from mlx_provider.protocol.requests import ModelOptions
 from mlx_provider.testing.scripted import Call, Step, script
 from mlx_provider.wire.anthropic.request import chat_messages, message_request
-from mlx_provider.wire.anthropic.routes import Whole
+from mlx_provider.wire.anthropic.routes import WholeResponse
 from mlx_provider.wire.openai import answer as openai
 from mlx_provider.wire.responses import routes as responses
 from mlx_provider.wire.responses.conversation import ChatTools
@@ -290,7 +290,9 @@ DONE = Done(
     ("wanted", "reason"), [(5, "max_tokens"), (6, "model_context_window_exceeded")]
 )
 def test_a_cut_reply_stops_with_max_tokens_or_a_full_context(wanted: int, reason: str) -> None:
-    body = json.loads(Whole(ACCEPTED, wanted).feed([ACCEPTED, Finish(reason="length"), DONE]))
+    body = json.loads(
+        WholeResponse(ACCEPTED, wanted).feed([ACCEPTED, Finish(reason="length"), DONE])
+    )
     assert (body["stop_reason"], body["content"]) == (reason, [])
 
 
@@ -300,12 +302,12 @@ def test_a_malformed_call_is_not_repeated_as_a_partial_call() -> None:
     good = ToolCallDelta(index=1, id="d", name="g", arguments='{"a": 1}')
     text = Delta(content="<f><a>b</a><a>c</a></f>")
     events = [ACCEPTED, Delta(tool_calls=[half]), text, Delta(tool_calls=[good]), DONE]
-    chat = openai.Whole(ACCEPTED).body(events)["choices"][0]["message"]
+    chat = openai.WholeResponse(ACCEPTED).body(events)["choices"][0]["message"]
     assert [call["function"]["arguments"] for call in chat["tool_calls"]] == ['{"a": 1}']
     assert chat["content"] == text.content
-    message = Whole(ACCEPTED, 5).body(events)["content"]
+    message = WholeResponse(ACCEPTED, 5).body(events)["content"]
     assert [block["type"] for block in message] == ["text", "tool_use"]
-    response = responses.Whole(ACCEPTED, ChatTools(), echo_of({})).body(events)["output"]
+    response = responses.WholeResponse(ACCEPTED, ChatTools(), echo_of({})).body(events)["output"]
     assert [item["type"] for item in response] == ["message", "function_call"]
 
 
@@ -316,7 +318,7 @@ def test_blocks_follow_the_order_of_the_events() -> None:
         Delta(reasoning="c"),
         Delta(reasoning="d", tool_calls=[call]),
     ]
-    reply = Whole(ACCEPTED, 5).feed([*deltas, Finish(reason="length"), DONE])
+    reply = WholeResponse(ACCEPTED, 5).feed([*deltas, Finish(reason="length"), DONE])
     blocks = Message.model_validate_json(reply, strict=True)
     assert said_by(blocks) == ["a", "b", "cd", {"value": '{"a": '}]
 

@@ -26,7 +26,7 @@ DISPLAYS = ("summarized", "omitted")
 
 def _read_message(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     params = Parameters(body)
-    reply, thinking = Stream if params.flag("stream") else Whole, params.mapping("thinking")
+    reply, thinking = Stream if params.flag("stream") else WholeResponse, params.mapping("thinking")
     if thinking.get("display") is not None:
         check_kind(thinking["display"], "thinking.display", DISPLAYS)
     request, names = message_request(body, sender)
@@ -37,7 +37,7 @@ def _read_message(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequ
 
 def _read_count(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     request, names = message_request(body, sender, counted=True)
-    return ParsedRequest([request], partial(Whole, wanted=None), names)
+    return ParsedRequest([request], partial(WholeResponse, wanted=None), names)
 
 
 class _Message:
@@ -141,7 +141,7 @@ class Stream(_Message, api.Stream):
         yield event_frame(error_body(error))
 
 
-class Whole(_Message, api.Whole):
+class WholeResponse(_Message, api.WholeResponse):
     def _body(self, events: Sequence[Event], done: Done) -> Part:
         message, content = self._head(), list[Part]()
         for part in (part for event in events for part in self._write(event)):

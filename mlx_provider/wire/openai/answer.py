@@ -182,7 +182,7 @@ class Stream(api.Stream):
         yield api.data_frame(error_body(error))
 
 
-class Whole(api.Whole):
+class WholeResponse(api.WholeResponse):
     def __init__(self, accepted: Accepted, *, text: bool = False) -> None:
         self._head = _head(accepted, text=text)
         self._text = text

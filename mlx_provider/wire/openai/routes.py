@@ -16,7 +16,7 @@ from ...protocol.events import Accepted, Done, Embedded, Event
 from ...protocol.requests import EmbedRequest
 from .. import api
 from ..api import ParsedRequest, Read, expect
-from .answer import Stream, Whole, usage_of
+from .answer import Stream, WholeResponse, usage_of
 from .request import Parameters, generate_requests, parameter_names, prompt_list
 
 FORMATS = ("float", "base64")
@@ -35,7 +35,8 @@ def _read_generation(
     names = parameter_names(body, content)
     with names.naming():
         requests = generate_requests(params, sender, given, text=text)
-    reply = partial(Stream, text=text, usage=usage) if streamed else partial(Whole, text=text)
+    kind = partial(Stream, usage=usage) if streamed else WholeResponse
+    reply = partial(kind, text=text)
     return ParsedRequest(requests, reply, names)
 
 
@@ -81,7 +82,7 @@ def embed_request(
         raise bad_request(error, EmbedRequest) from None
 
 
-class Embeddings(api.Whole):
+class Embeddings(api.WholeResponse):
     def __init__(self, accepted: Accepted, form: str) -> None:
         self._model = accepted.model
         self._form = form

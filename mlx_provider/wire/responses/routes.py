@@ -73,7 +73,7 @@ LOGPROBS = "message.output_text.logprobs"
 def _read_response(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
     streamed = Parameters(body).flag("stream")
     request, names, tools = response_request(body, sender)
-    reply = partial(Stream if streamed else Whole, tools=tools, echo=echo_of(body))
+    reply = partial(Stream if streamed else WholeResponse, tools=tools, echo=echo_of(body))
     # Codex shortens a conversation only if a stream says that it is too long
     return ParsedRequest([request], reply, names, in_stream=(ContextTooLong,))
 
@@ -310,7 +310,7 @@ def _tokens_of(text: str, logprobs: list[Fields]) -> list[Fields]:
     return logprobs
 
 
-class Whole(_Response, api.Whole):
+class WholeResponse(_Response, api.WholeResponse):
     def _body(self, events: Sequence[Event], done: Done) -> Fields:
         for event in events:
             deque(self._write(event), maxlen=0)  # only its effect on `fields` counts
