@@ -23,7 +23,7 @@ from .call import (
 )
 from .errors import LiteLLMErrors, refusal_of
 from .model_info import add_to_map, set_context_limit
-from .streams import SILENCE, Reply, ReplyStream, refuse
+from .streams import SILENCE, OpenRequest, ResponseStream, refuse
 
 T = TypeVar("T")
 
@@ -68,13 +68,13 @@ class Provider(CustomLLM):
     def acompletion(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, ModelResponse]:
         return LazyCoroutine(partial(self._submit(kwargs).acollect, kwargs["model_response"]))
 
-    def streaming(self, *args: Any, **kwargs: Any) -> ReplyStream:
-        return ReplyStream(self._submit(kwargs))
+    def streaming(self, *args: Any, **kwargs: Any) -> ResponseStream:
+        return ResponseStream(self._submit(kwargs))
 
     def astreaming(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         try:
             heartbeat = SILENCE if kwargs["litellm_params"].get("proxy_server_request") else None
-            return ReplyStream(self._submit(kwargs), heartbeat)
+            return ResponseStream(self._submit(kwargs), heartbeat)
         except ContextWindowExceededError as error:
             if not reads_errors_in_streams(kwargs["litellm_params"]):
                 raise
@@ -89,7 +89,7 @@ class Provider(CustomLLM):
     image_generation = aimage_generation = refusal_of("image_generation")
     image_edit = aimage_edit = refusal_of("image_edit")
 
-    def _submit(self, kwargs: dict[str, Any]) -> Reply:
+    def _submit(self, kwargs: dict[str, Any]) -> OpenRequest:
         with LiteLLMErrors(kwargs["model"]):
             call = _begin_call(kwargs, "messages")
             names = call.names
@@ -101,9 +101,9 @@ class Provider(CustomLLM):
             set_context_limit(call.litellm_params, generation.accepted.context_length)
             clipped = generation.accepted.max_tokens < (requests[0].max_tokens or 0)
             keep = ending_keeper(call.logging, clipped=clipped)
-            return Reply(generation, call.deadline, call.model, names, keep, text=call.text)
+            return OpenRequest(generation, call.deadline, call.model, names, keep, text=call.text)
 
-    def _embed(self, kwargs: dict[str, Any]) -> Reply:
+    def _embed(self, kwargs: dict[str, Any]) -> OpenRequest:
         with LiteLLMErrors(kwargs["model"]):
             call = _begin_call(kwargs, "input")
             request, encoding = embeddings(call, kwargs["input"])
@@ -111,7 +111,7 @@ class Provider(CustomLLM):
             keep_warnings(call.logging, generation.accepted.warnings)
             add_to_map(call.model, generation.accepted, mode="embedding")
             set_context_limit(call.litellm_params, generation.accepted.context_length)
-            return Reply(generation, call.deadline, call.model, encoding=encoding)
+            return OpenRequest(generation, call.deadline, call.model, encoding=encoding)
 
 
 def _begin_call(kwargs: dict[str, Any], content: str) -> Call:

@@ -153,7 +153,7 @@ def _add_headers(
     return hidden
 
 
-class Reply(LiteLLMErrors):
+class OpenRequest(LiteLLMErrors):
     """An accepted request in the engine. As a context, it also cancels the request after an error,
     or a cancellation."""
 
@@ -233,16 +233,16 @@ class Reply(LiteLLMErrors):
         return self._names.events(events)
 
 
-class ReplyStream:
+class ResponseStream:
     """Errors are LiteLLM's; each frees the request, as does the cancellation of a reader. In a
     loop, an empty chunk is sent after `heartbeat` silent seconds."""
 
-    def __init__(self, reply: Reply, heartbeat: float | None = None) -> None:
-        self._reply = reply
+    def __init__(self, request: OpenRequest, heartbeat: float | None = None) -> None:
+        self._request = request
         self._heartbeat = heartbeat
         self.mlx_created = int(time.time())  # see `patches.CREATED`
         self._chunks = ChunkStream(
-            reply.generation.accepted.id, reply.model, self.mlx_created, text=reply.text
+            request.generation.accepted.id, request.model, self.mlx_created, text=request.text
         )
         self._waiting: Iterator[types.ModelResponseStream] = iter(())
         self._closed = False
@@ -253,15 +253,15 @@ class ReplyStream:
     __aiter__ = __iter__
 
     def __next__(self) -> types.ModelResponseStream:
-        with self._reply:
+        with self._request:
             while (chunk := self._ready(StopIteration)) is None:
-                self._waiting = self._chunks.feed(self._reply.events())
+                self._waiting = self._chunks.feed(self._request.events())
             return chunk
 
     async def __anext__(self) -> types.ModelResponseStream:
-        with self._reply:
+        with self._request:
             while (chunk := self._ready(StopAsyncIteration)) is None:
-                events = await self._reply.aevents(self._heartbeat)
+                events = await self._request.aevents(self._heartbeat)
                 if not events:
                     return self._chunks.empty()
                 self._waiting = self._chunks.feed(events)
@@ -276,7 +276,7 @@ class ReplyStream:
     def close(self) -> None:
         self._closed = True
         self._waiting = iter(())
-        self._reply.generation.close()
+        self._request.generation.close()
 
     async def aclose(self) -> None:
         self.close()

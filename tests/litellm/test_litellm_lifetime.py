@@ -13,7 +13,7 @@ from litellm.exceptions import BadRequestError, ServiceUnavailableError
 from mlx_provider.client.generation import Generation
 from mlx_provider.errors import BadRequest, EngineDied
 from mlx_provider.litellm.call import Deadline
-from mlx_provider.litellm.streams import Reply, ReplyStream
+from mlx_provider.litellm.streams import OpenRequest, ResponseStream
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.protocol.events import Accepted, Delta, ErrorBody, Failed, Finish
 
@@ -156,11 +156,11 @@ def failing_reply():
     failed = Failed(error=ErrorBody.of(EngineDied("gone")))
     queue.put([Delta(content="last"), Delta(index=1, content="words"), failed])
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
-    return Reply(Generation(accepted, queue, lambda: None), Deadline(60), "m")
+    return OpenRequest(Generation(accepted, queue, lambda: None), Deadline(60), "m")
 
 
 async def test_chunks_before_a_failure_are_delivered_before_the_error():
-    in_thread, in_loop = ReplyStream(failing_reply()), ReplyStream(failing_reply())
+    in_thread, in_loop = ResponseStream(failing_reply()), ResponseStream(failing_reply())
     chunks = [next(in_thread), next(in_thread), await anext(in_loop), await anext(in_loop)]
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["last", "words"] * 2
     with pytest.raises(ServiceUnavailableError, match="gone"):
@@ -182,8 +182,8 @@ async def test_a_cancellation_at_the_time_of_an_event_is_not_lost():
     queue, freed = EventQueue(), []
     accepted = Accepted(id="r", model="m", prompt_tokens=1, max_tokens=9)
     generation = Generation(accepted, queue, lambda: freed.append(True))
-    reply = Reply(generation, Deadline(60), "m")
-    task = asyncio.ensure_future(ReplyStream(reply).__anext__())
+    reply = OpenRequest(generation, Deadline(60), "m")
+    task = asyncio.ensure_future(ResponseStream(reply).__anext__())
     await asyncio.sleep(0.01)
     queue.put([Delta(content="x")])
     task.cancel()
