@@ -254,7 +254,7 @@ def _divisible(path: str, layer: nn.Module) -> bool:
 def prefilled(model: TextModel, rows: int, name: str) -> Layout:
     layout = Layout(name)
     for i in range(rows):
-        cache, tokens = model.make_cache(), [30] * (3 + 29 * i)
+        cache, tokens = model.make_cache(), [30] * (3 + 5 * i)
         mx.eval(model.prefill(PrefillChunk(Prompt(tokens), 0, len(tokens), cache)))
         layout.add(new_request(tokens).rows[0], cache)
     return layout

@@ -2,7 +2,6 @@
 
 import json
 
-import anthropic
 import openai
 import pytest
 
@@ -51,7 +50,9 @@ def test_a_full_context_of_a_streamed_response_has_the_code_that_codex_reads(eng
 
 @STREAMED
 def test_a_full_context_of_messages_has_the_error_of_anthropic(engine, claude, stream):
-    with pytest.raises(anthropic.BadRequestError, match=WORDS) as caught:
+    from anthropic import BadRequestError
+
+    with pytest.raises(BadRequestError, match=WORDS) as caught:
         claude.messages.create(
             model="scripted", max_tokens=9, messages=said("toolong"), stream=stream
         )

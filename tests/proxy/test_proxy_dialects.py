@@ -1,6 +1,5 @@
 """The same engine behind Anthropic's and OpenAI's newer API."""
 
-import anthropic
 import openai
 import pytest
 
@@ -104,7 +103,9 @@ def test_response_schemas_reach_the_engine_unchanged_on_every_route(engine, clau
         )
         assert engine.request["response_format"]["json_schema"]["schema"] == SCHEMA
     assert engine.seen()["requests"][-2]["template"]["reasoning_effort"] == "low"
-    with pytest.raises(anthropic.BadRequestError, match="output_config"):
+    from anthropic import BadRequestError
+
+    with pytest.raises(BadRequestError, match="output_config"):
         claude.messages.create(
             model="scripted",
             max_tokens=9,

@@ -1,6 +1,5 @@
 """Requests without the proxy's key, to a proxy without a database."""
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -53,6 +52,8 @@ def test_a_missing_or_wrong_key_is_401_with_the_reason(proxy: Proxy, route: str,
 
 
 def test_sdk_clients_raise_an_authentication_error_for_a_wrong_key(proxy: Proxy) -> None:
+    import anthropic
+
     plain = {"api_key": "sk-wrong", "max_retries": 0}
     client = openai.OpenAI(base_url=f"{proxy.url}/v1", **plain)
     with pytest.raises(openai.AuthenticationError, match="Wrong key"):

@@ -4,7 +4,6 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
 import openai
@@ -41,7 +40,7 @@ def gpt(served: Any) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def claude(served: Any) -> Iterator[anthropic.Anthropic]:
+def claude(served: Any) -> Iterator[Any]:
     with anthropic_client(str(served.http.base_url), "secret") as client:
         yield client
 
@@ -68,14 +67,14 @@ def text(gpt: openai.OpenAI, prompt: str) -> Iterator[str | None]:
         yield chunk.choices[0].text
 
 
-def message(claude: anthropic.Anthropic, prompt: str) -> Iterator[str | None]:
+def message(claude: Any, prompt: str) -> Iterator[str | None]:
     asked: Any = {**said(prompt), "max_tokens": 9, "output_config": {"format": FORM | SCHEMA}}
     for event in claude.messages.create(**asked, stream=True):
         if event.type == "content_block_delta" and event.delta.type == "text_delta":
             yield event.delta.text
 
 
-def message_helper(claude: anthropic.Anthropic, prompt: str) -> Iterator[str | None]:
+def message_helper(claude: Any, prompt: str) -> Iterator[str | None]:
     asked: Any = {**said(prompt), "max_tokens": 9, "output_config": {"format": FORM | SCHEMA}}
     with claude.messages.stream(**asked) as stream:
         yield from stream.text_stream
@@ -138,10 +137,12 @@ def test_a_broken_responses_stream_ends_with_response_failed(
 
 @pytest.mark.parametrize(("read", "code"), cases(message, message_helper))
 def test_the_anthropic_client_raises_the_error_of_a_broken_stream(
-    claude: anthropic.Anthropic, read: Callable[..., Iterator[str | None]], code: str
+    claude: Any, read: Callable[..., Iterator[str | None]], code: str
 ) -> None:
     found = []
-    with pytest.raises(anthropic.APIStatusError) as caught:
+    from anthropic import APIStatusError
+
+    with pytest.raises(APIStatusError) as caught:
         found.extend(read(claude, f"break {code}"))
     assert found == ["begun "]
     status = error_classes()[code].status
@@ -154,6 +155,8 @@ def test_the_anthropic_client_raises_the_error_of_a_broken_stream(
 
 def test_an_engine_that_is_killed_breaks_streams(spawn: Any) -> None:
     """The connection ends before the reply does, which no client takes for the end."""
+    from anthropic import APIError
+
     engine = spawn("--port", "0", MLX_PROVIDER_API_KEY="secret")
     url = str(engine.http.base_url)
     asked: Any = said("wait")
@@ -165,6 +168,6 @@ def test_an_engine_that_is_killed_breaks_streams(spawn: Any) -> None:
         ]
         assert engine.end(signal.SIGKILL) == -signal.SIGKILL
         for stream in streams:
-            broken = (openai.APIError, anthropic.APIError, httpx.HTTPError, httpx2.HTTPError)
+            broken = (openai.APIError, APIError, httpx.HTTPError, httpx2.HTTPError)
             with pytest.raises(broken):
                 list(stream)

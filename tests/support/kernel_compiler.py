@@ -35,11 +35,12 @@ def compile_whole() -> Iterator[None]:
         compiler, compiled = Path(folder) / "g++", Path(folder) / f"{HEADER}.gch"
         compiled.parent.mkdir(parents=True)
         options = f"-std=c++17 -O3 -Wall -fPIC -I {include} -x c++-header -w {include / HEADER}"
-        subprocess.run(["g++", *options.split(), "-o", str(compiled)], check=False)
+        command = f"g++ {options} -o {compiled}.new && mv {compiled}.new {compiled}"
         compiler.write_text(COMPILER)
         compiler.chmod(0o755)
-        os.environ["PATH"] = f"{folder}:{path}"
-        try:
-            yield
-        finally:
-            os.environ["PATH"] = path
+        with subprocess.Popen(command, shell=True):  # ready before tests are found
+            os.environ["PATH"] = f"{folder}:{path}"
+            try:
+                yield
+            finally:
+                os.environ["PATH"] = path

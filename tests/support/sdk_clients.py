@@ -4,7 +4,6 @@ They speak plain HTTP, so they read no certificates, which takes 20 ms each time
 
 from typing import Any
 
-import anthropic
 import openai
 
 
@@ -15,6 +14,8 @@ def openai_client(url: str, key: str, **more: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, **given)
 
 
-def anthropic_client(url: str, key: str) -> anthropic.Anthropic:
+def anthropic_client(url: str, key: str) -> Any:
+    import anthropic  # slow: most test processes need no such client
+
     http = anthropic.DefaultHttpxClient(trust_env=False, verify=False)
     return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0, http_client=http)

@@ -18,7 +18,7 @@ from mlx_provider.testing.driver import new_engine, new_request, run
 
 TOKEN_BYTES = 2 * LAYERS * DIM * 2
 """Of the stand-in model."""
-REPLY = 200
+REPLY = 60
 
 
 @dataclass

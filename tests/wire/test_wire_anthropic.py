@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import anthropic
 import pytest
-from anthropic.types import Message
 
 from mlx_provider.protocol.events import (
     Accepted,
@@ -81,12 +79,19 @@ def asked(engine: Any, step: Step, more: Mapping[str, Any]) -> Any:
     return {"model": engine.scripted, "max_tokens": 200, "messages": messages, **more}
 
 
-def said_by(message: Message) -> list[Any]:
+def said_by(message: Any) -> list[Any]:
     fields = {"thinking": "thinking", "text": "text", "tool_use": "input"}
     return [getattr(block, fields[block.type]) for block in message.content]
 
 
-def without_ids(message: Message) -> Any:
+def checked(reply: str) -> Any:
+    """The client itself checks nothing."""
+    from anthropic.types import Message
+
+    return Message.model_validate_json(reply, strict=True)
+
+
+def without_ids(message: Any) -> Any:
     blocks = [
         block.model_dump(include={"type", "thinking", "signature", "text", "name", "input"})
         for block in message.content
@@ -95,13 +100,11 @@ def without_ids(message: Message) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_message_is_the_same_whole_and_streamed(
-    engine: Any, claude: anthropic.Anthropic, case: str
-) -> None:
+def test_a_message_is_the_same_whole_and_streamed(engine: Any, claude: Any, case: str) -> None:
     step, more, said, end = CASES[case]
     fields = asked(engine, step, more)
     raw = claude.messages.with_raw_response.create(**fields)
-    whole = Message.model_validate_json(raw.text(), strict=True)  # the client itself checks nothing
+    whole = checked(raw.text())
     assert said_by(whole) == said
     assert (whole.stop_reason, whole.stop_sequence) == end
     assert all(block.signature for block in whole.content if block.type == "thinking")
@@ -113,6 +116,8 @@ def test_a_message_is_the_same_whole_and_streamed(
 
 
 async def test_the_asynchronous_anthropic_client_streams_the_reply(engine: Any) -> None:
+    import anthropic
+
     async with (
         anthropic.AsyncAnthropic(
             base_url=engine.url,
@@ -140,7 +145,7 @@ def test_the_events_of_a_messages_stream_come_in_order(engine: Any) -> None:
     assert [delta, stop] == [(None, "message_delta"), (None, "message_stop")]
 
 
-def test_reply_blocks_sent_back_reuse_a_prefix(engine: Any, claude: anthropic.Anthropic) -> None:
+def test_reply_blocks_sent_back_reuse_a_prefix(engine: Any, claude: Any) -> None:
     """Blocks of a reply come back as they were, and a prefix is computed once."""
     second = Step("done")
     text = "a long beginning " * 40 + script(ALL, second)
@@ -169,7 +174,7 @@ def test_reply_blocks_sent_back_reuse_a_prefix(engine: Any, claude: anthropic.An
 
 
 def test_a_prompt_with_cache_control_reports_its_stored_tokens_separately(
-    engine: Any, claude: anthropic.Anthropic
+    engine: Any, claude: Any
 ) -> None:
     """As for Claude Code, which marks its prompts: the three counts are the whole prompt."""
     mark = {"cache_control": {"type": "ephemeral"}}
@@ -227,7 +232,7 @@ def test_errors_and_warnings_name_the_block(engine: Any) -> None:
     assert answer.json()["error"]["message"].startswith("messages[1].content[1] must hold")
 
 
-def test_a_prefilled_reply_is_continued(engine: Any, claude: anthropic.Anthropic) -> None:
+def test_a_prefilled_reply_is_continued(engine: Any, claude: Any) -> None:
     messages: list[Any] = [
         {"role": "user", "content": script(Step(WORDS))},
         {"role": "assistant", "content": "one"},
@@ -319,8 +324,7 @@ def test_blocks_follow_the_order_of_the_events() -> None:
         Delta(reasoning="d", tool_calls=[call]),
     ]
     reply = WholeResponse(ACCEPTED, 5).feed([*deltas, Finish(reason="length"), DONE])
-    blocks = Message.model_validate_json(reply, strict=True)
-    assert said_by(blocks) == ["a", "b", "cd", {"value": '{"a": '}]
+    assert said_by(checked(reply)) == ["a", "b", "cd", {"value": '{"a": '}]
 
 
 @pytest.mark.parametrize("place", ["system", "tools", "message", None])

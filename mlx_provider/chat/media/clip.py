@@ -16,17 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...bounded_process import memory_limit
-from ...errors import MediaError
-from .fetch import MediaPolicy
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the process runs this file alone
     import numpy as np
     from numpy.typing import NDArray
 
+    from .fetch import MediaPolicy
+
 REFUSED = 3
 """Exit code with a reason on standard output."""
-POLL_SECONDS = 0.5
 RATE = 2.0
 """Frames per second, as vision families assume for a list of frames."""
 MEMORY = 4 * 2**30
@@ -41,8 +38,7 @@ class Clip:
 
     def frames(self, policy: MediaPolicy) -> NDArray[np.uint8]:
         """Shape (count, H, W, 3), two per second. Raises `MediaError` that names the part."""
-        suffix = container(self.data)
-        if not suffix:
+        if not (suffix := container(self.data)):
             raise self._error("the data is no MP4, MOV, WebM, MKV or AVI video")
         descriptor, name = tempfile.mkstemp(suffix, "mlx-clip-")
         file = Path(name)
@@ -56,8 +52,10 @@ class Clip:
     def _decode(self, file: Path, policy: MediaPolicy) -> NDArray[np.uint8]:
         import numpy as np
 
+        from ...bounded_process import memory_limit
+
         bounds = (os.getpid(), policy.max_frames, policy.max_pixels, policy.max_clip_pixels)
-        command = [sys.executable, "-P", "-m", __name__, str(file), *map(str, bounds)]
+        command = [sys.executable, "-P", __file__, str(file), *map(str, bounds)]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -79,7 +77,9 @@ class Clip:
         frames: NDArray[np.uint8] = np.load(io.BytesIO(written), allow_pickle=False)
         return frames
 
-    def _error(self, reason: str) -> MediaError:
+    def _error(self, reason: str) -> Exception:
+        from ...errors import MediaError
+
         return MediaError(f"{self.path}: {reason}; {REMEDY}", param=self.path)
 
 
@@ -95,7 +95,7 @@ def container(data: bytes) -> str:
 
 def _exit_with_engine(file: Path, engine: int) -> None:
     while os.getppid() == engine:
-        time.sleep(POLL_SECONDS)
+        time.sleep(0.5)
     file.unlink(missing_ok=True)
     os._exit(1)
 
