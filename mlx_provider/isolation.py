@@ -196,8 +196,8 @@ class Isolation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> bool:
-        main = threading.current_thread() is threading.main_thread()
-        ctrl_c = isinstance(error, KeyboardInterrupt) and main
+        main = threading.main_thread
+        ctrl_c = isinstance(error, KeyboardInterrupt) and threading.current_thread() is main()
         if error is None or ctrl_c or isinstance(error, self._passes):
             return False
         self.fault = Fault.of(error)

@@ -16,22 +16,16 @@ from ..protocol.requests import GenerateRequest, ModelRequest
 
 class Generation:
     """An accepted request. `get` blocks a thread, `aget` suspends a task; both return the events
-    since the last call, and an empty list once `Done` or `Failed` was read. Deleting the object
-    cancels the request."""
+    since the last call, and an empty list once `Done` or `Failed` was read (see `EventQueue`).
+    Deleting the object cancels the request."""
 
     def __init__(self, accepted: Accepted, events: EventQueue, cancel: Callable[[], None]) -> None:
         self.accepted = accepted
         self.events = events
+        self.get, self.aget = events.get, events.aget
         self._finalizer = weakref.finalize(self, cancel)
         if (replies := REPLIES.get()) is not None:
             replies.append(weakref.ref(self))
-
-    def get(self, timeout: float | None = None) -> list[Event]:
-        """Raises `RequestTimedOut` after `timeout` seconds without events."""
-        return self.events.get(timeout)
-
-    async def aget(self, timeout: float | None = None) -> list[Event]:
-        return await self.events.aget(timeout)
 
     def __iter__(self) -> Iterator[Event]:
         """Raises the error of `Failed`."""

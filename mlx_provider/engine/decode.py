@@ -22,6 +22,7 @@ from ..protocol.events import Delta, Event, Finish, FinishReason
 from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassResult, Read
 from .execution.sampler import draw
 from .request import Request, Row
+from .scheduling.scheduler import OUTPUT_TOKEN
 from .scheduling.step import Chunk, StepPlan
 from .speculation.drafted_tokens import Mask, places, row_with_drafts
 
@@ -135,9 +136,9 @@ def _commit_results(
     caches of the others have just their tokens, but theirs are cut to the accepted drafts."""
     if engine.prefix_cache is not None:
         engine.prefix_cache.record_read()
-    with_drafts = any(result.drafts for result in results)
-    times = engine.timer.end_rows(now, newer=not before, usual=not with_drafts)
-    engine.drafting.record_pass(results, times)
+    drafts = sum(result.drafts for result in results)
+    times = engine.timer.end_rows(now, newer=not before, usual=not drafts)
+    engine.drafting.record_pass(drafts, times)
     together = [result for result in results if not (before and result.drafts)]
     take_tokens(engine, [read for result in together for read in result.reads], now)
     for result in results:
@@ -203,7 +204,7 @@ def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
     unfinished = [read for read in reads if read[0].finish is None]
     for row, token, _ in unfinished:  # all first: a failure below stores its request's other rows
         engine.output.add_token(row.request, now)
-        engine.scheduler.charge_token(row.request)
+        engine.scheduler.shares.charge(row.request, OUTPUT_TOKEN)
         row.tokens.append(token)
     for row, token, logprob in unfinished:
         _apply(engine, row, partial(_push_token, engine, row, token, logprob))

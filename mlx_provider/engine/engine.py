@@ -80,7 +80,7 @@ class Engine:
         return self.scheduler.schedule(
             now,
             mixes=self.batch.mixes and not retrying,
-            stalled=self.timer.stall_seconds(now),
+            stalled=self.timer.stall_seconds(now) if self.scheduler.waiting else 0.0,
             passes=self.batch.layout.pass_count,
         )
 
@@ -151,9 +151,7 @@ class Engine:
     @property
     def rest(self) -> float:
         """Seconds until the next step is useful, unless a request arrives before."""
-        if self.idle:
-            return inf
-        return BLOCKED_REST if self._blocked else 0.0
+        return inf if self.idle else BLOCKED_REST * self._blocked
 
     # -- requests
 
@@ -231,8 +229,6 @@ class Engine:
         self.batch.drop(rows)
         self.drafting.forget(rows)
         self.charge_merged()
-        for row in rows:
-            row.merged = 0
 
     def charge_merged(self) -> None:
         """Charge rows in caches with others as much as the longest. Call it after rows have joined,

@@ -115,21 +115,16 @@ class EngineWorker:
         steps = 0
         while self._drain(self._rest()):
             self._step()
-            if self._idle_calls and self._idle:
+            if self._idle_calls and all(engine.idle for engine in self._engines):
                 with background("a call to the idle engine thread"):
                     self._idle_calls.popleft()()
             steps += 1
             if steps % CLEAR_EVERY == 0:
                 mx.clear_cache()
 
-    @property
-    def _idle(self) -> bool:
-        return all(engine.idle for engine in self._engines)
-
     def _rest(self) -> float:
-        if self._idle_calls and self._idle:
-            return 0.0
-        return min((engine.rest for engine in self._engines), default=inf)
+        rest = min((engine.rest for engine in self._engines), default=inf)
+        return 0.0 if self._idle_calls and rest == inf else rest
 
     def _step(self) -> None:
         """Step every engine. A step may remove an idle one; no reference to it remains here. No

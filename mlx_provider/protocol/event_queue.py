@@ -67,16 +67,15 @@ class EventQueue:
         """Wait for events. Returns up to about `GET_BYTES`, and an empty list after the last event
         was read. Raises `RequestTimedOut` after `timeout` seconds without one."""
         with self._lock:
-            if not self._arrived.wait_for(lambda: self._readable, timeout):
-                raise nothing_within(timeout)
-            return self._take()
+            self._arrived.wait_for(lambda: self._readable, timeout)
+            return self._take(timeout)
 
     async def aget(self, timeout: float | None = None) -> list[Event]:
         """A cancellation loses no event, nor is it lost when one arrives (as by `asyncio.wait_for`,
         Python 3.11). `asyncio.timeout` takes as long as all other work for an event."""
         with self._lock:
             if self._readable:
-                return self._take()
+                return self._take(timeout)
             loop = asyncio.get_running_loop()
             woken = loop.create_future()
             self._reader = threading.get_ident(), woken
@@ -88,9 +87,7 @@ class EventQueue:
             if timer is not None:
                 timer.cancel()
         with self._lock:
-            if not self._readable:
-                raise nothing_within(timeout)
-            return self._take()
+            return self._take(timeout)
 
     # -- waiting events (the caller holds the lock)
 
@@ -98,7 +95,9 @@ class EventQueue:
     def _readable(self) -> bool:
         return bool(self._events) or self.ended
 
-    def _take(self) -> list[Event]:
+    def _take(self, timeout: float | None) -> list[Event]:
+        if not self._readable:
+            raise RequestTimedOut(f"no event within {timeout:g} s")
         events, count, taken = compact(self._events), 0, 0
         while count < len(events) and taken < GET_BYTES:
             taken += event_bytes(events[count])
@@ -133,12 +132,10 @@ def _settle(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-def nothing_within(timeout: float | None) -> RequestTimedOut:
-    return RequestTimedOut(f"no event within {timeout:g} s")
-
-
 def compact(events: Sequence[Event]) -> list[Event]:
     """Joins deltas; the order within a choice does not change."""
+    if len(events) < 2:
+        return [*events]
     runs: list[list[Any]] = []
     growing: dict[int, list[Delta]] = {}
     """By choice: the run that its next delta may join, and (`room`) bytes that fit into it."""
@@ -194,6 +191,8 @@ def event_bytes(event: Event) -> int:
         return EVENT_BYTES + len(event.vector)
     if not isinstance(event, Delta):
         return EVENT_BYTES
-    calls = sum(CALL_BYTES + len(call.arguments) for call in event.tool_calls)
-    named = sum(1 + len(entry.top) for entry in event.logprobs)
-    return EVENT_BYTES + len(event.content) + len(event.reasoning) + calls + LOGPROB_BYTES * named
+    nbytes = EVENT_BYTES + len(event.content) + len(event.reasoning)
+    if event.tool_calls or event.logprobs:
+        nbytes += sum(CALL_BYTES + len(call.arguments) for call in event.tool_calls)
+        nbytes += LOGPROB_BYTES * sum(1 + len(entry.top) for entry in event.logprobs)
+    return nbytes

@@ -241,8 +241,8 @@ class _Answer:
                 if out:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
                     written = time.monotonic()
-                silent = time.monotonic() - written
-                wait = max(0.0, HEARTBEAT - silent) if reply.heartbeat else None
+                beat = written + HEARTBEAT
+                wait = max(0.0, beat - time.monotonic()) if reply.heartbeat else None
                 try:
                     events = names.events(await generation.aget(wait))
                     break

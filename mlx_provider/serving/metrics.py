@@ -130,7 +130,7 @@ class EngineMetrics(Recorder):
     def __init__(self, stats: Callable[[], Stats | None] = lambda: None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=True)
         registry.register(Gauges(stats))
-        self._metrics: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, str], Any] = {}
         for name, text, labels, values in COUNTERS:
             counter = PrometheusCounter(name, text, labels, NAME, registry=registry)
             self._add(name, counter, values)
@@ -139,13 +139,12 @@ class EngineMetrics(Recorder):
             self._add(name, histogram, values)
 
     def _add(self, name: str, metric: Any, values: Sequence[str]) -> None:
-        self._metrics[name] = metric
+        self._metrics[name, ""] = metric
         for value in values:
-            metric.labels(value)
+            self._metrics[name, value] = metric.labels(value)
 
     def _of(self, name: str, label: str) -> Any:
-        metric = self._metrics[name]
-        return metric.labels(label) if label else metric
+        return self._metrics.get((name, label)) or self._metrics[name, ""].labels(label)
 
     def count(self, name: str, n: int = 1, label: str = "") -> None:
         self._of(name, label).inc(n)

@@ -50,12 +50,13 @@ MIN_SCORES = 1 << 12
 def applies(queries: mx.array, parts: Sequence[Part], options: Mapping[str, Any]) -> bool:
     """Whether `attend(queries, parts, **options)` is correct and faster. Not for sinks, quantised
     or half-precision keys."""
-    arrays = [queries, *(x for part in parts for x in (part.keys, part.values))]
-    if options.keys() != {"scale"} or not all(map(_is_array, arrays)):
-        return False
-    rows, heads, tokens, _ = queries.shape
-    seen: int = sum(len(range(rows)[part.rows]) * part.keys.shape[2] for part in parts)
-    return heads * tokens * seen >= MIN_SCORES and all(x.dtype == mx.float32 for x in arrays)
+    (rows, heads, tokens, _), seen = queries.shape, 0
+    for part in parts:  # of each layer in each pass
+        arrays = (queries, part.keys, part.values)
+        if not all(isinstance(x, mx.array) and x.dtype == mx.float32 for x in arrays):
+            return False
+        seen += len(range(rows)[part.rows]) * part.keys.shape[2]
+    return heads * tokens * seen >= MIN_SCORES and options.keys() == {"scale"}
 
 
 def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.array:
@@ -63,7 +64,8 @@ def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.arra
     H, L, D) with H a multiple of every Hk; the parts are all of its rows in order. Returns (B, H,
     L, Dv)."""
     limit_numpy_threads()
-    mx.eval(queries, [[x for x in (p.keys, p.values, p.mask) if _is_array(x)] for p in parts])
+    inputs = [x for part in parts for x in (part.keys, part.values, part.mask)]
+    mx.eval(queries, [x for x in inputs if isinstance(x, mx.array)])
     q = np.asarray(queries) * np.float32(scale)
     out = np.empty((*q.shape[:3], parts[0].values.shape[-1]), dtype=np.float32)
     for part in parts:
@@ -76,7 +78,7 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
     k, v = np.asarray(part.keys), np.asarray(part.values)
     B, H, L, _ = q.shape
     Hk, S = k.shape[1:3]
-    mask = _mask(part.mask, Hk, H) if _is_array(part.mask) else None
+    mask = _mask(part.mask, Hk, H) if isinstance(part.mask, mx.array) else None
     causal = isinstance(part.mask, str)
     q, out = (x.reshape(B, Hk, H // Hk, L, -1) for x in (q, out))  # views: an axis is split
 
@@ -85,10 +87,6 @@ def _attend_part(part: Part, q: NDArray[np.float32], out: NDArray[np.float32]) -
         _attend(q[at], k[at[:2]], v[at[:2]], causal, own, out[at])
 
     on_cores(attend_share, _shares((B, Hk, H // Hk), B * H * L * S))
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, mx.array)
 
 
 def _attend(

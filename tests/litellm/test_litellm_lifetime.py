@@ -76,13 +76,13 @@ async def reply_to(streaming, **more):
 @pytest.fixture
 def awaited(monkeypatch):
     """Set once the event loop waits for what the engine says."""
-    event, aget = asyncio.Event(), Generation.aget
+    event, aget = asyncio.Event(), EventQueue.aget
 
     async def telling(self, timeout=None):
         event.set()
         return await aget(self, timeout)
 
-    monkeypatch.setattr(Generation, "aget", telling)
+    monkeypatch.setattr(EventQueue, "aget", telling)
     return event
 
 

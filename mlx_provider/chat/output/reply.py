@@ -203,9 +203,7 @@ class Reply:
             self._new_deltas.append(Delta(index=self._index, content=text))
 
     def _deltas(self, last: bool = False) -> list[Delta]:
-        found: list[Any] = (
-            compact(self._new_deltas) if len(self._new_deltas) > 1 else self._new_deltas
-        )
+        found: list[Any] = compact(self._new_deltas)
         self._new_deltas = []
         logprobs = self._known_logprobs(last) if found or last else []
         if not logprobs:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from math import inf
 from typing import Self
 
@@ -179,15 +179,14 @@ class Chunking:
         """Seconds of a step's pass by its number of drafts, spread over its rows."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
         rows, curve, pace = len(plan.rows), self.costs.curve, self.costs.pace["rows"]
-        keys = self.load(plan.rows).keys
+        keys, known = self.load(plan.rows).keys, {0: plan.pass_seconds}
 
-        @cache
         def seconds(drafts: int) -> float:
-            if not drafts:
-                return plan.pass_seconds
-            more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
-            # no pass before had as many cached tokens
-            return plan.pass_seconds + (more + curve.first)
+            if drafts not in known:
+                more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
+                # no pass before had as many cached tokens
+                known[drafts] = plan.pass_seconds + (more + curve.first)
+            return known[drafts]
 
         return seconds
 

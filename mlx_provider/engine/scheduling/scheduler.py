@@ -93,6 +93,8 @@ class Scheduler:
         """The rows that decode, in the order in which they joined. This is the only such list."""
         self.shares = FairShares()
         self.memory_check = MemoryCheck()
+        self._decoded = False
+        """Whether rows have decoded in the last step, after which they may need more memory."""
         self._itl_debt = 0.0
         """Seconds that decoding rows have waited for chunks beyond their fair time."""
 
@@ -105,7 +107,7 @@ class Scheduler:
         late = [r for r in self.requests() if r.deadline is not None and now > r.deadline]
         record = StepRecord(now, sorted(late, key=lambda request: request.arrived))
         step = StepBuilder(self, record)
-        if self.memory_check.due:
+        if self._decoded:
             step.fit_rows()
         record.admitted = step.choose_prompt(step.displace())
         record.offered = [*step.offers]  # those that `displace` and `choose_prompt` have tried
@@ -150,7 +152,7 @@ class Scheduler:
 
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the queue or in prefill, the most urgent first, fair between tenants."""
-        return self.shares.order(sorted(jobs, key=partial(self._urgency, now)))
+        return self.shares.order(sorted(jobs, key=partial(self._urgency, now))) if jobs else ()
 
     def _urgency(self, now: float, job: PrefillJob) -> float:
         """Seconds that the rest of its prefill takes, less for its waiting. A prompt in prefill
@@ -191,14 +193,11 @@ class Scheduler:
         """A step begins. Steps without a chunk compensate for its time beyond the fair time, so
         that the average time of a token stays within that. An empty plan, of a record in which
         prompts begin, charges nothing."""
-        self.memory_check = replace(self.memory_check, due=bool(plan.rows))
+        self._decoded = bool(plan.rows)
         took = plan.pass_seconds + plan.chunk_seconds + plan.preparing_seconds
         rows_seconds = self.chunking.seconds(plan.rows) if plan.mixed else plan.pass_seconds
         fair = self.chunking.fair(rows_seconds) if plan.rows else 0.0
         self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
-
-    def charge_token(self, request: Request) -> None:
-        self.shares.charge(request, OUTPUT_TOKEN)
 
     def charge_chunk(self, chunk: Chunk) -> None:
         if not chunk.job.request.background:

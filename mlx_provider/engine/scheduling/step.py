@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
@@ -68,8 +68,6 @@ class MemoryCheck:
     need: int = 0
     limit: int | None = None
     """Bytes that were available, if they fit. They fit until a row exceeds its reservation."""
-    due: bool = False
-    """Whether rows have decoded in the last step, after which they may need more."""
 
 
 @dataclass
@@ -148,7 +146,7 @@ class StepBuilder:
             self._remove(row, self.record.preempted if can_return else self.record.cut)
             need = self._need(self.live)
         limit = self._limit(need)
-        self.record.memory_check = replace(last, need=need, limit=limit if need <= limit else None)
+        self.record.memory_check = MemoryCheck(need, limit if need <= limit else None)
         self.record.reclaim = need if has_grown else 0
 
     def displace(self) -> PrefillJob | None:

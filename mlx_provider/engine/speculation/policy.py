@@ -212,7 +212,7 @@ class Policy:
     """Plain steps that trials may take."""
     _rows: int = 1
     """Of the last pass."""
-    _rests: bool = False
+    rests: bool = False
     """No drafts until a parked drafter may be tried, or the result of a draft is known."""
 
     def choose(self, rows: Sequence[RowRates], others: int, seconds: Seconds) -> list[Asks]:
@@ -221,7 +221,7 @@ class Policy:
             {at: own.due for at, own in enumerate(row) if own and own.due <= self.steps}
             for row in rows
         ]
-        if self._rests and not any(due):
+        if self.rests and not any(due):
             return [()] * len(rows)
         self._rows, seconds = len(rows) + others, cache(seconds)
         chances = [[self._chances(at, own) for at, own in enumerate(row)] for row in rows]
@@ -235,7 +235,7 @@ class Policy:
         tries = {at: min(own, key=own.__getitem__) for at, own in enumerate(due) if own}
         if tries:
             asks = self._try(rows, tries, chances, best, asks, seconds)
-        self._rests = not any(asks)
+        self.rests = not any(asks)
         return asks
 
     def _chances(self, source: int, row: RowAcceptance | None) -> Chances:
@@ -312,7 +312,7 @@ class Policy:
         if row.parked:
             rest = min(LONGEST_REST, 1 << min(row.missed, 20) - MISSED_PASSES)
             row.due = max(row.due, self.steps + rest)
-        self._rests = False
+        self.rests = False
         self.saved = min(SAVED, self.saved + accepted / self._rows)
 
 

@@ -21,7 +21,7 @@ from ...records import (
     PrefillChunk,
 )
 from ..circuit_breaker import CircuitBreaker
-from ..execution.decode_batch import Drafts, Forward, PassResult
+from ..execution.decode_batch import Drafts, Forward
 from ..request import PrefillJob, Row
 from ..scheduling.step import StepPlan
 from .drafted_tokens import Isolated, after_run, drop_predictor, known_run, let_through, places
@@ -149,7 +149,11 @@ class Speculation:
             breaker.record_success(used=False)
         if len(opened) == len(self._breakers):
             return {}
-        able = {row: own for row in rows if any(own := self._rates_of(row))}
+        known = [self.rows[row].rates for row in rows if row in self.rows]
+        due = any(rate.due <= self.policy.steps for rates in known for rate in rates)
+        # most steps of text without repetition ask for no row
+        left_out = self.policy.rests and not due and len(known) == len(rows)
+        able = {row: own for row in rows if not left_out and any(own := self._rates_of(row))}
         counts = self.policy.choose([*able.values()], len(rows) - len(able), seconds)
         self.policy.end_step()
         found: dict[Row, Asks] = {}
@@ -310,9 +314,8 @@ class Speculation:
         if known and self._asked:
             self.policy.costs[KNOWN_TEXT].add_times(idle, 0.0, 0)
 
-    def record_pass(self, results: Sequence[PassResult], times: float) -> None:
+    def record_pass(self, drafts: int, times: float) -> None:
         """A pass took `times` its expected duration."""
-        drafts = sum(result.drafts for result in results)
         if drafts and times:
             self.policy.costs[self._kind].add_pass(drafts, times)
 
