@@ -82,9 +82,9 @@ def launch_pass(
 ) -> LaunchedPass | None:
     """Launch the pass, and read the previous tokens while it runs. `read_at`: when they were read,
     if before this; the device has been idle since."""
-    chunk = plan.chunk if plan.mixed else None
-    if not plan.rows and chunk is None:
+    if not plan.rows:
         return None
+    chunk = plan.chunk if plan.mixed else None
     chunking, began = engine.scheduler.chunking, engine.clock()
     count = sum(map(len, drafts.values()))
     expected = chunking.with_drafts(plan)(count) if count else plan.pass_seconds
@@ -115,7 +115,7 @@ def commit(engine: Engine, launched: LaunchedPass) -> None:
         _commit_results(engine, previous, launched.read_at)
     for rows, cause in forward.failed:
         unfinished = [row for row in rows if row.finish is None]
-        # a row that is retried shares its pass with no chunk; without rows, a chunk failed
+        # a row that is retried shares its pass with no chunk
         is_single = len(rows) == 1 and (chunk is None or rows[0].retry_alone)
         if is_single and unfinished:
             engine.fail_by_fault(unfinished[0].request, "its decode step", cause)

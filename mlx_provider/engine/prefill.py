@@ -281,7 +281,8 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
     grow_by(cache, engine.scheduler.ledger.growth_for(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:
-        caches = engine.prefix_cache.fork(job.rows, cache)
+        needed = engine.scheduler.ledger.kv_needed(job.rows[0])  # no room for later turns
+        caches = engine.prefix_cache.fork(job.rows, cache, needed)
     else:
         caches = [cache, *(copy.deepcopy(cache) for _ in job.rows[1:])]
     for row, row_cache in zip(job.rows, caches, strict=True):

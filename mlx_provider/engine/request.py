@@ -362,7 +362,7 @@ class PrefillJob:
     def leave_prefix(self) -> None:
         """Use no stored prefix, so that the selection of tokens does not depend on it."""
         self.drop_cache()
-        self.done, self.estimated_cached = 0, 0
+        self.done, self.estimated_cached, self.match = 0, 0, None
         self.request.cached = 0
 
     def thin_out(self, selected: Sequence[int]) -> None:

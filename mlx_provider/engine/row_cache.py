@@ -67,6 +67,11 @@ def strictest(cache: list[Any]) -> Kind:
     return next((k for k in (Kind.STATE, Kind.WINDOW) if k in kinds), Kind.APPEND)
 
 
+def append_layers(cache: Sequence[Any]) -> dict[int, Any]:
+    """The layers of a row cache that keep every token, by layer index."""
+    return {i: each for i, each in enumerate(layers_of(cache)) if kind(each) is Kind.APPEND}
+
+
 def kv_arrays(layer: Any) -> list[Any]:
     """Keys and values in token order, of at least `offset` tokens."""
     return arrays_of(layer) if isinstance(layer, SharedRow) else own_arrays(layer)
@@ -85,6 +90,11 @@ def set_arrays(layer: Any, arrays: Sequence[Any]) -> None:
     if half:
         keys, values = tuple(arrays[:half]), tuple(arrays[half:])
         layer.keys, layer.values = (keys[0], values[0]) if half == 1 else (keys, values)
+
+
+def extend(array: Any, tokens: int) -> Any:
+    shape = (*array.shape[:-2], tokens, array.shape[-1])
+    return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
 
 
 def window_attributes(layer: Any, at: int | None) -> dict[str, Any]:

@@ -134,15 +134,8 @@ class CacheAgainstList(RuleBasedStateMachine):
             assert match.length == best
         self.compare(match, ids)
         kept = [end for end in ends if end < len(ids)]
-        keep(
-            self.prefix_cache,
-            self.model,
-            ids,
-            kept,
-            key=key,
-            session=session,
-            prompted=prompted,
-        )
+        named = {"key": key, "session": session, "prompted": prompted}
+        keep(self.prefix_cache, self.model, ids, kept, **named)
         known.append(ids)
         if self.roomy:  # the row just stored can be resumed at its end
             assert self.prefix_cache.match(key, [*ids, 9], len(ids)).length == len(ids)
@@ -216,10 +209,7 @@ class CacheAgainstList(RuleBasedStateMachine):
 
 
 TestCacheAgainstList = CacheAgainstList.TestCase
-TestCacheAgainstList.settings = settings(
-    max_examples=40,
-    stateful_step_count=15,
-)
+TestCacheAgainstList.settings = settings(max_examples=40, stateful_step_count=15)
 
 
 @pytest.fixture
@@ -301,12 +291,8 @@ def resumable(prefix_cache, ids) -> list[int]:
 def test_checkpoints_are_pruned_per_path(prefix_cache) -> None:
     ids = list(range(1, 201))
     keep(prefix_cache, HYBRID, ids, ends=range(20, 200, 20))
-    assert resumable(prefix_cache, ids) == [
-        20,
-        160,
-        180,
-        200,
-    ]  # the system's end, and the last three
+    # the system's end, and the last three
+    assert resumable(prefix_cache, ids) == [20, 160, 180, 200]
     assert prefix_cache.report()["snapshots"] == 4
     check_integrity(prefix_cache)
 
@@ -346,9 +332,7 @@ def test_another_image_ends_the_match_at_its_start(prefix_cache) -> None:
     keep(prefix_cache, PLAIN, prompt("cat"))
     assert prefix_cache.match(KEY, prompt("cat"), 13).length == 13
     assert prefix_cache.match(KEY, prompt("dog"), 13).length == 3
-    assert (
-        prefix_cache.match(KEY, prompt("cat", 9), 14).length == 3
-    )  # the same image in another size
+    assert prefix_cache.match(KEY, prompt("cat", 9), 14).length == 3  # in another size
     keep(prefix_cache, PLAIN, prompt("cow", 9))
     assert prefix_cache.match(KEY, prompt("cow", 8), 13).length == 3
     for inside in range(4, 11):

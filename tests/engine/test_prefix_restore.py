@@ -11,7 +11,7 @@ import pytest
 from from_disk import flush
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache import disk as disk_tier
-from mlx_provider.engine.prefix_cache.buffers import Lease
+from mlx_provider.engine.prefix_cache.buffers import Claim
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.request import Phase, Request
@@ -143,7 +143,7 @@ def test_a_prompt_that_begins_a_restore_releases_its_lease(
     restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = restarted.engine.prefix_cache
-    monkeypatch.setattr(policy, "offers", lambda job: [Lease(claimed_bytes=1)])
+    monkeypatch.setattr(policy, "offers", lambda job: [Claim(nbytes=1)])
     restarted.ask([*PROMPT, 50])
     restarted.engine.step()
     (job,) = restarted.engine.scheduler.waiting

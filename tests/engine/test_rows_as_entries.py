@@ -64,18 +64,6 @@ def test_a_hit_within_the_capacity_copies_nothing() -> None:
     assert stored.nbytes - before <= 32 * (TOKEN_BYTES + 8), "one row, and the other reply"
 
 
-def test_each_turn_of_a_conversation_gets_the_tokens_of_a_cold_run(qwen3: TextModel) -> None:
-    stored = PrefixCache(budget=lambda: 2**26)
-    engine = new_engine(qwen3, prefix_cache=stored)
-    tokens = COMMON
-    for turn in range(4):
-        request = asked(engine, tokens)
-        assert_as_alone(qwen3, request)
-        assert turn == 0 or request.cached >= len(tokens) - 9
-        tokens = [*tokens, *output_of(request).tokens, *(50 + turn + i for i in range(8))]
-    assert stored.in_use == 0
-
-
 def test_conversations_with_a_common_head_copy_nothing_else(qwen3: TextModel) -> None:
     """Each has the head in its own buffers, too, where it counts."""
     stored = PrefixCache(budget=lambda: 2**26)
@@ -160,18 +148,21 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(
 
 
 def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
-    stored = PrefixCache(budget=lambda: 2**26)
-    model: Any = Failing(qwen3, lambda tokens, places: max(places) == len(COMMON) + 5)
+    """But an entry of another row stays, also if the failed one had its head."""
+    stored, other = PrefixCache(budget=lambda: 2**26), [*COMMON[:20], *([60] * 680)]
+    model: Any = Failing(qwen3)
     engine = new_engine(model, prefix_cache=stored, max_chunk=512)
-    asked(engine, COMMON)
+    asked(engine, COMMON), asked(engine, other)
+    engine.submit(new_request(COMMON, max_tokens=12))
+    step_until(engine, lambda: engine.scheduler.running)
+    nodes, model.fails = {*stored.nodes()}, lambda tokens, places: True
+    engine.step()
     model.fails = never
-    nodes = {*stored.nodes()}
-    engine.submit(again := new_request(COMMON, max_tokens=12))
     engine.schedule(0.0)
     assert {*stored.nodes()} == nodes, "a decision drops nothing"
-    run(engine)
-    assert again.cached == 0
-    assert_as_alone(qwen3, again)
+    again = asked(engine, COMMON), asked(engine, other)
+    assert [request.cached for request in again] == [20, len(other) - 1]
+    assert_as_alone(qwen3, *again)
 
 
 PREFIX, TAIL, REPLY = [20 + i * i % 300 for i in range(700)], 6, 12
@@ -191,7 +182,7 @@ def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
     )  # fmt: skip
     vars(engine.scheduler.ledger).update(
         available_alone=lambda: room,
-        reclaim=lambda need: stored.evict(room - need) and None,
+        reclaim=lambda need: stored.in_use + need <= room and stored.evict(room - need),
     )
     return engine, stored, each
 
@@ -267,6 +258,24 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     twin = alone(qwen3, request)
     for i in range(8):
         assert output_of(request, i).tokens == output_of(twin, i).tokens
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_choices_behind_a_shared_prefix_reserve_what_they_take(qwen3: TextModel, n: int) -> None:
+    """Four of them fit only without it."""
+    engine, stored, each = tight(qwen3)
+    common = [*PREFIX, *PREFIX[:430]]
+    for last in (40, 41):
+        engine.submit(request := new_request([*common, last], max_tokens=60))
+        step_until(engine, lambda request=request: output_of(request).tokens)
+    run(engine)
+    engine.submit(request := new_request([*common, *PREFIX[:370]], max_tokens=REPLY, n=n))
+    reserve, (_, *others) = engine.scheduler.ledger.reservation, request.rows
+    _, *offers = engine.scheduler.prefixes.offers(engine.scheduler.waiting[0])
+    expected = reserve(others, dict(zip(others, offers, strict=True)))
+    step_until(engine, lambda: others[0] in engine.scheduler.running, most=100)
+    assert reserve(others) <= expected
+    assert most_of(engine, stored)[1] <= each * (len(PREFIX) + 9 * STEP_TOKENS)
 
 
 def test_a_row_that_never_fits_alone_does_not_wait_forever(qwen3: TextModel) -> None:
@@ -382,6 +391,17 @@ def test_capacity_for_later_turns_is_always_charged(qwen3: TextModel) -> None:
     assert rooms[-1] > rooms[0], "it grew beyond"
 
 
+def test_only_one_choice_has_capacity_for_later_turns(qwen3: TextModel) -> None:
+    own = Shrinking(qwen3, layout="solo")
+    asked(own.engine, LONG)
+    request = new_request([*LONG, *LONG[:300]], max_tokens=12, n=2)
+    own.engine.submit(request)
+    step_until(own.engine, lambda: len(own.scheduler.running) == 2)
+    rooms = [group.cache[0].keys.shape[2] for group in own.engine.batch.layout.groups]
+    needed = own.scheduler.ledger.kv_needed(request.rows[1])
+    assert rooms[0] > needed == rooms[1]
+
+
 def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: TextModel) -> None:
     own = Shrinking(qwen3)
     first = own.turn(asked(own.engine, LONG), reply=40)
@@ -409,6 +429,17 @@ def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, again)
 
 
+def test_a_stored_reply_and_the_row_that_replaces_it_count_both(qwen3: TextModel) -> None:
+    own = Shrinking(qwen3)
+    asked(own.engine, LONG, reply=300)
+    own.room = own.memory.row_bytes(1280) + ID_BYTES * 1280
+    own.engine.submit(other := new_request([*LONG[:600], *LONG[:100]], max_tokens=12))
+    while not own.engine.idle:
+        own.engine.step()
+        assert own.scheduler.live_bytes + own.stored.nbytes <= own.room
+    assert_as_alone(qwen3, other)
+
+
 def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) -> None:
     own = Shrinking(qwen3)
     own.turn(asked(own.engine, LONG), reply=12)
@@ -417,19 +448,6 @@ def test_freed_capacity_behind_remaining_entries_is_counted(qwen3: TextModel) ->
     freed = own.stored.evict(0, keep=entries)
     assert entries == set(own.stored.nodes())
     assert freed == before - own.stored.nbytes > 0
-
-
-def test_a_prefix_that_leaves_no_memory_for_its_only_row_is_evicted(qwen3: TextModel) -> None:
-    """A row behind a prefix needs up to one capacity step more than without it."""
-    own = Shrinking(qwen3, least=256)
-    requests = [new_request([*LONG[:700], 40 + i, 50, 51], max_tokens=12) for i in range(3)]
-    for request in requests[:2]:
-        own.engine.submit(request)
-    run(own.engine)
-    own.room = own.memory.row_bytes(715)
-    own.engine.submit(requests[2])
-    run(own.engine)
-    assert_as_alone(qwen3, *requests)
 
 
 def test_a_prompt_that_waits_keeps_its_stored_prefix(qwen3: TextModel) -> None:
@@ -474,7 +492,7 @@ def test_a_prefix_that_is_stored_in_part_counts_whole_once_its_rows_have_ended()
         if tokens != COMMON:
             stored.insert(key, tokens, cache, {}, lease=lease)
             stored.release(lease)
-    other, second = leases.fork(lease, cache)
+    other, second = leases.fork(lease, cache, 256)
     (prefix,) = stored.totals.rows
     assert prefix.is_prefix
     for each in (lease, second):

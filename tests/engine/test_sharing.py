@@ -5,12 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_provider.serving.calibration import (
-    NOT_FASTER,
-    SHARED_UNMEASURED,
-    OnDevice,
-    least_shared,
-)
+from mlx_provider.serving.calibration import NOT_FASTER, SHARED_UNMEASURED, OnDevice, least_shared
 
 PREFIX = 1024
 

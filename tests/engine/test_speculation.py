@@ -77,24 +77,14 @@ def test_no_request_fails_if_a_drafter_raises(qwen3: TextModel) -> None:
 @pytest.mark.parametrize(
     "guess",
     [
-        lambda row: [-1, 2**40, 7],
-        lambda row: [5] * 100,
-        lambda row: [row.tokens[-1]] * row.wanted,
-        lambda row: np.array([383, 384, 385]),
-        lambda row: itertools.repeat(7),
-        lambda row: [],
-        lambda row: DeviceTokens(mx.array([[-1, 2**30], [7, 7]] * 5)),
-        lambda row: DeviceTokens(mx.array([385.5, 384.0, float("nan")])),
-    ],
-    ids=[
-        "no tokens",
-        "too many",
-        "wrong",
-        "beyond the vocabulary",
-        "without end",
-        "none",
-        "no tokens on the device",
-        "no integers on the device",
+        pytest.param(lambda row: [-1, 2**40, 7], id="no tokens"),
+        pytest.param(lambda row: [5] * 100, id="too many"),
+        pytest.param(lambda row: [row.tokens[-1]] * row.wanted, id="wrong"),
+        pytest.param(lambda row: np.array([383, 384, 385]), id="beyond the vocabulary"),
+        pytest.param(lambda row: itertools.repeat(7), id="without end"),
+        pytest.param(lambda row: [], id="none"),
+        pytest.param(lambda row: DeviceTokens(mx.array([[-1, 2**30]] * 5)), id="no device tokens"),
+        pytest.param(lambda row: DeviceTokens(mx.array([385.5, float("nan")])), id="no integers"),
     ],
 )
 def test_wrong_guesses_of_a_drafter_do_not_change_tokens(
@@ -216,6 +206,18 @@ def test_nothing_is_drafted_while_a_prompt_is_prefilled(qwen3: TextModel) -> Non
     run(engine)
     assert first.drafted > before
     assert_as_alone(qwen3, first, newcomer)
+
+
+def test_a_chunk_whose_rows_end_before_its_pass_has_its_own(qwen3: TextModel) -> None:
+    first, newcomer = (new_request(PROMPTS[i], max_tokens=8) for i in (1, 4))
+    drafting, vocab = Source(knowing(qwen3, [first], share=1.0)), qwen3.info.vocab_size
+    speculation = Speculation(drafting, vocab=vocab, policy=Always())
+    engine = new_engine(qwen3, mixes=True, speculation=speculation)
+    engine.submit(first)
+    step_until(engine, lambda: len(first.rows[0].tokens) >= 4)
+    serve(engine, [newcomer])
+    assert_as_alone(qwen3, first, newcomer)
+    assert sum(step.chunk for step in engine.output.steps) == first.prefilled + newcomer.prefilled
 
 
 def test_a_client_that_wants_no_drafts_has_none(qwen3: TextModel) -> None:

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -41,7 +41,7 @@ from ...isolation import Isolation
 from ...upstream.cache_classes import layers_of
 from ...upstream.shared_kv import Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
-from ..row_cache import Kind, kind, kv_arrays, own_arrays, set_arrays
+from ..row_cache import append_layers, extend, kv_arrays, own_arrays, set_arrays
 from ..scheduling.ledger import STEP_TOKENS, whole_steps
 from .tree import Match, Node, Totals, segment_of, split
 
@@ -116,8 +116,7 @@ class RowBuffers:
         return [each[..., start:stop, :] for each in found]
 
     def prefix_of_length(self, length: int) -> Mapping[int, Prefix]:
-        """The same objects as long as a row has them: rows with the same objects attend to them
-        together."""
+        """The same objects while a row has them: rows with the same ones attend to them at once."""
         known = self._prefixes.setdefault(length, weakref.WeakValueDictionary())
         found = {i: known.get(i) or each.first_tokens(length) for i, each in self.layers.items()}
         known.update(found)
@@ -128,13 +127,11 @@ class RowBuffers:
 
     def spare(self, length: int) -> int:
         """Bytes of capacity after so many tokens."""
-        arrays, used = self.own_arrays, length - self.base_tokens
-        return sum(a.nbytes // max(1, a.shape[-2]) * max(0, a.shape[-2] - used) for a in arrays)
+        return self.token_bytes * max(0, self.capacity - length)
 
     def trim(self, length: int) -> None:
-        """Free the capacity after so many tokens, layer by layer, as far as the device can. A pass
-        of the row may have failed."""
-        used = length - self.base_tokens
+        """Free the capacity after so many tokens, layer by layer, as far as the device can."""
+        used = length - self.base_tokens  # a pass of the row may have failed
         with Isolation(lambda fault: log.warning("a row keeps its capacity: %s", fault.summary)):
             for layer in self.layers.values():
                 cut = [mx.contiguous(a[..., :used, :]) for a in own_arrays(layer)]
@@ -176,8 +173,8 @@ class RowBuffers:
         prefix = RowBuffers(layers)
         self.base_tokens, self.base = at, prefix
         prefix.tails.add(self)
-        for user in [ref() for ref in self._users]:
-            if user is not None and user.row is self:
+        for user in self.users:
+            if user.row is self:
                 user.base, user.base_tokens, user.token_bytes = prefix, at, prefix.token_bytes
                 user.capacity = self.capacity
                 prefix.add_user(user)
@@ -186,17 +183,13 @@ class RowBuffers:
 
 @dataclass(eq=False)
 class Lease:
-    """What is not evicted, once acquired: of a queued prompt what it will use (`claimed`; of its
-    further choices only `claimed_bytes`), of a row its buffers and the prefix that it shares.
-    Buffers refer to it weakly, and a `Fault` keeps no frames: it is gone once no row has it."""
+    """What a row uses of the prefix cache, which then stays: its buffers, and a prefix. Buffers
+    refer to it weakly, and a `Fault` keeps no frames: it is gone once no row has it."""
 
     row: RowBuffers | None = None
     """The row's buffers. `None` if no entry can refer to them, or the row was merged."""
     base: RowBuffers | None = None
     base_tokens: int = 0
-    claimed: tuple[RowBuffers, ...] = ()
-    claimed_bytes: int = 0
-    """Bytes of its tokens that will not be charged to it."""
     token_bytes: int = 0
     """Bytes of a token in the common prefix."""
     capacity: int = 0
@@ -206,7 +199,7 @@ class Lease:
         if self.base is not None:
             self.token_bytes = self.base.token_bytes
 
-    def acquire(self) -> Lease:
+    def acquire(self) -> Self:
         for each in self.buffers:
             each.add_user(self)
         if self.row is not None:
@@ -220,18 +213,18 @@ class Lease:
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
-        return tuple(x for x in (self.base, self.row, *self.claimed) if x is not None)
+        return tuple(x for x in (self.base, self.row) if x is not None)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the row's KV that the prefix cache counts."""
+        """Bytes of the row's KV that the prefix cache counts, so that the row is not charged."""
         row = 0 if self.row is None else self.row.stored
         base, shared = 0, self.base_tokens * self.token_bytes
         if self.base is not None:
             base = min(self.base.stored, shared)
             if not self.base.nodes:  # it is not stored: each of its rows is charged for a part
                 base = shared - shared // max(1, len(self.base.users))
-        return self.claimed_bytes + row + base
+        return row + base
 
     def trim(self, tokens: int) -> None:
         if self.row is not None:
@@ -245,22 +238,30 @@ class Lease:
         return (whole - whole_steps(tokens)) * self.token_bytes
 
 
-@dataclass(frozen=True)
-class Reuse:
-    """How a row gets the first `tokens` of its match without a copy. Both `None`: it copies all."""
+@dataclass(eq=False)
+class Claim(Lease):
+    """The lease of a queued prompt's row, which has no buffers yet, on what it will not copy."""
 
     taken: RowBuffers | None = None
-    """It takes these buffers over."""
-    base: RowBuffers | None = None
-    """It shares the tokens of these, once they are divided."""
-    tokens: int = 0
+    """It will take these buffers over."""
+    divided: RowBuffers | None = None
+    """Else it will share tokens of these: of a prefix, or once they are divided."""
+    nbytes: int = 0
+
+    @property
+    def buffers(self) -> tuple[RowBuffers, ...]:
+        every = self.divided, self.taken and self.taken.base, self.taken
+        return tuple(x for x in every if x is not None)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.nbytes
 
 
 @dataclass(eq=False)
 class Leases:
     """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
-    Engine thread only. `prepare` changes the tree so that `fill_in_place` copies less: the caller
-    matches again in between, and each chooses by its own match."""
+    Engine thread only."""
 
     _totals: Totals
     _in_place: bool
@@ -268,132 +269,120 @@ class Leases:
     _least: float
     """Fewest tokens to share. Infinite unless the layers of this model are divisible."""
 
-    def offer(self, match: Match) -> Lease | None:
-        """A lease on what a queued prompt will use, not acquired yet. `None`: nothing."""
-        found = self._choose_reuse(match)
-        if not found.tokens:
-            return None
-        taken, base, tokens = found.taken, found.base, found.tokens
-        each = segment_of(match.path[0]).token_bytes
-        claimed = tuple(x for x in (base, taken and taken.base, taken) if x is not None)
-        base_tokens = tokens if taken is None else taken.base_tokens
-        if base is not None and not base.is_prefix:
-            tokens -= STEP_TOKENS  # a row that is divided may take one more step
-        return Lease(None, None, base_tokens, claimed, tokens * each, token_bytes=each)
-
-    def prepare(self, match: Match) -> bool:
-        """Split the entry where the row will leave it. Returns whether to match again."""
-        found = self._choose_reuse(match)
-        if found.taken is not None and _tokens_after(found.taken, match):
-            last = match.path[-1]
-            if match.length < last.stop:
-                split(last, match.length - last.start)
-            for node in found.taken.path:
-                if node.start >= match.length:
-                    node.set_payload(segment_of(node).copy(), node.snapshot)
-            return True
-        if found.base is None or found.base.is_prefix:
-            return False
-        return self._divide(found.base, found.tokens, match.path)
+    def claim(self, match: Match, rows: int) -> Claim:
+        """What the first of `rows` of a prompt can have without a copy, perhaps nothing. The others
+        share its prefix, or else all tokens (`fork`): then all of them together take as one row."""
+        possible = self._in_place and match.path
+        for found in (_take_over(match), self._share(match)) if possible else ():
+            base = 0 if found is None else found.base_tokens
+            if found is not None and (not base or rows * (match.total - base) <= match.total):
+                return found
+        return Claim()
 
     def fill_in_place(
-        self, match: Match, cache: list[Any], room: int, spare: int
+        self, match: Match, rows: int, cache: list[Any], room: int, spare: int
     ) -> tuple[Lease | None, int]:
-        """Give a fresh row cache what it need not copy. Returns the row's lease, and the number of
-        its tokens in place. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
-        found = self._choose_reuse(match)
-        row, base, length = found.taken, found.base, found.tokens
-        if row is not None and not _tokens_after(row, match):  # else nothing was prepared
-            row.move_to(cache, length)
+        """Give a fresh row cache what it need not copy, as its claim says. Returns the row's lease,
+        and its tokens in place. `room` (tokens), `spare` (bytes): see `RowBuffers.grow`."""
+        claim = self.claim(match, rows)
+        if (row := claim.taken) is not None:
+            _copy_out(row, match)
+            row.move_to(cache, match.length)
             self._totals.set_spare(row, 0)
             lease = Lease(row, row.base, row.base_tokens).acquire()
-            row.grow(length, room, spare // max(1, segment_of(match.path[0]).token_bytes))
+            row.grow(match.length, room, spare // max(1, claim.token_bytes))
             lease.capacity = row.capacity
-            return lease, length
-        layers = append_layers(cache)
-        if base is None or not base.is_prefix:
+            return lease, match.length
+        base, at = claim.divided, claim.base_tokens
+        if base is not None and not base.is_prefix:
+            base = self._divide(base, at, match.path)
+        if base is None:
             return self.lease_row(cache), 0
-        for i, prefix in base.prefix_of_length(length).items():
+        layers = append_layers(cache)
+        for i, prefix in base.prefix_of_length(at).items():
             begin_with(layers[i], prefix)
-        lease = Lease(RowBuffers(layers, length, base), base, length).acquire()
-        lease.capacity = length + whole_steps(match.length + room - length)
-        return lease, length
+        capacity = at + whole_steps(match.length + room - at)
+        return Lease(RowBuffers(layers, at, base), base, at, capacity=capacity).acquire(), at
 
     def lease_row(self, cache: list[Any]) -> Lease | None:
         """Of a row that has copied all its tokens. `None`: entries may not refer to rows."""
         layers = append_layers(cache)
         return Lease(RowBuffers(layers) if layers else None).acquire() if self._in_place else None
 
-    def fork(self, lease: Lease | None, cache: list[Any]) -> tuple[list[Any], Lease | None]:
-        """Another row with the tokens of a row whose prompt is complete. Both share all tokens but
-        the last, if these are enough."""
+    def fork(
+        self, lease: Lease | None, cache: list[Any], capacity: int
+    ) -> tuple[list[Any], Lease | None]:
+        """Another row, of that capacity, with the tokens of a row whose prompt is complete. If that
+        has no prefix yet, both share all tokens but the last, if these are enough."""
         row = None if lease is None else lease.row_of(cache)
         if row is not None and row.base is None:
             length = _tokens_of(row)
             if length > self._least:
                 self._divide(row, length - 1, row.path)
         copied = deepcopy(cache)
-        if row is None or row.base is None:
+        if row is None:
             return copied, None
         other = RowBuffers(append_layers(copied), row.base_tokens, row.base)
+        other.trim(capacity)
         return copied, Lease(other, row.base, row.base_tokens, capacity=other.capacity).acquire()
 
-    def _choose_reuse(self, match: Match) -> Reuse:
-        rows = [node.row for node in match.path]
-        if not rows or not self._in_place:
-            return Reuse()
-        base, row = rows[0], rows[-1]
-        if row is not None and _can_take_over(row, match):
-            return Reuse(taken=row, tokens=match.length)
-        if base is None or base.base_tokens:
-            return Reuse()
-        shared = [*takewhile(lambda node: node.row is base, match.path)]
-        end = min(shared[-1].stop, match.length)
-        if not base.is_prefix:
-            tokens = _tokens_of(base)
-            at = min(end, tokens - 1)  # one token at least stays the row's own
-            end = at if 2 * at >= tokens else 0  # too few for the copy
-        return Reuse(base=base, tokens=end) if end >= self._least else Reuse()
+    def _share(self, match: Match) -> Claim | None:
+        """Tokens of the first entry of a match, if its row begins at token 0."""
+        row, each = match.path[0].row, segment_of(match.path[0]).token_bytes
+        if row is None or row.base_tokens:
+            return None
+        shared = [*takewhile(lambda node: node.row is row, match.path)]
+        end, more = min(shared[-1].stop, match.length), 0
+        if not row.is_prefix:
+            tokens, more = _tokens_of(row), STEP_TOKENS  # it may take one more step once divided
+            end = min(end, tokens - 1)  # one token at least stays the row's own
+            if 2 * end < tokens:
+                return None  # too few for the copy
+        if end < self._least:
+            return None
+        nbytes = (end - more) * each
+        return Claim(base_tokens=end, token_bytes=each, divided=row, nbytes=nbytes)
 
-    def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> bool:
-        """Copy the buffers once. `path`: the nodes in them."""
+    def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> RowBuffers | None:
+        """Copy the buffers once. Returns the prefix, unless the device fails. `path`: the nodes in
+        them."""
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             prefix = row.divide_at(at)
         if tried.fault is not None:
             for layer in row.layers.values():  # the layers of a row have the same prefix
                 undivide(layer)
             log.warning("a prefix in use is not shared: %s", tried.fault.summary)
-        else:
-            for node in [n for n in path if n.start < at]:
-                upper = split(node, at - node.start) if node.stop > at else node
-                upper.set_payload(replace(segment_of(upper), row=prefix), upper.snapshot)
-        return tried.fault is None
-
-
-def append_layers(cache: Sequence[Any]) -> dict[int, Any]:
-    """The layers of a row cache that keep every token, by layer index."""
-    return {i: each for i, each in enumerate(layers_of(cache)) if kind(each) is Kind.APPEND}
+            return None
+        for node in [n for n in path if n.start < at]:
+            upper = split(node, at - node.start) if node.stop > at else node
+            upper.set_payload(replace(segment_of(upper), row=prefix), upper.snapshot)
+        return prefix
 
 
 def _tokens_of(row: RowBuffers) -> int:
     return min(int(layer.offset) for layer in row.layers.values())
 
 
-def extend(array: Any, tokens: int) -> Any:
-    shape = (*array.shape[:-2], tokens, array.shape[-1])
-    return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=-2)
+def _take_over(match: Match) -> Claim | None:
+    """Buffers that no row uses, intact, and with the whole match, if fewer tokens follow it."""
+    row, length, each = match.path[-1].row, match.length, segment_of(match.path[0]).token_bytes
+    if row is None or row.is_prefix or row.needed or not row.intact:
+        return None
+    start, stop = row.path[0].start, row.path[-1].stop
+    has_all = all(node.row is row for node in match.path if node.start >= start)
+    if not has_all or stop - length > length - row.base_tokens:
+        return None
+    # what follows is copied out, but the buffers keep their capacity
+    return Claim(
+        base_tokens=row.base_tokens, token_bytes=each, capacity=stop if stop > length else 0,
+        taken=row, nbytes=length * each,
+    )  # fmt: skip
 
 
-def _can_take_over(row: RowBuffers, match: Match) -> bool:
-    """Whether a row may take the buffers over: unused, intact, and with the whole match."""
-    if row.is_prefix or row.needed or not row.intact:
-        return False
-    refers_from = row.path[0].start
-    has_all = all(node.row is row for node in match.path if node.start >= refers_from)
-    few = _tokens_after(row, match) <= match.length - row.base_tokens  # to copy out
-    return has_all and few
-
-
-def _tokens_after(row: RowBuffers, match: Match) -> int:
-    """Stored tokens after the match, which a row that takes the buffers over would overwrite."""
-    return max(node.stop for node in row.nodes) - match.length
+def _copy_out(row: RowBuffers, match: Match) -> None:
+    """Let the nodes after a match have arrays of their own, as the row will overwrite them."""
+    last, nodes = match.path[-1], row.path
+    if match.length < last.stop:
+        split(last, match.length - last.start)
+    for node in [node for node in nodes if node.start >= match.length]:
+        node.set_payload(segment_of(node).copy(), node.snapshot)

@@ -12,6 +12,7 @@ change of the tree, a `Match` is no longer valid (`is_valid`).
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -24,7 +25,7 @@ from ..scheduling.ledger import MemoryProfile
 from . import tree
 from .buffers import Lease, Leases, RowBuffers
 from .disk import DiskTier
-from .eviction import Sessions, evict_nodes, fit, hand_over, prune
+from .eviction import Sessions, evict_nodes, fit, inherit, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
 from .tree import ID_BYTES, CacheKey, Ids, Match, NewPath, Node, Totals, as_ids, segment_of
 
@@ -59,7 +60,7 @@ class PrefixCache:
         self._clock = 0
         """Bytes stored so far, plus one per use."""
         self.sessions = Sessions()
-        self._counted = dict.fromkeys(COUNTED, 0)
+        self._counted = Counter(dict.fromkeys(COUNTED, 0))
         self._warned: set[str] = set()
 
     @property
@@ -80,8 +81,7 @@ class PrefixCache:
         return tree.match(root, as_ids(tokens), limit, grid)
 
     def is_valid(self, match: Match) -> bool:
-        lost = any(node.lost for node, _ in match.nodes)
-        return match.version == self.totals.version and not lost
+        return match.version == self.totals.version and not any(n.lost for n in match.nodes)
 
     def acquire(
         self,
@@ -90,24 +90,23 @@ class PrefixCache:
         *,
         room: int = 0,
         leases: Leases | None = None,
+        rows: int = 1,
         counted: bool = True,
     ) -> tuple[list[Any], Lease | None]:
         """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
-
-        `leases`: the row takes over, or shares, buffers of entries if it can; `None`: it copies.
-        Call it once per row, also for length 0: it counts the look-up (`counted`). Raises
-        `ValueError` if the match is no longer valid, or `make_cache` makes another kind of cache
-        than the stored one.
-        """
+        Call it for the first row of a prompt with `rows`, also for length 0: it counts the look-up
+        (`counted`). `leases`: the row takes over, or shares, buffers of entries if it can; `None`:
+        it copies. Raises `ValueError` if the match is no longer valid, or `make_cache` makes
+        another kind of cache than the stored one."""
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
         lease, in_place = None, 0
         if leases is not None:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
-            lease, in_place = leases.fill_in_place(match, cache, room, spare)
+            lease, in_place = leases.fill_in_place(match, rows, cache, room, spare)
         if match.length:
-            state = match.snapshot_node.snapshot if match.snapshot_node else None
+            state = match.path[-1].snapshot
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
             for node in match.path:
                 stop = min(node.stop, match.length)
@@ -125,23 +124,21 @@ class PrefixCache:
         for node in match.path:
             node.used, node.hits = self._clock, node.hits + 1
         if counted:
-            self._counted["lookups"] += 1
-            self._counted["prompt_tokens"] += match.total
-            self._counted["reused_tokens"] += restored or match.length
-            self._counted["restored_tokens"] += restored
+            reused = restored or match.length
+            self._counted.update(prompt_tokens=match.total, reused_tokens=reused)
+            self._counted.update(lookups=1, restored_tokens=restored)
 
     def release(self, lease: Lease) -> None:
         """A row ends or is merged, and none of its passes has failed. Its capacity counts as that
         of its nodes, as far as it fits. Of a prefix that no other row uses, only what nodes store
         remains; `base` itself stays in the lease, as a merged row reads it until it ends."""
-        row, base, lease.row, lease.capacity = lease.row, lease.base, None, 0
-        last = base is not None and base.users == [lease]
-        if base is not None and last and base.nodes and base.spare(base.path[-1].stop):
+        row, base = lease.row, lease.base
+        lease.row, lease.capacity = None, 0
+        if base is not None and base.users == [lease] and base.nodes:
             self._trim_row(base)
-        if row is None:
-            return
-        row.intact = True
-        if row.nodes:
+        if row is not None:
+            row.intact = True
+        if row is not None and row.nodes:
             self.totals.set_spare(row, row.spare(row.path[-1].stop))
             self._trim(self.budget())
 
@@ -169,7 +166,7 @@ class PrefixCache:
         at all. Raises `ValueError` if the cache holds fewer tokens.
         """
         ids = as_ids(tokens)
-        self._drop_lost()
+        self.drop_lost()
         states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
         leaf = None
         try:
@@ -192,30 +189,36 @@ class PrefixCache:
             self._counted["refused"] += 1
             return 0
         prune(leaf)
-        self.evict(max_buffers=self._max_buffers, keep=leaf.path())
+        self.evict(keep=leaf.path())
         if session is not None:
             self.sessions.pin(session, leaf, len(ids) * new.token_bytes, awaited=awaited)
         return min(leaf.stop, len(ids))
 
-    def evict(
-        self, limit: float = inf, *, max_buffers: float = inf, keep: Collection[Node] = ()
-    ) -> int:
-        """Shrink to `limit` bytes and `max_buffers`, if rows and `keep` permit. Returns the freed
-        bytes. If unused capacity is enough, only that is freed, the least recently used first. Else
-        nodes go, then the capacity of rows that have lost nodes, then as much other capacity as is
-        needed."""
-        self._drop_lost()
-        totals, before = self.totals, self.nbytes
-        if before <= limit and totals.buffers <= max_buffers:
+    def drop_lost(self) -> None:
+        """Nodes in buffers that may be corrupted go, with all below, unless others have a copy."""
+        for row in [row for row in self.totals.rows if row.lost]:
+            for node in reversed(row.path):
+                if node.row is row and not inherit(node):  # else it went with one of another row
+                    tree.remove(node)
+            self._drop_empty()
+
+    def evict(self, limit: float = inf, *, keep: Collection[Node] = ()) -> int:
+        """Shrink to `limit` bytes, and to the number of buffers that is possible, if rows and
+        `keep` permit. Returns the freed bytes. If unused capacity is enough, only that is freed,
+        the least recently used first. Else nodes go, then the capacity of rows that have lost
+        nodes, then as much other capacity as is needed."""
+        self.drop_lost()
+        totals, most, before = self.totals, self._max_buffers, self.nbytes
+        if before <= limit and totals.buffers <= most:
             return 0
         if before - limit <= sum(totals.rows.values()):
             self._trim(limit)
         stored, last = {row: row.stored for row in totals.rows}, -1
-        while (totals.nbytes > limit or totals.buffers > max_buffers) and totals.nbytes != last:
-            last = totals.nbytes  # a prefix can go once no entry continues it
-            hand_over([*self.nodes()], keep)
+        # again while anything goes: a prefix can go once no entry continues it
+        while (totals.nbytes > limit or totals.buffers > most) and totals.nbytes != last:
+            last = totals.nbytes
             evict_nodes(
-                [*self.nodes()], totals, limit, max_buffers, clock=self._clock,
+                [*self.nodes()], totals, limit, most, clock=self._clock,
                 weights=self.sessions.weights(), keep=frozenset(keep),
             )  # fmt: skip
         for row in [row for row in totals.rows if row.stored < stored[row]]:
@@ -324,13 +327,11 @@ class PrefixCache:
         new = tree.refer(new, stored)
         stop, states_at = fit(stored, new, share)
         if new.row is not None and stop < len(new.ids):  # what is cut is copied
-            new = replace(new, row=None)
-            stop, states_at = fit(stored, new, share)
-        new = replace(new, stop=stop)
-        path = tree.cut_back(stored, new, states_at)
+            return self._fit_path(replace(new, row=None), stored, share)
+        path = tree.cut_back(stored, stop, len(new.ids), states_at)
         states_at -= {node.stop for node in path if node.snapshot is not None}
         states = {at: state for at, state in new.states.items() if at in states_at}
-        return replace(new, states=states), path
+        return replace(new, stop=stop, states=states), path
 
     def _budget_after(self, new: NewPath) -> int:
         """The budget once these tokens count as `stored`. `budget()` leaves out what rows need, and
@@ -356,12 +357,6 @@ class PrefixCache:
         self.totals.set_spare(row, row.spare(stop))  # counts until it is free
         row.trim(stop)
         self.totals.set_spare(row, row.spare(stop))
-
-    def _drop_lost(self) -> None:
-        for row in [row for row in self.totals.rows if row.lost]:
-            if row.nodes:  # else they went with those of another one
-                tree.remove(row.path[0])
-                self._drop_empty()
 
     def _drop_empty(self) -> None:
         self._roots = {key: root for key, root in self._roots.items() if root.children}

@@ -253,7 +253,7 @@ class DiskTier:
         in memory, lacks of it. 0: it lacks nothing. At least one token is left to prefill."""
         steps, states = self.index.walk(key, ids[:-1], match.shared)
         needed = list[Step]()
-        is_complete = all(node.complete for node, _ in match.nodes)
+        is_complete = all(node.complete for node in match.nodes)
         if is_complete and all(header.complete for header, _, _ in steps):
             covered = max(match.shared, steps[-1][2] if steps else 0)
             length = usable(ids, covered, match, grid)
@@ -282,8 +282,8 @@ class DiskTier:
         first = steps[0][0]
         states = [i for i, _ in first.layers] if first.state else ()
         filler, snapshot, reached = RowFiller(make_cache(), goal, capacity - goal, states), None, 0
-        for node, agreed in match.nodes:
-            stop = min(node.start + agreed, goal)
+        for node in match.nodes:
+            stop = min(node.stop, match.shared, goal)
             if node.start < stop:
                 filler.put(segment_of(node).views(), node.start, stop, skip=0)
                 reached = stop

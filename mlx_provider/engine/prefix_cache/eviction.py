@@ -163,18 +163,18 @@ def prune(leaf: Node) -> None:
             node.set_payload(node.segment, None)
 
 
-def hand_over(nodes: Sequence[Node], keep: Collection[Node]) -> None:
-    """Let nodes, except those in `keep`, refer to the row of a child that has their tokens, too
-    (`Segment.doubled_tokens`): if a row uses it, they are never leaves. `nodes`: parents first."""
-    for node in reversed(nodes):
-        heirs = (child for child in node.children.values() if segment_of(child).doubled_tokens)
-        is_last = node.row is None or node.row.path[-1] is node
-        if (heir := next(heirs, None)) and is_last and not node.needed and node not in keep:
-            segment, tokens = segment_of(heir), len(node.tokens)
-            heir.set_payload(replace(segment, doubled_tokens=0), heir.snapshot)
-            doubled = segment.doubled_tokens - tokens
-            moved = replace(segment, length=tokens, start=node.start, doubled_tokens=doubled)
-            node.set_payload(moved, node.snapshot)
+def inherit(node: Node) -> bool:
+    """Let a node refer to the row of a child that has its tokens, too (`Segment.doubled_tokens`).
+    Returns whether there is one."""
+    children = (child for child in node.children.values() if not child.lost)
+    heir = next((child for child in children if segment_of(child).doubled_tokens), None)
+    if heir is not None:
+        segment, tokens = segment_of(heir), len(node.tokens)
+        heir.set_payload(replace(segment, doubled_tokens=0), heir.snapshot)
+        doubled = segment.doubled_tokens - tokens
+        moved = replace(segment, length=tokens, start=node.start, doubled_tokens=doubled)
+        node.set_payload(moved, node.snapshot)
+    return heir is not None
 
 
 def evict_nodes(
@@ -188,8 +188,14 @@ def evict_nodes(
     keep: Collection[Node],
 ) -> None:
     """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals are at
-    most `limit` bytes and `max_buffers`. Nodes in `keep`, and nodes that rows use, stay. `clock`:
-    the present time on the clock of `Node.used`. `weights`: see `Sessions`."""
+    most `limit` bytes and `max_buffers`. Nodes in `keep`, and nodes that rows use, stay, and those
+    above them. `nodes`: parents first. `clock`: the present time on the clock of `Node.used`.
+    `weights`: see `Sessions`."""
+    # above a row that is used, a node never becomes a leaf, but its copy of the row's tokens can go
+    for node in reversed(nodes):
+        is_last = node.row is None or node.row.path[-1] is node
+        if is_last and not node.needed and node not in keep:
+            inherit(node)
     order, stored = count(), totals.nbytes
     heap: list[tuple[float, int, bool, Node]] = []
 

@@ -1,9 +1,5 @@
-"""How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots.
-
-Snapshots are taken at message ends, image ends, points where a prompt left a stored path (as in
-Marconi, MLSys 2025), where the prefix cache can hold no more of a prompt, and shortly before the
-end of a long message.
-"""
+"""How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots: also
+where a prompt has left a stored path, as in Marconi (MLSys 2025)."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -19,10 +15,10 @@ from ...isolation import Isolation
 from ...records import LoadedModel, Prompt
 from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
-from ..row_cache import Kind, strictest
+from ..row_cache import Kind, append_layers, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
-from .buffers import Lease, Leases, RowBuffers, append_layers
+from .buffers import Claim, Lease, Leases, RowBuffers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -89,6 +85,7 @@ class PrefixCachePolicy:
         """Buffers of rows that ended since the read before the last one, and since the last."""
 
     def look_up(self, job: PrefillJob) -> Match:
+        self.cache.drop_lost()
         match, job.estimated_cached = self._find(job)
         job.match = match
         return match
@@ -105,8 +102,8 @@ class PrefixCachePolicy:
         if job.uses_prefix_cache and job.ids is not None:
             with isolated_cache(job.request):
                 match, estimated = self._find(job)
-                # if the disk has more, the row also copies what memory has
-                first = self._leases.offer(match) if estimated == match.length else None
+                copies = estimated > match.length  # from disk, and also what memory has
+                first = None if copies else self._leases.claim(match, len(job.rows))
                 return first, *self._forks(job, first)
         return ()
 
@@ -160,11 +157,9 @@ class PrefixCachePolicy:
             match = replace(match, length=length, shared=max(match.shared, length))
             first = self._leases.lease_row(cache)
         else:
-            if self._leases.prepare(match):
-                match = self._match(job)
             cache, first = self.cache.acquire(
                 match, self._make_cache, room=capacity - match.length, leases=self._leases,
-                counted=is_first,
+                rows=len(job.rows), counted=is_first,
             )  # fmt: skip
         job.cache = cache
         for row, lease in zip(job.rows, (first, *self._forks(job, first)), strict=True):
@@ -187,10 +182,12 @@ class PrefixCachePolicy:
                 if (snapshot := self.cache.snapshot(job.row_cache(), within)) is not None:
                     job.snapshots[at] = snapshot
 
-    def fork(self, rows: Sequence[Row], cache: list[Any]) -> list[list[Any]]:
+    def fork(self, rows: Sequence[Row], cache: list[Any], capacity: int) -> list[list[Any]]:
+        """Caches of the rows of a complete prompt, the first of which has `cache`. The others have
+        that capacity."""
         caches = [cache]
         for row in rows[1:]:
-            copied, row.lease = self._leases.fork(rows[0].lease, cache)
+            copied, row.lease = self._leases.fork(rows[0].lease, cache, capacity)
             caches.append(copied)
         return caches
 
@@ -258,12 +255,14 @@ class PrefixCachePolicy:
         return match, max(match.length, on_disk)
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
-        """What the rows after the first will share with it."""
-        further = len(job.rows) - 1
-        nbytes = self.fork_bytes(len(job.tokens), further + 1) // max(1, further)
-        if first is not None and first.base is not None:
-            nbytes = min(nbytes, first.base.stored)
-        return [Lease(claimed_bytes=nbytes) if nbytes else None for _ in range(further)]
+        """What the rows after the first will share with it: its prefix, or else all tokens."""
+        further, each = len(job.rows) - 1, Claim()
+        if first is not None and first.base_tokens:
+            each = Claim(base_tokens=first.base_tokens, token_bytes=first.token_bytes)
+            each.nbytes = each.base_tokens * each.token_bytes
+        elif further:
+            each.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
+        return [each] * further
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
@@ -320,10 +319,10 @@ def choose_snapshots(
 ) -> tuple[int, ...]:
     """Ascending token counts at which to store a state.
 
-    At most 1 + `RECENT` ends, a branch, a guess, and `storable`. `done`: tokens with which the row
-    resumes. `branch`: tokens before the prompt leaves another one. `grid`: positions are rounded
-    down to it. `storable`: tokens that the prefix cache can hold; a longer prompt has a state
-    there.
+    At most 1 + `RECENT` ends of messages or images, the branch, a guess shortly before the end of a
+    long message, and `storable`. `done`: tokens with which the row resumes. `branch`: tokens before
+    the prompt leaves another one. `grid`: positions are rounded down to it. `storable`: tokens that
+    the prefix cache can hold, of a longer prompt.
     """
     total = len(prompt.tokens)
     stop = total if storable is None else min(storable, total)

@@ -178,14 +178,12 @@ class Match:
     """The stored path that is closest to a prompt: tokens `[0, shared)` match. A row can resume
     with `[0, length)`: fewer if a state is missing."""
 
-    nodes: tuple[tuple[Node, int], ...]
-    """Nodes along the path, each with the number of its tokens that match."""
+    nodes: Sequence[Node]
+    """Of the path. The last one may continue behind `shared`."""
     shared: int
     length: int = 0
     total: int = 0
     """Tokens of the prompt."""
-    snapshot_node: Node | None = None
-    """The row resumes with the snapshot of this node. `None`: it needs none."""
     diverged_at: int | None = None
     """First position that differs from the path, if any."""
     branch: int = 0
@@ -193,8 +191,11 @@ class Match:
     version: int = 0
 
     @property
-    def path(self) -> tuple[Node, ...]:
-        return tuple(node for node, _ in self.nodes if node.start < self.length)
+    def path(self) -> list[Node]:
+        """The nodes of tokens `[0, length)`, also once some were split. If not every layer can be
+        cut, the row resumes with the snapshot of the last one."""
+        every = self.nodes[-1].path() if self.nodes else []
+        return [node for node in every if node.start < self.length]
 
 
 def new_root(totals: Totals) -> Node:
@@ -202,40 +203,29 @@ def new_root(totals: Totals) -> Node:
 
 
 def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
-    """The longest stored prefix of `ids`, of at most `limit` tokens. A row can resume with a
-    multiple of `grid`."""
-    steps: list[tuple[Node, int]] = []
-    node, at, continuations = root, 0, list[Node]()
-    while at < limit and not continuations:
+    """See `PrefixCache.match`."""
+    nodes, node, at = list[Node](), root, 0
+    while at < limit and at == node.stop:
         child = node.children.get(int(ids[at]))
         if child is None or child.lost:
-            continuations = [*node.children.values()]
             break
-        agreed = common(child.tokens, ids[at:limit])
-        steps.append((child, agreed))
-        at += agreed
-        if agreed < len(child.tokens):
-            continuations = [child]
-        node = child
-    length, snapshot_node = _resumable(steps, ids, grid)
-    found = Match(tuple(steps), at, length, len(ids), snapshot_node, version=root.totals.version)
-    continuations = [each for each in continuations if not each.lost]
-    if not continuations or at == limit:
-        return found
-    branch = 0 if all(each.generated for each in continuations) else at
-    return replace(found, diverged_at=at, branch=branch)
+        at += common(child.tokens, ids[at:limit])
+        nodes.append(node := child)
+    following = [node] if at < node.stop else node.children.values()
+    others = [each for each in following if not each.lost] if at < limit else []
+    branch = at if any(not each.generated for each in others) else 0
+    length, differs = _resumable(nodes, at, ids, grid), at if others else None
+    return Match(nodes, at, length, len(ids), differs, branch, root.totals.version)
 
 
-def _resumable(steps: Sequence[tuple[Node, int]], ids: Ids, grid: int) -> tuple[int, Node | None]:
-    """Where a row can resume, never inside a media span, and the node whose snapshot it needs."""
-    length, snapshot_node = 0, None
-    for node, agreed in steps:
-        at = outside_spans(ids, node.start + agreed, grid)
-        if node.complete:
+def _resumable(path: Sequence[Node], shared: int, ids: Ids, grid: int) -> int:
+    """Where a row can resume, never inside a media span."""
+    length = 0
+    for node in path:
+        at = outside_spans(ids, min(node.stop, shared), grid)
+        if node.complete or (node.snapshot is not None and at == node.stop):
             length = at
-        elif node.snapshot is not None and at == node.stop:
-            length, snapshot_node = at, node
-    return length, snapshot_node
+    return length
 
 
 def common(a: Ids, b: Ids) -> int:
@@ -330,19 +320,17 @@ def refer(new: NewPath, path: Sequence[Node]) -> NewPath:
 def split_path(found: Match, new: NewPath) -> list[Node]:
     """The stored nodes of the path. The last node is split where the path leaves it, but not where
     the path ends in it and needs no state there: then there is nothing to add."""
-    path = [node for node, _ in found.nodes]
-    agreed = found.nodes[-1][1] if path else 0
-    is_stored = new.kv.complete and new.shared == len(new.ids)
-    if path and agreed < len(path[-1].tokens) and not is_stored:
-        path[-1] = split(path[-1], agreed)
+    path, is_stored = [*found.nodes], new.kv.complete and new.shared == len(new.ids)
+    if path and found.shared < path[-1].stop and not is_stored:
+        path[-1] = split(path[-1], found.shared - path[-1].start)
     return path
 
 
-def cut_back(path: Sequence[Node], new: NewPath, states_at: Set[int]) -> list[Node]:
-    """The nodes of `path`, the stored part of a new one, up to `new.stop`. They keep the snapshots
-    at `states_at`."""
-    nodes, stop = [node for node in path if node.start < new.stop], new.stop
-    if nodes and stop < nodes[-1].stop and stop < len(new.ids):
+def cut_back(path: Sequence[Node], stop: int, length: int, states_at: Set[int]) -> list[Node]:
+    """The nodes of `path`, the stored part of one with `length` tokens, up to `stop`. They keep the
+    snapshots at `states_at`."""
+    nodes = [node for node in path if node.start < stop]
+    if nodes and stop < nodes[-1].stop and stop < length:
         nodes[-1] = split(nodes[-1], stop - nodes[-1].start)
     for node in nodes:
         if node.snapshot is not None and node.stop not in states_at:

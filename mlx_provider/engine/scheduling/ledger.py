@@ -136,14 +136,14 @@ class Ledger(ABC):
 
     def may_wait(self, row: Row, active_rows: int) -> bool:
         """Whether a row that has outgrown the memory can continue later."""
-        full = self.row_bytes(self._unmerged_capacity(row))  # a shared prefix included
+        full = self.row_bytes(self._unmerged_capacity(row, row.lease))  # a shared prefix included
         if full + self.pass_bytes(self._tokens_to_run(row), 1) > self.available_alone():
             return False
         return active_rows > 1 or self.others_go_on()
 
     def capacity_for(self, job: PrefillJob) -> int:
         """Token capacity for the caches of the prompt's rows."""
-        return max(map(self._unmerged_capacity, job.rows))
+        return max(self._unmerged_capacity(row, row.lease) for row in job.rows)
 
     def growth_for(self, job: PrefillJob) -> int:
         return kv_growth(*self._first_capacity(job.request))
@@ -152,7 +152,7 @@ class Ledger(ABC):
         """Bytes of the capacity that a row has only for later turns of its conversation."""
         if row.lease is None or row.lease.capacity <= self.kv_needed(row):
             return 0
-        reserved = self._bytes(row.lease, self._tokens_reserved(row))
+        reserved = self._bytes(row.lease, self._tokens_reserved(row, row.lease))
         return max(0, reserved - self._bytes(row.lease, self.kv_needed(row)))
 
     def kv_needed(self, row: Row) -> int:
@@ -169,7 +169,7 @@ class Ledger(ABC):
 
     def _charged_bytes(self, row: Row, lease: Lease | None) -> int:
         stored = 0 if lease is None else lease.stored_bytes
-        return max(0, self._bytes(lease, self._tokens_reserved(row)) - stored)
+        return max(0, self._bytes(lease, self._tokens_reserved(row, lease)) - stored)
 
     def _bytes(self, lease: Lease | None, tokens: int) -> int:
         """Cache bytes of a row of this capacity, also of what it uses of the prefix cache."""
@@ -181,13 +181,13 @@ class Ledger(ABC):
         length = row.cached_length
         return length if self.outgrown(row) else min(length, len(row.request.prompt.tokens))
 
-    def _tokens_reserved(self, row: Row) -> int:
-        return max(self._unmerged_capacity(row), row.merged)
+    def _tokens_reserved(self, row: Row, lease: Lease | None) -> int:
+        return max(self._unmerged_capacity(row, lease), row.merged)
 
-    def _unmerged_capacity(self, row: Row) -> int:
+    def _unmerged_capacity(self, row: Row, lease: Lease | None) -> int:
         """Token capacity of a row in a cache of its own."""
         first, longest = self._first_capacity(row.request)
-        leased = 0 if row.lease is None else row.lease.capacity
+        leased = 0 if lease is None else lease.capacity
         return kv_capacity(first, longest, row.cached_length + 1, leased)
 
     def _first_capacity(self, request: Request) -> tuple[int, int]:

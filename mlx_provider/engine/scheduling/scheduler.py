@@ -175,13 +175,16 @@ class Scheduler:
 
     def remaining_plan(self, plan: StepPlan, *, readable: bool = True) -> StepPlan:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose
-        prompt does not stand where the plan expected it. `readable`: whether the tokens of the
-        last pass could be read."""
+        prompt does not stand where the plan expected it. A mixed chunk without rows has its own
+        pass. `readable`: whether the tokens of the last pass could be read."""
         rows, before = tuple(row for row in plan.rows if row in self.running), plan
         if plan.prepared is not None and plan.prepared.cache is None:
             plan = replace(plan, prepared=None, preparing_seconds=0.0)
         if plan.chunk is not None and not (plan.chunk.due and (readable or not plan.mixed)):
             plan = replace(plan, chunk=None, mixed=False, chunk_seconds=0.0)
+        if plan.mixed and plan.chunk is not None and not rows:
+            seconds = self.chunking.duration(plan.chunk.job, plan.chunk.size)
+            plan = replace(plan, mixed=False, chunk_seconds=seconds)
         if len(rows) == len(before.rows) and plan.mixed == before.mixed:
             return plan  # the pass of the rows is the same
         chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
@@ -230,14 +233,16 @@ class Scheduler:
         if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
-        need = ledger.reservation(request.rows)
-        need -= 0 if self.prefixes is None else self.prefixes.fork_bytes(tokens, n)
+        need = ledger.reservation(request.rows) - self.fork_bytes(tokens, n)
         if need > (limit := ledger.available_alone()):
             raise BadRequest(
                 f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
                 f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
                 "raise MLX_PROVIDER_MEMORY_LIMIT"
             )
+
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        return 0 if self.prefixes is None else self.prefixes.fork_bytes(tokens, rows)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         request.arrived = request.arrived or now

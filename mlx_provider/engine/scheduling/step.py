@@ -266,9 +266,10 @@ class StepBuilder:
         """`in_place`: what it uses in place stays, and is no part of its need. Else it copies."""
         leases = self._offers_to(job) if in_place else ()
         need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
-        if rows and not in_place and job.uses_prefix_cache:
+        if not in_place and job.uses_prefix_cache:
+            need -= self.scheduler.fork_bytes(len(job.tokens), len(job.rows))
             # a copy and the prefix that it leaves are rounded up separately: one step each
-            need += self.ledger.row_bytes(2 * STEP_TOKENS)
+            need += self.ledger.row_bytes(2 * STEP_TOKENS) if rows else 0
         images = self.ledger.image_bytes()
         limit = self._limit(need + images, leases, leaving)
         # images are temporary, and may be its own, so none block a prompt that would run alone
