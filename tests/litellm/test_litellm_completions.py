@@ -213,6 +213,7 @@ async def test_a_disconnected_client_cancels_the_requests_of_all_prompts(engine,
 
 @pytest.mark.parametrize("prompt", [[], [[]], [1, "x"], [["x"]], 5, [True], {"a": 1}])
 async def test_an_invalid_prompt_is_refused(engine, prompt):
-    with pytest.raises(litellm.BadRequestError, match=r"prompt.* must be a text(,| or) a list of token"):
+    words = r"prompt.* must be a text(,| or) a list of token"
+    with pytest.raises(litellm.BadRequestError, match=words):
         await litellm.atext_completion(model="mlx/m", prompt=prompt)
     assert not engine.requests
