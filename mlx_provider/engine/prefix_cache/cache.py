@@ -155,16 +155,14 @@ class PrefixCache:
         ends_here: bool = True,
         lease: Lease | None = None,
     ) -> int:
-        """Store a row, evicting others. Returns how many of its tokens are stored then.
+        """Store a row, evicting others: as far as it fits, and a cache of an unknown kind not at
+        all. Returns how many of its tokens are stored then. Raises `ValueError` if the cache holds
+        fewer tokens than `tokens`, the key ids of all tokens in it.
 
-        `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
-        entry can refer; `None`: it copies. `snapshots`: by token count. `reply_at`: tokens before
-        the reply, if it is included. `awaited`: the next request of the session will come.
-        `ends_here`: the cache holds no more tokens, which a cache with only states does not show.
-
-        An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
-        at all. Raises `ValueError` if the cache holds fewer tokens.
-        """
+        `lease`: the row's buffers, to which the entry can refer; `None`: it copies. `snapshots`: by
+        token count. `reply_at`: tokens before the reply, if it is included. `awaited`: the next
+        request of the session will come. `ends_here`: the cache holds no more tokens, which a cache
+        with only states does not show."""
         ids = as_ids(tokens)
         self.drop_lost()
         states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
@@ -286,9 +284,9 @@ class PrefixCache:
         }
 
     def stats(self) -> PrefixCacheStats:
-        found, disk = self.report(), self.disk
-        if disk is not None:
-            found |= {"disk_bytes": disk.index.nbytes, "disk_limit": disk.limit}
+        found = self.report()
+        if (disk := found["disk"]) is not None:
+            found |= {"disk_bytes": disk["bytes"], "disk_limit": disk["limit"]}
         return PrefixCacheStats(**found)  # without what it does not know
 
     def nodes(self) -> Iterator[Node]:
@@ -340,10 +338,8 @@ class PrefixCache:
             return self.budget()
         before, whole = new.row.stored, (len(new.ids) - new.row.base_tokens) * new.kv.token_bytes
         new.row.stored = max(before, whole)
-        try:
-            return self.budget()
-        finally:
-            new.row.stored = before
+        budget, new.row.stored = self.budget(), before
+        return budget
 
     def _trim(self, limit: float) -> None:
         """Free unused capacity of rows that have ended, the least recently used first."""

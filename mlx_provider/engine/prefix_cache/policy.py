@@ -115,12 +115,11 @@ class PrefixCachePolicy:
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that so many rows of a prompt save because they share its tokens."""
-        if tokens <= self._least:
+        if self._memory is None or tokens <= self._least:
             return 0
-        each = 0 if self._memory is None else self._memory.token_bytes
         # what is left of a step may be one more step of each row's own tokens
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
-        return max(0, steps) * STEP_TOKENS * each
+        return max(0, steps) * STEP_TOKENS * self._memory.token_bytes
 
     def begin(self, job: PrefillJob, capacity: int) -> Match | None:
         """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
@@ -258,8 +257,7 @@ class PrefixCachePolicy:
         """What the rows after the first will share with it: its prefix, or else all tokens."""
         further, each = len(job.rows) - 1, Claim()
         if first is not None and first.base_tokens:
-            each = Claim(base_tokens=first.base_tokens, token_bytes=first.token_bytes)
-            each.nbytes = each.base_tokens * each.token_bytes
+            each = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
         elif further:
             each.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
         return [each] * further
@@ -303,8 +301,7 @@ class PrefixCachePolicy:
         if at is None:
             return ""
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
-        decode = self._model.tokenizer.decode
-        text = decode(around, skip_special=False) if around else "<media>"
+        text = self._model.tokenizer.decode(around, skip_special=False) if around else "<media>"
         return f"left the stored prefix at token {at} of {match.total}: ...{text!r}"
 
 
