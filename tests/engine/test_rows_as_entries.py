@@ -10,7 +10,7 @@ from allocator_replay import StandIn
 from failing import Failing, never
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_cache.buffers import Lease, Leases
+from mlx_provider.engine.prefix_cache.buffers import Lease, Reuse
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import ID_BYTES, CacheKey, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
@@ -482,17 +482,17 @@ def test_no_more_rows_are_preempted_for_another_account_than_it_needs(qwen3: Tex
 def test_a_prefix_that_is_stored_in_part_counts_whole_once_its_rows_have_ended() -> None:
     """A row took over an entry, and its longer prompt was not stored before it was divided."""
     stored, key = PrefixCache(budget=lambda: 2**26), CacheKey("")
-    leases = Leases(stored.totals, True, 8)
+    reuse = Reuse(stored.totals, True, 8)
     for tokens in (COMMON[:50], COMMON):
         found = stored.match(key, tokens, len(tokens) - 1)
-        cache, lease = stored.acquire(found, lambda: [KVCache()], leases=leases)
+        cache, lease = stored.acquire(found, lambda: [KVCache()], reuse=reuse)
         more = mx.zeros((1, 1, len(tokens) - found.length, 4))
         cache[0].update_and_fetch(more, more)
         assert lease is not None
         if tokens != COMMON:
             stored.insert(key, tokens, cache, {}, lease=lease)
             stored.release(lease)
-    other, second = leases.fork(lease, cache, 256)
+    other, second = reuse.fork(lease, cache, 256)
     (prefix,) = stored.totals.rows
     assert prefix.is_prefix
     for each in (lease, second):

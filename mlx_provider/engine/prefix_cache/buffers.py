@@ -255,8 +255,8 @@ class Claim(Lease):
 
 
 @dataclass(eq=False)
-class Leases:
-    """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
+class Reuse:
+    """Lets a row reuse the buffers of an entry: it takes them over, or shares their first tokens.
     Engine thread only."""
 
     _totals: Totals

@@ -1,13 +1,13 @@
 """The prefix cache: stores the KV and states of prefixes for later requests.
 
     match = prefix_cache.match(key, ids, limit=len(ids) - 1)
-    cache, lease = prefix_cache.acquire(match, model.make_cache, leases=leases)
+    cache, lease = prefix_cache.acquire(match, model.make_cache, reuse=reuse)
     ... prefill [match.length, len(ids)); at message ends: states[n] = prefix_cache.snapshot(cache)
     prefix_cache.insert(key, ids_the_cache_holds, cache, states, lease=lease)
     prefix_cache.release(lease)
     prefix_cache.evict(limit)
 
-Stored tokens never change: rows copy or share them, or append to an entry (`Leases`). After a
+Stored tokens never change: rows copy or share them, or append to an entry (`Reuse`). After a
 change of the tree, a `Match` is no longer valid (`is_valid`).
 """
 
@@ -23,7 +23,7 @@ from ...protocol.health import PrefixCacheStats
 from ..row_cache import Unstorable, grow_by
 from ..scheduling.ledger import MemoryProfile
 from . import tree
-from .buffers import Lease, Leases, RowBuffers
+from .buffers import Lease, Reuse, RowBuffers
 from .disk import DiskTier
 from .eviction import Sessions, evict_nodes, fit, inherit, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
@@ -89,22 +89,22 @@ class PrefixCache:
         make_cache: Callable[[], list[Any]],
         *,
         room: int = 0,
-        leases: Leases | None = None,
+        reuse: Reuse | None = None,
         rows: int = 1,
         counted: bool = True,
     ) -> tuple[list[Any], Lease | None]:
         """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
         Call it for the first row of a prompt with `rows`, also for length 0: it counts the look-up
-        (`counted`). `leases`: the row takes over, or shares, buffers of entries if it can; `None`:
+        (`counted`). `reuse`: the row takes over, or shares, buffers of entries if it can; `None`:
         it copies. Raises `ValueError` if the match is no longer valid, or `make_cache` makes
         another kind of cache than the stored one."""
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
         lease, in_place = None, 0
-        if leases is not None:
+        if reuse is not None:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
-            lease, in_place = leases.fill_in_place(match, rows, cache, room, spare)
+            lease, in_place = reuse.fill_in_place(match, rows, cache, room, spare)
         if match.length:
             state = match.path[-1].snapshot
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)

@@ -18,7 +18,7 @@ from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, append_layers, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
-from .buffers import Claim, Lease, Leases, RowBuffers
+from .buffers import Claim, Lease, Reuse, RowBuffers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -69,7 +69,7 @@ class PrefixCachePolicy:
         types = {type(layer) for layer in append_layers(make_cache()).values()}
         shares = in_place and least is not None and types and types <= {*SHAREABLE}
         self._least = max(1, least or 0) if shares else inf
-        self._leases = Leases(cache.totals, in_place, self._least)
+        self._reuse = Reuse(cache.totals, in_place, self._least)
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -103,7 +103,7 @@ class PrefixCachePolicy:
             with isolated_cache(job.request):
                 match, estimated = self._find(job)
                 copies = estimated > match.length  # from disk, and also what memory has
-                first = None if copies else self._leases.claim(match, len(job.rows))
+                first = None if copies else self._reuse.claim(match, len(job.rows))
                 return first, *self._forks(job, first)
         return ()
 
@@ -154,10 +154,10 @@ class PrefixCachePolicy:
             cache, restored.cache, length = restored.cache, None, restored.length
             self.cache.count(match, length, counted=is_first)
             match = replace(match, length=length, shared=max(match.shared, length))
-            first = self._leases.lease_row(cache)
+            first = self._reuse.lease_row(cache)
         else:
             cache, first = self.cache.acquire(
-                match, self._make_cache, room=capacity - match.length, leases=self._leases,
+                match, self._make_cache, room=capacity - match.length, reuse=self._reuse,
                 rows=len(job.rows), counted=is_first,
             )  # fmt: skip
         job.cache = cache
@@ -186,7 +186,7 @@ class PrefixCachePolicy:
         that capacity."""
         caches = [cache]
         for row in rows[1:]:
-            copied, row.lease = self._leases.fork(rows[0].lease, cache, capacity)
+            copied, row.lease = self._reuse.fork(rows[0].lease, cache, capacity)
             caches.append(copied)
         return caches
 
