@@ -256,7 +256,7 @@ class PrefixCachePolicy:
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """What the rows after the first will share with it: its prefix, or else all tokens."""
         further, each = len(job.rows) - 1, Claim()
-        if first is not None and first.base_tokens:
+        if first is not None and first.base is not None:
             each = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
         elif further:
             each.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further

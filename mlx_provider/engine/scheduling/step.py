@@ -256,8 +256,7 @@ class StepBuilder:
 
     def _room(self, job: PrefillJob, leaving: Sequence[Row] = (), *, in_place: bool = True) -> Room:
         """The room for a prompt beside the live rows without those that are `leaving`. `in_place`:
-        the prompt uses stored buffers in place. If no row is live and it does not fit so, it copies.
-        """
+        it uses stored buffers in place; if it does not fit so and no row is live, it copies."""
         rows = [row for row in self.live if row not in leaving]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
