@@ -267,9 +267,10 @@ class Reuse:
 
     def claim(self, match: Match, rows: int) -> Claim:
         """What the first of `rows` of a prompt can have without a copy, perhaps nothing. The others
-        share its prefix, or else all tokens (`fork`): then all of them together take as one row."""
-        possible = (_take_over(match), self._share(match)) if self._in_place and match.path else ()
-        for found in filter(None, possible):
+        share its prefix, or all tokens if it has none (`fork`), and take no more with a prefix."""
+        path, length = match.path, match.length
+        possible = (_take_over(path, length), self._share(path, length))
+        for found in filter(None, possible if self._in_place else ()):
             base = found.base_tokens
             if not base or rows * (match.total - base) <= match.total:
                 return found
@@ -322,13 +323,13 @@ class Reuse:
         other.trim(capacity)
         return copied, Lease(other, row.base, row.base_tokens, capacity=other.capacity).acquire()
 
-    def _share(self, match: Match) -> Claim | None:
+    def _share(self, path: Sequence[Node], length: int) -> Claim | None:
         """Tokens of the first entry of a match, if its row begins at token 0."""
-        row = match.path[0].row
+        row = path[0].row if path else None
         if row is None or row.base_tokens:
             return None
-        shared = [*takewhile(lambda node: node.row is row, match.path)]
-        end, more = min(shared[-1].stop, match.length), 0
+        shared = [*takewhile(lambda node: node.row is row, path)]
+        end, more = min(shared[-1].stop, length), 0
         if not row.is_prefix:
             tokens, more = _tokens_of(row), STEP_TOKENS  # it may take one more step once divided
             end = min(end, tokens - 1)  # one token at least stays the row's own
@@ -358,13 +359,13 @@ def _tokens_of(row: RowBuffers) -> int:
     return min(int(layer.offset) for layer in row.layers.values())
 
 
-def _take_over(match: Match) -> Claim | None:
+def _take_over(path: Sequence[Node], length: int) -> Claim | None:
     """Buffers that no row uses, intact, and with the whole match, if fewer tokens follow it."""
-    row, length = match.path[-1].row, match.length
+    row = path[-1].row if path else None
     if row is None or row.is_prefix or row.needed or not row.intact:
         return None
     start, stop = row.path[0].start, row.path[-1].stop
-    has_all = all(node.row is row for node in match.path if node.start >= start)
+    has_all = all(node.row is row for node in path if node.start >= start)
     if not has_all or stop - length > length - row.base_tokens:
         return None
     claim = Claim(None, row.base, row.base_tokens, taken=row, nbytes=length * row.token_bytes)
