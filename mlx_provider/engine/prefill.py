@@ -277,7 +277,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
             engine.prefix_cache.keep_prefill(job)
     if job.request.prefilled >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
-    cache, job.cache = job.row_cache(), None  # after it was stored: rows share what nodes have
+    cache, job.cache = job.row_cache(), None  # it was stored, and is not if a row below fails
     grow_by(cache, engine.scheduler.ledger.growth_for(job))
     engine.scheduler.end_prefill(job)
     if engine.prefix_cache is not None:

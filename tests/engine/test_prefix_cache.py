@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from agent_traffic import SyntheticModel, in_order
 from from_disk import flush, restored
 from integrity import check_integrity
-from mlx_provider.engine.prefix_cache.buffers import Leases
+from mlx_provider.engine.prefix_cache.buffers import Reuse
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.disk import DiskTier
 from mlx_provider.engine.prefix_cache.segments import Segment
@@ -423,7 +423,7 @@ def test_a_row_holds_its_whole_entry_where_the_head_of_another_session_ends_in_i
     keep(prefix_cache, PLAIN, list(range(200, 208)))  # the cache is full
     ids = [*long[:16], 300, 301]
     row = cold(PLAIN, ids, len(ids))
-    lease = Leases(prefix_cache.totals, True, inf).lease_row(row)
+    lease = Reuse(prefix_cache.totals, True, inf).lease_row(row)
     assert prefix_cache.insert(KEY, ids, row, {}, session="other", lease=lease) == len(ids)
     path = prefix_cache.match(KEY, ids, len(ids)).path
     assert [node.stop for node in path] == [10, 16, 18], "`long` keeps a third"

@@ -10,7 +10,7 @@ from allocator_replay import StandIn
 from failing import Failing, never
 from integrity import check_integrity
 from mlx_provider.engine.engine import Engine
-from mlx_provider.engine.prefix_cache.buffers import Lease, Leases
+from mlx_provider.engine.prefix_cache.buffers import Lease, Reuse
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import ID_BYTES, CacheKey, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
@@ -251,7 +251,6 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     request = new_request([*PREFIX, *range(40, 40 + TAIL)], max_tokens=REPLY, n=8, params=params)
     engine.scheduler.check(request)
     engine.submit(request)
-    mx.synchronize()
     rows, nbytes = most_of(engine, stored)
     assert rows == 8
     assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
@@ -260,21 +259,24 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
         assert output_of(request, i).tokens == output_of(twin, i).tokens
 
 
-@pytest.mark.parametrize("n", [3, 4])
-def test_choices_behind_a_shared_prefix_reserve_what_they_take(qwen3: TextModel, n: int) -> None:
-    """Four of them fit only without it."""
+@pytest.mark.parametrize(("n", "shared"), [(3, 1130), (4, 1130), (3, 600)])
+def test_choices_behind_a_shared_prefix_reserve_what_they_take(
+    qwen3: TextModel, n: int, shared: int
+) -> None:
+    """Four of them fit only without it, and so do three with more tokens of their own."""
     engine, stored, each = tight(qwen3)
-    common = [*PREFIX, *PREFIX[:430]]
+    common, own = (PREFIX * 2)[:shared], (PREFIX * 2)[: 1500 - shared]
     for last in (40, 41):
         engine.submit(request := new_request([*common, last], max_tokens=60))
         step_until(engine, lambda request=request: output_of(request).tokens)
     run(engine)
-    engine.submit(request := new_request([*common, *PREFIX[:370]], max_tokens=REPLY, n=n))
-    reserve, (_, *others) = engine.scheduler.ledger.reservation, request.rows
-    _, *offers = engine.scheduler.prefixes.offers(engine.scheduler.waiting[0])
-    expected = reserve(others, dict(zip(others, offers, strict=True)))
-    step_until(engine, lambda: others[0] in engine.scheduler.running, most=100)
-    assert reserve(others) <= expected
+    engine.submit(request := new_request([*common, *own], max_tokens=REPLY, n=n))
+    reserve, offers = engine.scheduler.ledger.reservation, engine.scheduler.prefixes.offers
+    claims = offers(engine.scheduler.waiting[0])
+    expected = reserve(request.rows, dict(zip(request.rows, claims, strict=True)))
+    expected += sum(each.stored for each in buffers_of(claims))
+    step_until(engine, lambda: request.rows[0] in engine.scheduler.running, most=100)
+    assert reserve(request.rows) + stored.in_use <= expected
     assert most_of(engine, stored)[1] <= each * (len(PREFIX) + 9 * STEP_TOKENS)
 
 
@@ -398,8 +400,7 @@ def test_only_one_choice_has_capacity_for_later_turns(qwen3: TextModel) -> None:
     own.engine.submit(request)
     step_until(own.engine, lambda: len(own.scheduler.running) == 2)
     rooms = [group.cache[0].keys.shape[2] for group in own.engine.batch.layout.groups]
-    needed = own.scheduler.ledger.kv_needed(request.rows[1])
-    assert rooms[0] > needed == rooms[1]
+    assert rooms[0] > rooms[1] == own.scheduler.ledger.kv_needed(request.rows[1])
 
 
 def test_another_prompt_can_use_the_memory_of_capacity_for_later_turns(qwen3: TextModel) -> None:
@@ -482,17 +483,17 @@ def test_no_more_rows_are_preempted_for_another_account_than_it_needs(qwen3: Tex
 def test_a_prefix_that_is_stored_in_part_counts_whole_once_its_rows_have_ended() -> None:
     """A row took over an entry, and its longer prompt was not stored before it was divided."""
     stored, key = PrefixCache(budget=lambda: 2**26), CacheKey("")
-    leases = Leases(stored.totals, True, 8)
+    reuse = Reuse(stored.totals, True, 8)
     for tokens in (COMMON[:50], COMMON):
         found = stored.match(key, tokens, len(tokens) - 1)
-        cache, lease = stored.acquire(found, lambda: [KVCache()], leases=leases)
+        cache, lease = stored.acquire(found, lambda: [KVCache()], reuse=reuse)
         more = mx.zeros((1, 1, len(tokens) - found.length, 4))
         cache[0].update_and_fetch(more, more)
         assert lease is not None
         if tokens != COMMON:
             stored.insert(key, tokens, cache, {}, lease=lease)
             stored.release(lease)
-    other, second = leases.fork(lease, cache, 256)
+    other, second = reuse.fork(lease, cache, 256)
     (prefix,) = stored.totals.rows
     assert prefix.is_prefix
     for each in (lease, second):

@@ -233,7 +233,8 @@ class DecodeBatch:
         mx.async_eval(drawn.arrays)  # type: ignore[no-untyped-call]
 
     def cached_tokens(self, row: Row) -> int:
-        """Committed tokens of a row that its cache holds."""
+        """Committed tokens of a row that its cache holds. After `read`, none is pending: the pass
+        that was launched before has all of them."""
         pending = self._pending.get(row)
         if pending is None:
             return len(row.tokens)

@@ -32,6 +32,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, Self
 
@@ -77,8 +78,8 @@ class RowBuffers:
     def own_arrays(self) -> list[Any]:
         return [a for layer in self.layers.values() for a in own_arrays(layer)]
 
-    @property
-    def token_bytes(self) -> int:
+    @cached_property
+    def token_bytes(self) -> int:  # not before it has a token
         return sum(a.nbytes // max(1, a.shape[-2]) for a in self.own_arrays)
 
     @property
@@ -175,8 +176,7 @@ class RowBuffers:
         prefix.tails.add(self)
         for user in self.users:
             if user.row is self:
-                user.base, user.base_tokens, user.token_bytes = prefix, at, prefix.token_bytes
-                user.capacity = self.capacity
+                user.base, user.base_tokens, user.capacity = prefix, at, self.capacity
                 prefix.add_user(user)
         return prefix
 
@@ -190,14 +190,12 @@ class Lease:
     """The row's buffers. `None` if no entry can refer to them, or the row was merged."""
     base: RowBuffers | None = None
     base_tokens: int = 0
-    token_bytes: int = 0
-    """Bytes of a token in the common prefix."""
     capacity: int = 0
     """Tokens. 0: unknown, because the row did not begin with buffers of an entry or a prefix."""
 
-    def __post_init__(self) -> None:
-        if self.base is not None:
-            self.token_bytes = self.base.token_bytes
+    @property
+    def base_bytes(self) -> int:
+        return 0 if self.base is None else self.base_tokens * self.base.token_bytes
 
     def acquire(self) -> Self:
         for each in self.buffers:
@@ -219,12 +217,11 @@ class Lease:
     def stored_bytes(self) -> int:
         """Bytes of the row's KV that the prefix cache counts, so that the row is not charged."""
         row = 0 if self.row is None else self.row.stored
-        base, shared = 0, self.base_tokens * self.token_bytes
-        if self.base is not None:
-            base = min(self.base.stored, shared)
-            if not self.base.nodes:  # it is not stored: each of its rows is charged for a part
-                base = shared - shared // max(1, len(self.base.users))
-        return row + base
+        if self.base is None:
+            return row
+        if not self.base.nodes:  # it is not stored: each of its rows is charged for a part
+            return row + self.base_bytes - self.base_bytes // max(1, len(self.base.users))
+        return row + min(self.base.stored, self.base_bytes)
 
     def trim(self, tokens: int) -> None:
         if self.row is not None:
@@ -235,23 +232,22 @@ class Lease:
         """How much more a row of this capacity takes because the tokens after its common prefix are
         rounded up to whole steps separately. May be negative."""
         whole = self.base_tokens + whole_steps(tokens - self.base_tokens)
-        return (whole - whole_steps(tokens)) * self.token_bytes
+        each = 0 if self.base is None else self.base.token_bytes
+        return (whole - whole_steps(tokens)) * each
 
 
 @dataclass(eq=False)
 class Claim(Lease):
-    """The lease of a queued prompt's row, which has no buffers yet, on what it will not copy."""
+    """The lease of a queued prompt's row, which has no buffers yet, on what it will not copy. It
+    will divide `base`, unless that is a prefix already."""
 
     taken: RowBuffers | None = None
-    """It will take these buffers over."""
-    divided: RowBuffers | None = None
-    """Else it will share tokens of these: of a prefix, or once they are divided."""
+    """It will take these buffers over, with their prefix."""
     nbytes: int = 0
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
-        every = self.divided, self.taken and self.taken.base, self.taken
-        return tuple(x for x in every if x is not None)
+        return tuple(x for x in (self.base, self.taken) if x is not None)
 
     @property
     def stored_bytes(self) -> int:
@@ -259,8 +255,8 @@ class Claim(Lease):
 
 
 @dataclass(eq=False)
-class Leases:
-    """Lets a row use the buffers of an entry: it takes them over, or shares their first tokens.
+class Reuse:
+    """Lets a row reuse the buffers of an entry: it takes them over, or shares their first tokens.
     Engine thread only."""
 
     _totals: Totals
@@ -271,11 +267,12 @@ class Leases:
 
     def claim(self, match: Match, rows: int) -> Claim:
         """What the first of `rows` of a prompt can have without a copy, perhaps nothing. The others
-        share its prefix, or else all tokens (`fork`): then all of them together take as one row."""
-        possible = self._in_place and match.path
-        for found in (_take_over(match), self._share(match)) if possible else ():
-            base = 0 if found is None else found.base_tokens
-            if found is not None and (not base or rows * (match.total - base) <= match.total):
+        share its prefix, or all tokens if it has none (`fork`), and take no more with a prefix."""
+        path, length = match.path, match.length
+        possible = (_take_over(path, length), self._share(path, length))
+        for found in filter(None, possible if self._in_place else ()):
+            base = found.base_tokens
+            if not base or rows * (match.total - base) <= match.total:
                 return found
         return Claim()
 
@@ -290,10 +287,10 @@ class Leases:
             row.move_to(cache, match.length)
             self._totals.set_spare(row, 0)
             lease = Lease(row, row.base, row.base_tokens).acquire()
-            row.grow(match.length, room, spare // max(1, claim.token_bytes))
+            row.grow(match.length, room, spare // max(1, row.token_bytes))
             lease.capacity = row.capacity
             return lease, match.length
-        base, at = claim.divided, claim.base_tokens
+        base, at = claim.base, claim.base_tokens
         if base is not None and not base.is_prefix:
             base = self._divide(base, at, match.path)
         if base is None:
@@ -326,13 +323,13 @@ class Leases:
         other.trim(capacity)
         return copied, Lease(other, row.base, row.base_tokens, capacity=other.capacity).acquire()
 
-    def _share(self, match: Match) -> Claim | None:
+    def _share(self, path: Sequence[Node], length: int) -> Claim | None:
         """Tokens of the first entry of a match, if its row begins at token 0."""
-        row, each = match.path[0].row, segment_of(match.path[0]).token_bytes
+        row = path[0].row if path else None
         if row is None or row.base_tokens:
             return None
-        shared = [*takewhile(lambda node: node.row is row, match.path)]
-        end, more = min(shared[-1].stop, match.length), 0
+        shared = [*takewhile(lambda node: node.row is row, path)]
+        end, more = min(shared[-1].stop, length), 0
         if not row.is_prefix:
             tokens, more = _tokens_of(row), STEP_TOKENS  # it may take one more step once divided
             end = min(end, tokens - 1)  # one token at least stays the row's own
@@ -340,8 +337,7 @@ class Leases:
                 return None  # too few for the copy
         if end < self._least:
             return None
-        nbytes = (end - more) * each
-        return Claim(base_tokens=end, token_bytes=each, divided=row, nbytes=nbytes)
+        return Claim(base=row, base_tokens=end, nbytes=(end - more) * row.token_bytes)
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> RowBuffers | None:
         """Copy the buffers once. Returns the prefix, unless the device fails. `path`: the nodes in
@@ -363,20 +359,19 @@ def _tokens_of(row: RowBuffers) -> int:
     return min(int(layer.offset) for layer in row.layers.values())
 
 
-def _take_over(match: Match) -> Claim | None:
+def _take_over(path: Sequence[Node], length: int) -> Claim | None:
     """Buffers that no row uses, intact, and with the whole match, if fewer tokens follow it."""
-    row, length, each = match.path[-1].row, match.length, segment_of(match.path[0]).token_bytes
+    row = path[-1].row if path else None
     if row is None or row.is_prefix or row.needed or not row.intact:
         return None
     start, stop = row.path[0].start, row.path[-1].stop
-    has_all = all(node.row is row for node in match.path if node.start >= start)
+    has_all = all(node.row is row for node in path if node.start >= start)
     if not has_all or stop - length > length - row.base_tokens:
         return None
-    # what follows is copied out, but the buffers keep their capacity
-    return Claim(
-        base_tokens=row.base_tokens, token_bytes=each, capacity=stop if stop > length else 0,
-        taken=row, nbytes=length * each,
-    )  # fmt: skip
+    claim = Claim(None, row.base, row.base_tokens, taken=row, nbytes=length * row.token_bytes)
+    if stop > length:  # this is copied out, but the buffers keep their capacity
+        claim.capacity = stop
+    return claim
 
 
 def _copy_out(row: RowBuffers, match: Match) -> None:

@@ -1,13 +1,13 @@
 """The prefix cache: stores the KV and states of prefixes for later requests.
 
     match = prefix_cache.match(key, ids, limit=len(ids) - 1)
-    cache, lease = prefix_cache.acquire(match, model.make_cache, leases=leases)
+    cache, lease = prefix_cache.acquire(match, model.make_cache, reuse=reuse)
     ... prefill [match.length, len(ids)); at message ends: states[n] = prefix_cache.snapshot(cache)
     prefix_cache.insert(key, ids_the_cache_holds, cache, states, lease=lease)
     prefix_cache.release(lease)
     prefix_cache.evict(limit)
 
-Stored tokens never change: rows copy or share them, or append to an entry (`Leases`). After a
+Stored tokens never change: rows copy or share them, or append to an entry (`Reuse`). After a
 change of the tree, a `Match` is no longer valid (`is_valid`).
 """
 
@@ -23,7 +23,7 @@ from ...protocol.health import PrefixCacheStats
 from ..row_cache import Unstorable, grow_by
 from ..scheduling.ledger import MemoryProfile
 from . import tree
-from .buffers import Lease, Leases, RowBuffers
+from .buffers import Lease, Reuse, RowBuffers
 from .disk import DiskTier
 from .eviction import Sessions, evict_nodes, fit, inherit, prune
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
@@ -89,22 +89,22 @@ class PrefixCache:
         make_cache: Callable[[], list[Any]],
         *,
         room: int = 0,
-        leases: Leases | None = None,
+        reuse: Reuse | None = None,
         rows: int = 1,
         counted: bool = True,
     ) -> tuple[list[Any], Lease | None]:
         """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
         Call it for the first row of a prompt with `rows`, also for length 0: it counts the look-up
-        (`counted`). `leases`: the row takes over, or shares, buffers of entries if it can; `None`:
+        (`counted`). `reuse`: the row takes over, or shares, buffers of entries if it can; `None`:
         it copies. Raises `ValueError` if the match is no longer valid, or `make_cache` makes
         another kind of cache than the stored one."""
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
         cache = make_cache()
         lease, in_place = None, 0
-        if leases is not None:
+        if reuse is not None:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
-            lease, in_place = leases.fill_in_place(match, rows, cache, room, spare)
+            lease, in_place = reuse.fill_in_place(match, rows, cache, room, spare)
         if match.length:
             state = match.path[-1].snapshot
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
@@ -155,16 +155,14 @@ class PrefixCache:
         ends_here: bool = True,
         lease: Lease | None = None,
     ) -> int:
-        """Store a row, evicting others. Returns how many of its tokens are stored then.
+        """Store a row, evicting others: as far as it fits, and a cache of an unknown kind not at
+        all. Returns how many of its tokens are stored then. Raises `ValueError` if the cache holds
+        fewer tokens than `tokens`, the key ids of all tokens in it.
 
-        `tokens`: all tokens in the cache, as key ids. `lease`: the row's buffers, to which the
-        entry can refer; `None`: it copies. `snapshots`: by token count. `reply_at`: tokens before
-        the reply, if it is included. `awaited`: the next request of the session will come.
-        `ends_here`: the cache holds no more tokens, which a cache with only states does not show.
-
-        An entry larger than the budget is stored as far as it fits, a cache of an unknown kind not
-        at all. Raises `ValueError` if the cache holds fewer tokens.
-        """
+        `lease`: the row's buffers, to which the entry can refer; `None`: it copies. `snapshots`: by
+        token count. `reply_at`: tokens before the reply, if it is included. `awaited`: the next
+        request of the session will come. `ends_here`: the cache holds no more tokens, which a cache
+        with only states does not show."""
         ids = as_ids(tokens)
         self.drop_lost()
         states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
@@ -286,9 +284,9 @@ class PrefixCache:
         }
 
     def stats(self) -> PrefixCacheStats:
-        found, disk = self.report(), self.disk
-        if disk is not None:
-            found |= {"disk_bytes": disk.index.nbytes, "disk_limit": disk.limit}
+        found = self.report()
+        if (disk := found["disk"]) is not None:
+            found |= {"disk_bytes": disk["bytes"], "disk_limit": disk["limit"]}
         return PrefixCacheStats(**found)  # without what it does not know
 
     def nodes(self) -> Iterator[Node]:
@@ -340,10 +338,8 @@ class PrefixCache:
             return self.budget()
         before, whole = new.row.stored, (len(new.ids) - new.row.base_tokens) * new.kv.token_bytes
         new.row.stored = max(before, whole)
-        try:
-            return self.budget()
-        finally:
-            new.row.stored = before
+        budget, new.row.stored = self.budget(), before
+        return budget
 
     def _trim(self, limit: float) -> None:
         """Free unused capacity of rows that have ended, the least recently used first."""

@@ -107,10 +107,7 @@ class Index:
 
 class Restore:
     """Fills a row with all that is stored of a prompt, of which the disk has more than memory.
-
-    Engine thread only. It reads one file after another, so that steps of other requests run in
-    between.
-    """
+    Engine thread only. It reads one file after another, and other requests run in between."""
 
     def __init__(self, disk: DiskTier, fill: Filling) -> None:
         self.ended = False

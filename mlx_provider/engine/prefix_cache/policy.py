@@ -18,7 +18,7 @@ from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, append_layers, strictest
 from ..scheduling.chunking import FixedShapes
 from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
-from .buffers import Claim, Lease, Leases, RowBuffers
+from .buffers import Claim, Lease, Reuse, RowBuffers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
@@ -69,7 +69,7 @@ class PrefixCachePolicy:
         types = {type(layer) for layer in append_layers(make_cache()).values()}
         shares = in_place and least is not None and types and types <= {*SHAREABLE}
         self._least = max(1, least or 0) if shares else inf
-        self._leases = Leases(cache.totals, in_place, self._least)
+        self._reuse = Reuse(cache.totals, in_place, self._least)
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -103,7 +103,7 @@ class PrefixCachePolicy:
             with isolated_cache(job.request):
                 match, estimated = self._find(job)
                 copies = estimated > match.length  # from disk, and also what memory has
-                first = None if copies else self._leases.claim(match, len(job.rows))
+                first = None if copies else self._reuse.claim(match, len(job.rows))
                 return first, *self._forks(job, first)
         return ()
 
@@ -115,12 +115,11 @@ class PrefixCachePolicy:
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that so many rows of a prompt save because they share its tokens."""
-        if tokens <= self._least:
+        if self._memory is None or tokens <= self._least:
             return 0
-        each = 0 if self._memory is None else self._memory.token_bytes
         # what is left of a step may be one more step of each row's own tokens
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
-        return max(0, steps) * STEP_TOKENS * each
+        return max(0, steps) * STEP_TOKENS * self._memory.token_bytes
 
     def begin(self, job: PrefillJob, capacity: int) -> Match | None:
         """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
@@ -155,10 +154,10 @@ class PrefixCachePolicy:
             cache, restored.cache, length = restored.cache, None, restored.length
             self.cache.count(match, length, counted=is_first)
             match = replace(match, length=length, shared=max(match.shared, length))
-            first = self._leases.lease_row(cache)
+            first = self._reuse.lease_row(cache)
         else:
             cache, first = self.cache.acquire(
-                match, self._make_cache, room=capacity - match.length, leases=self._leases,
+                match, self._make_cache, room=capacity - match.length, reuse=self._reuse,
                 rows=len(job.rows), counted=is_first,
             )  # fmt: skip
         job.cache = cache
@@ -187,7 +186,7 @@ class PrefixCachePolicy:
         that capacity."""
         caches = [cache]
         for row in rows[1:]:
-            copied, row.lease = self._leases.fork(rows[0].lease, cache, capacity)
+            copied, row.lease = self._reuse.fork(rows[0].lease, cache, capacity)
             caches.append(copied)
         return caches
 
@@ -257,9 +256,8 @@ class PrefixCachePolicy:
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """What the rows after the first will share with it: its prefix, or else all tokens."""
         further, each = len(job.rows) - 1, Claim()
-        if first is not None and first.base_tokens:
-            each = Claim(base_tokens=first.base_tokens, token_bytes=first.token_bytes)
-            each.nbytes = each.base_tokens * each.token_bytes
+        if first is not None and first.base is not None:
+            each = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
         elif further:
             each.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
         return [each] * further
@@ -303,8 +301,7 @@ class PrefixCachePolicy:
         if at is None:
             return ""
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
-        decode = self._model.tokenizer.decode
-        text = decode(around, skip_special=False) if around else "<media>"
+        text = self._model.tokenizer.decode(around, skip_special=False) if around else "<media>"
         return f"left the stored prefix at token {at} of {match.total}: ...{text!r}"
 
 

@@ -279,8 +279,8 @@ class NewPath:
 
     @property
     def doubled_bytes(self) -> int:
-        """Of the row's tokens before `refers_from` (`Segment.doubled_tokens`), unless they count
-        already."""
+        """Of the row's tokens before `refers_from` (`Segment.doubled_tokens`), unless its nodes
+        count them already."""
         row = self.row
         doubled = 0 if row is None or row.nodes else self.refers_from - row.base_tokens
         return doubled * self.kv.token_bytes
@@ -311,7 +311,7 @@ def refer(new: NewPath, path: Sequence[Node]) -> NewPath:
     is_possible = (
         last is row.base
         and DOUBLED_SHARE * (start - row.base_tokens) <= len(new.ids) - row.base_tokens
-        and all(node.start >= start for node in row.nodes)  # none of others between them
+        and all(node.start >= start for node in row.nodes)  # no node of others is between them
         and all(node.stop <= len(new.ids) for node in path)  # else the row lacks the rest of one
     )
     return replace(new, row=row if is_possible else None, refers_from=start)
@@ -345,8 +345,8 @@ def add_nodes(parent: Node, new: NewPath) -> Node:
         if new.row is not None and node.start >= new.refers_from:
             node.set_payload(new.segment(node.start, node.stop), node.snapshot)
     first, stop = parent.stop, new.stop
-    edges = range(-(-first // MAX_EDGE) * MAX_EDGE, stop, MAX_EDGE)
-    inner = {at for at in {new.reply_at, *new.states, *edges} if first < at < stop}
+    edges = new.reply_at, *new.states, *range(0, stop, MAX_EDGE)
+    inner = {at for at in edges if first < at < stop}
     for start, end in pairwise(sorted({first, *inner, stop}) if first < stop else []):
         child = Node(new.ids[start:end].copy(), start, parent, parent.totals)
         # a conversation that continues may continue again

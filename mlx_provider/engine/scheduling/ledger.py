@@ -46,8 +46,8 @@ def kv_capacity(first: int, longest: int, needed: int, leased: int = 0) -> int:
     1,792, ..."""
     if needed <= first and leased < first:
         return first
-    step, whole = kv_growth(first, longest), leased if leased >= first else whole_steps(first)
-    return whole + -(-max(0, needed - whole) // step) * step
+    step, begun = kv_growth(first, longest), leased if leased >= first else whole_steps(first)
+    return begun + -(-max(0, needed - begun) // step) * step
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Ledger(ABC):
         return max(self._unmerged_capacity(row, row.lease) for row in job.rows)
 
     def growth_for(self, job: PrefillJob) -> int:
-        return kv_growth(*self._first_capacity(job.request))
+        return kv_growth(*self._sizes(job.request))
 
     def spare(self, row: Row) -> int:
         """Bytes of the capacity that a row has only for later turns of its conversation."""
@@ -157,7 +157,7 @@ class Ledger(ABC):
 
     def kv_needed(self, row: Row) -> int:
         """Token capacity of a row without room for later turns."""
-        return whole_steps(kv_capacity(*self._first_capacity(row.request), row.cached_length + 1))
+        return whole_steps(kv_capacity(*self._sizes(row.request), row.cached_length + 1))
 
     def outgrown(self, row: Row) -> bool:
         """Whether a row needs more memory than its reservation at admission."""
@@ -165,7 +165,7 @@ class Ledger(ABC):
 
     def exceeds(self, row: Row) -> bool:
         """The same as `outgrown`, or because of a longer row in the same cache."""
-        return self.outgrown(row) or row.merged > self._first_capacity(row.request)[0]
+        return self.outgrown(row) or row.merged > self._sizes(row.request)[0]
 
     def _charged_bytes(self, row: Row, lease: Lease | None) -> int:
         stored = 0 if lease is None else lease.stored_bytes
@@ -186,11 +186,11 @@ class Ledger(ABC):
 
     def _unmerged_capacity(self, row: Row, lease: Lease | None) -> int:
         """Token capacity of a row in a cache of its own."""
-        first, longest = self._first_capacity(row.request)
+        first, longest = self._sizes(row.request)
         leased = 0 if lease is None else lease.capacity
         return kv_capacity(first, longest, row.cached_length + 1, leased)
 
-    def _first_capacity(self, request: Request) -> tuple[int, int]:
-        """The first capacity of its rows in tokens, and their largest length."""
+    def _sizes(self, request: Request) -> tuple[int, int]:
+        """The first capacity of its rows in tokens, and the largest length."""
         prompt, most = len(request.prompt.tokens) - request.skipped_tokens, request.max_tokens
         return prompt + min(most, self.limits.output_reserve), prompt + most

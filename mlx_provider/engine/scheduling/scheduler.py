@@ -126,7 +126,8 @@ class Scheduler:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
         brief = self._precedes(job)
-        if rows and self._itl_debt and (job.spans_to_embed or not brief):
+        may_interrupt = brief and not job.spans_to_embed
+        if rows and self._itl_debt and not may_interrupt:
             return plan  # rows decode alone until they have waited no longer than is fair
         if job.spans_to_embed or job.scoring is not None:
             share = chunking.fair(rows_seconds) - rows_seconds

@@ -69,6 +69,10 @@ class MemoryCheck:
     limit: int | None = None
     """Bytes that were available, if they fit. They fit until a row exceeds its reservation."""
 
+    def settles(self, available: int) -> bool:
+        """Whether the rows still fit, unless one has exceeded its reservation since."""
+        return self.limit == available
+
 
 @dataclass
 class StepRecord:
@@ -90,7 +94,8 @@ class StepRecord:
     preempted: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
     reclaim: int = 0
-    """Bytes of rows for which prefixes and idle models make room, also for a prompt that waits."""
+    """Bytes of rows for which prefixes and idle models make room, also for the first prompt that
+    waits. The need of an admitted prompt replaces that."""
     admitted: PrefillJob | None = None
     offered: Sequence[PrefillJob] = ()
     """Prompts that asked what they can use in place. The engine looks them up again."""
@@ -130,10 +135,10 @@ class StepBuilder:
         return [*prefilling(self.jobs), *self.rows]
 
     def fit_rows(self) -> None:
-        """If rows have outgrown the memory, they give back spare capacity, or else the youngest
-        waits, or ends if it could never continue."""
-        last = self.scheduler.memory_check
-        if last.limit == self.ledger.available() and not any(map(self.ledger.exceeds, self.rows)):
+        """If rows have outgrown the memory, or the limit has moved, they give back spare capacity,
+        or else the youngest waits, or ends if it could never continue."""
+        last, ledger = self.scheduler.memory_check, self.ledger
+        if last.settles(ledger.available()) and not any(map(ledger.exceeds, self.rows)):
             return
         need = self._need(self.live)
         has_grown = need > last.need
@@ -142,7 +147,7 @@ class StepBuilder:
             need = self._need(self.live)
         while need > self._limit(need) and self.rows:
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
-            can_return = self.ledger.may_wait(row, len(self.live))
+            can_return = ledger.may_wait(row, len(self.live))
             self._remove(row, self.record.preempted if can_return else self.record.cut)
             need = self._need(self.live)
         limit = self._limit(need)
@@ -177,7 +182,7 @@ class StepBuilder:
         for job in (*filter(None, (first,)), *self.jobs):
             if job.restoring:
                 continue
-            if job.admitted:
+            if job.admitted:  # it goes on: only more urgent prompts were tried before it
                 return None
             if self.awaits(job):
                 continue
@@ -230,10 +235,10 @@ class StepBuilder:
         limit = self.ledger.available() - pinned
         return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
 
-    def _newly_pinned(self, leases: Sequence[Lease | None], leaving: Sequence[Row]) -> int:
+    def _newly_pinned(self, leases: Sequence[Lease | None], also_leaving: Sequence[Row]) -> int:
         """By how many bytes that part of the prefix cache grows that cannot be evicted, if `leases`
-        are acquired and more rows are `leaving`. Negative: more is freed than leased."""
-        leased, leaving = buffers_of(leases), [*self._leaving, *leaving]
+        are acquired and more rows leave. Negative: more is freed than leased."""
+        leased, leaving = buffers_of(leases), [*self._leaving, *also_leaving]
         pinned = sum(buffers.stored for buffers in leased if not buffers.in_use)
         if not (left := buffers_of(row.lease for row in leaving)):
             return pinned  # as nearly always: the rest takes time in a long queue
@@ -249,7 +254,7 @@ class StepBuilder:
 
     def _room(self, job: PrefillJob, leaving: Sequence[Row] = (), *, in_place: bool = True) -> Room:
         """The room for a prompt beside the live rows without those that are `leaving`. `in_place`:
-        the prompt uses stored buffers in place, if it fits so."""
+        it uses stored buffers in place; if it does not fit so and no row is live, it copies."""
         rows = [row for row in self.live if row not in leaving]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
@@ -263,7 +268,9 @@ class StepBuilder:
     def _room_beside(
         self, rows: Sequence[Row], job: PrefillJob, leaving: Sequence[Row], *, in_place: bool
     ) -> Room:
-        """`in_place`: what it uses in place stays, and is no part of its need. Else it copies."""
+        """`in_place`: what it uses in place stays, and is no part of its need. Else it copies. If
+        it does not fit, even with the spare capacity of rows, its need includes what it would use:
+        memory is reclaimed for it, but not from that."""
         leases = self._offers_to(job) if in_place else ()
         need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
         if not in_place and job.uses_prefix_cache:
@@ -278,7 +285,6 @@ class StepBuilder:
         spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, in_place=in_place, trims=True)
-        # if memory is reclaimed for it, then not from what it will use
         pinned = max(0, self._newly_pinned(leases, leaving))
         return Room(need + images + pinned, fits=False)
 
