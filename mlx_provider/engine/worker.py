@@ -127,10 +127,7 @@ class EngineWorker:
         return 0.0 if self._idle_calls and rest == inf else rest
 
     def _step(self) -> None:
-        """Step every engine. A step may remove an idle one; no reference to it remains here. No
-        background prefill runs while a request is in any engine."""
-        if any(engine.scheduler.busy for engine in self._engines):
-            self.end_background()
+        """Step every engine. A step may remove an idle one; no reference to it remains here."""
         at = 0
         while at < len(self._engines):
             if not self._engines[at].idle and (posts := self._engines[at].step()):
@@ -138,7 +135,8 @@ class EngineWorker:
             at += 1
 
     def _drain(self, rest: float) -> bool:
-        """Run waiting calls. Waits up to `rest` seconds for one. False: stop."""
+        """Run waiting calls. Waits up to `rest` seconds for one. False: stop. No background prefill
+        goes on once a call has brought a request to any engine."""
         while True:
             try:
                 item = self._calls.get(rest > 0, None if rest == inf else rest)
@@ -148,6 +146,8 @@ class EngineWorker:
                 return False
             rest = 0
             _resolve(*item)
+            if any(engine.scheduler.busy for engine in self._engines):
+                self.end_background()
 
     def _bury(self, error: EngineDied) -> None:
         """Report the end of this thread to everyone who waits for it."""
