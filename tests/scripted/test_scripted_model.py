@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from greedy import greedy, start
+from greedy import continue_greedily, start
 from mlx_provider import LoadedModel, LoadOptions
 from mlx_provider.testing.scripted import FAMILY, FORMATS, Call, Step, build, environment, script
 from mlx_provider.testing.scripted.model import rest_of
@@ -42,8 +42,9 @@ def said(
     model: LoadedModel, messages: list[dict[str, Any]], tools: Any = (), **options: Any
 ) -> str:
     prompt = model.prepare(messages, tools=list(tools), media=[], variables={})
-    tokens = greedy(model, prompt, 160, **options)
-    (stop,) = model.info.stop_tokens
+    row, tokens, (stop,) = start(model, prompt, **options), list[int](), model.info.stop_tokens
+    while stop not in tokens and len(tokens) < 160:
+        tokens += continue_greedily(model, [row], row.cache, 20)[0]
     return model.tokenizer.decode(tokens[: tokens.index(stop)])
 
 

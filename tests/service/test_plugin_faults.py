@@ -116,7 +116,7 @@ class Toys:
         self._folder, self._tiny = folder, tiny_class
         self.built = folder / "built"
         if not self.built.exists():
-            build(self.built, "json")
+            build(self.built, "json", merges=2000)
 
     def model(self, fault: str = "") -> Any:
         """A model whose load, or each of whose passes, fails with this error."""

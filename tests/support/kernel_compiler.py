@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 HEADER = "mlx/backend/cpu/compiled_preamble.h"
 COMPILER = """#!/bin/sh
@@ -26,7 +27,7 @@ g++ -I "$(dirname "$0")" "$@" -o "$library.$$" && mv "$library.$$" "$library"
 @contextmanager
 def compile_whole() -> Iterator[None]:
     """For child processes, too."""
-    mlx, path = find_spec("mlx"), os.environ["PATH"]
+    mlx = find_spec("mlx")
     if mlx is None or shutil.which("g++") is None:
         yield
         return
@@ -38,9 +39,6 @@ def compile_whole() -> Iterator[None]:
         command = f"g++ {options} -o {compiled}.new && mv {compiled}.new {compiled}"
         compiler.write_text(COMPILER)
         compiler.chmod(0o755)
-        with subprocess.Popen(command, shell=True):  # ready before tests are found
-            os.environ["PATH"] = f"{folder}:{path}"
-            try:
-                yield
-            finally:
-                os.environ["PATH"] = path
+        own = patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}")
+        with subprocess.Popen(command, shell=True), own:  # ready before tests are found
+            yield

@@ -85,10 +85,9 @@ def said_by(message: Any) -> list[Any]:
 
 
 def checked(reply: str) -> Any:
-    """The client itself checks nothing."""
     from anthropic.types import Message
 
-    return Message.model_validate_json(reply, strict=True)
+    return Message.model_validate_json(reply, strict=True)  # the client itself checks nothing
 
 
 def without_ids(message: Any) -> Any:
