@@ -28,8 +28,8 @@ from turns import TOKEN_BYTES, counted, measured
 COMMON = [20 + i * i % 300 for i in range(120)]
 
 
-def asked(engine: Engine, tokens: list[int], reply: int = 12) -> Request:
-    request = new_request(tokens, max_tokens=reply)
+def asked(engine: Engine, tokens: list[int], reply: int = 12, **more: Any) -> Request:
+    request = new_request(tokens, max_tokens=reply, **more)
     run(engine, request)
     return request
 
@@ -106,13 +106,21 @@ def test_a_row_is_released_once_the_ledger_counts_it_no_more(
     engine = new_engine(qwen3, prefix_cache=stored)
     release = stored.release
 
-    def note(lease: Lease) -> None:
-        release(lease)
+    def note(lease: Lease, **more: bool) -> None:
+        release(lease, **more)
         live.append(engine.scheduler.live_bytes)
 
     monkeypatch.setattr(stored, "release", note)
     asked(engine, COMMON)
     assert live == [0]
+
+
+def test_sessions_of_different_tenants_with_one_name_are_different(qwen3: TextModel) -> None:
+    stored = PrefixCache(budget=lambda: 2**26)
+    engine = new_engine(qwen3, prefix_cache=stored)
+    for salt in ("alice", "bob", "alice"):
+        asked(engine, COMMON, session="main", salt=salt)
+    assert stored.report()["sessions"] == 2
 
 
 def test_a_part_that_is_evicted_frees_its_memory(qwen3: TextModel) -> None:
@@ -496,13 +504,17 @@ def test_a_prefix_that_is_stored_in_part_counts_whole_once_its_rows_have_ended()
     other, second = reuse.fork(lease, cache, 256)
     (prefix,) = stored.totals.rows
     assert prefix.is_prefix
+    whole = prefix.capacity
     for each in (lease, second):
         assert each is not None
+        stored.release(each, merged=each is second)
+        assert prefix.capacity == whole, "a merged row reads all of it"
         stored.release(each)
         each.base = None
     del other
     allocated = sum(array.nbytes for array in prefix.own_arrays)
     assert allocated == prefix.stored + stored.totals.rows[prefix]
+    assert prefix.capacity < whole
 
 
 def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) -> None:

@@ -222,9 +222,11 @@ def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None
             ran(plan, chunk)
     plan.charge_step(StepPlan(tuple(plan.running)))
     assert not decide(plan).preempted
-    limit = 2 * plan.ledger.reservation(requests[0].rows) + 1
+    plan.submit(brief := make(8), 5.0)
+    limit = 2 * plan.ledger.reservation(requests[0].rows) + plan.ledger.reservation(brief.rows) + 1
     record = decide(plan)
     assert [row.request for row in record.preempted] == [requests[3], requests[2]]
+    assert record.admitted is None, "these are considered before it"
     assert not record.cut
     assert plan.live_bytes <= limit
 

@@ -13,7 +13,7 @@ change of the tree, a `Match` is no longer valid (`is_valid`).
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
@@ -128,13 +128,13 @@ class PrefixCache:
             self._counted.update(prompt_tokens=match.total, reused_tokens=reused)
             self._counted.update(lookups=1, restored_tokens=restored)
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Lease, *, merged: bool = False) -> None:
         """A row ends or is merged, and none of its passes has failed. Its capacity counts as that
         of its nodes, as far as it fits. Of a prefix that no other row uses, only what nodes store
-        remains; `base` itself stays in the lease, as a merged row reads it until it ends."""
+        remains, but all of it while a merged row reads it."""
         row, base = lease.row, lease.base
         lease.row, lease.capacity = None, 0
-        if base is not None and base.users == [lease] and base.nodes:
+        if not merged and base is not None and base.users == [lease] and base.nodes:
             self._trim_row(base)
         if row is not None:
             row.intact = True
@@ -150,7 +150,7 @@ class PrefixCache:
         snapshots: Mapping[int, Snapshot],
         *,
         reply_at: int | None = None,
-        session: str | None = None,
+        session: Hashable = None,
         awaited: bool = False,
         ends_here: bool = True,
         lease: Lease | None = None,
@@ -246,7 +246,7 @@ class PrefixCache:
             except Unstorable as reason:
                 self._warn(reason)
 
-    def storable_tokens(self, memory: MemoryProfile, session: str | None) -> int:
+    def storable_tokens(self, memory: MemoryProfile, session: Hashable) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
         windows = sum(window * nbytes for window, nbytes in memory.windows)
         # the end of the prompt may have windows of its own, which take little
@@ -292,7 +292,7 @@ class PrefixCache:
     def nodes(self) -> Iterator[Node]:
         return chain.from_iterable(map(tree.nodes, self._roots.values()))
 
-    def _add(self, key: CacheKey, new: NewPath, found: Match, session: str | None) -> Node | None:
+    def _add(self, key: CacheKey, new: NewPath, found: Match, session: Hashable) -> Node | None:
         """Store a path as far as its session's share permits, evicting others for it. Returns the
         last stored node, if any. Raises `Unstorable` if it cannot be joined with stored ones."""
         if self._layouts.get(key, new.kv.layout) != new.kv.layout:

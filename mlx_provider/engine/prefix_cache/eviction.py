@@ -5,7 +5,7 @@ What takes the least time to recompute per byte goes first; the newest path of a
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
@@ -48,13 +48,13 @@ class Pin:
     """The turn in which the session last came back after another one."""
 
 
-class Sessions(dict[str, Pin]):
-    """The newest paths by the names of sessions, the oldest first."""
+class Sessions(dict[Hashable, Pin]):
+    """The newest paths by session, the oldest first."""
 
     turn = 0  # paths that sessions have stored
-    last = ""  # the session that stored the last one
+    last: Hashable = ""  # the session that stored the last one
 
-    def pin(self, session: str, leaf: Node, nbytes: int, *, awaited: bool) -> None:
+    def pin(self, session: Hashable, leaf: Node, nbytes: int, *, awaited: bool) -> None:
         """Replace the newest path of a session."""
         self.turn += 1
         before = self.pop(session, None)
@@ -66,19 +66,19 @@ class Sessions(dict[str, Pin]):
         if len(self) > MAX_SESSIONS:
             del self[next(iter(self))]
 
-    def share(self, session: str | None, budget: int) -> int:
+    def share(self, session: Hashable, budget: int) -> int:
         """The part of `budget` bytes that a path of the session may use. Sessions that take turns
         each keep the start of their path: more than an equal share would be evicted before their
         next turn. A session that has never returned keeps none."""
         others, equal = self._others(session, budget)
         return budget - sum(min(equal, pin.nbytes) for pin in others)
 
-    def split_at_shares(self, session: str | None, budget: int) -> list[Node]:
+    def split_at_shares(self, session: Hashable, budget: int) -> list[Node]:
         """The nodes that other sessions keep, after a split where the share of one ends."""
         others, equal = self._others(session, budget)
         return [node for pin in others for node in _split_at(pin.leaf, equal)]
 
-    def _others(self, session: str | None, budget: int) -> tuple[list[Pin], int]:
+    def _others(self, session: Hashable, budget: int) -> tuple[list[Pin], int]:
         """The newest paths of other sessions that take turns with this one, and an equal share."""
         gone = inf if session is None else self.turn - LIVE_TURNS
         others = [pin for name, pin in self.items() if pin.returned > gone and name != session]

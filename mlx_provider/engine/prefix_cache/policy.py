@@ -2,7 +2,7 @@
 where a prompt has left a stored path, as in Marconi (MLSys 2025)."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -212,15 +212,16 @@ class PrefixCachePolicy:
 
     def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """Release the leases of rows that the layout has merged."""
-        self.release(row for row in rows if row.lease and row.lease.row and cache_of(row) is None)
+        own = [row for row in rows if row.lease is not None and row.lease.row is not None]
+        self.release([row for row in own if cache_of(row) is None], merged=True)
 
-    def release(self, rows: Iterable[Row]) -> None:
+    def release(self, rows: Iterable[Row], *, merged: bool = False) -> None:
         """Release the leases of rows that ended or were merged, and of which no pass has failed."""
         for row in rows:
             if row.lease is not None:
                 with isolated_cache(row.request):
                     self._unread[-1].update(filter(None, (row.lease.row,)))
-                    self.cache.release(row.lease)
+                    self.cache.release(row.lease, merged=merged)
 
     def record_read(self) -> None:
         """A pass has been read. A chunk that ran behind it without waiting may still fail."""
@@ -265,11 +266,15 @@ class PrefixCachePolicy:
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
 
+    def _session(self, request: Request) -> Hashable:
+        """Names are the clients': those of different tenants and models are different sessions."""
+        return None if request.session is None else (self._key(request), request.session)
+
     def _choose_snapshots(self, job: PrefillJob, start: int, branch: int) -> tuple[int, ...]:
         """Positions in memory as far as it holds the prompt, on disk for all of it."""
         prompt, storable = job.prompt, None
         if self._memory is not None:
-            storable = self.cache.storable_tokens(self._memory, job.request.session)
+            storable = self.cache.storable_tokens(self._memory, self._session(job.request))
         grid = GRID if self._ends_passes else self._grid
         found = {*choose_snapshots(prompt, start, branch, grid=grid, storable=storable)}
         if storable is not None and storable < len(prompt.tokens) and self.cache.disk is not None:
@@ -291,7 +296,8 @@ class PrefixCachePolicy:
         """`more`: see `PrefixCache.insert`."""
         reply_at = len(request.prompt.tokens)
         stored = self.cache.insert(
-            self._key(request), ids, cache, snapshots, reply_at=reply_at, session=request.session,
+            self._key(request), ids, cache, snapshots, reply_at=reply_at,
+            session=self._session(request),
             **more,
         )  # fmt: skip
         request.stored = max(request.stored, min(stored, reply_at) - request.cached)

@@ -25,7 +25,7 @@ OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
 AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
-OTHER_ACCOUNTS = 0.25
+OTHER_TENANTS = 0.25
 """Places in the queue for tenants without a request in it, as a share of the others."""
 
 
@@ -109,7 +109,9 @@ class Scheduler:
         step = StepBuilder(self, record)
         if self._decoded:
             step.fit_rows()
-        record.admitted = step.choose_prompt(step.displace())
+        if not record.preempted:  # else these rows are considered first, in the next step
+            first = step.displace()
+            record.admitted = step.choose_prompt(first)
         record.offered = [*step.offers]  # those that `displace` and `choose_prompt` have tried
         started = [job for job in step.jobs if job.admitted or job is record.admitted]
         record.begins = [job for job in started if job.cache is None and not job.restoring]
@@ -231,7 +233,7 @@ class Scheduler:
             raise BadRequest(f"n={n} is not within 1 .. {limits.max_rows} rows", param="n")
         queued = [*(job.request.tenant for job in self.queued_jobs), *arriving]
         first = request.tenant not in queued
-        if len(queued) >= limits.max_queue * (1 + OTHER_ACCOUNTS * first):
+        if len(queued) >= limits.max_queue * (1 + OTHER_TENANTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
         need = ledger.reservation(request.rows) - self.fork_bytes(tokens, n)
