@@ -117,8 +117,7 @@ SETTING_NAMES = tuple(n for n in EngineSettings.model_fields if n not in FixedSe
 
 
 def engine_settings(environ: Mapping[str, str] = os.environ) -> EngineSettings:
-    """Raises `BadRequest` that names the variable and its valid values. An empty variable is
-    unset."""
+    """Raises `BadRequest` with the variable and its valid values. An empty variable is unset."""
     given = {PREFIX + name.upper() for name in SETTING_NAMES} & environ.keys()
     source = EnvSettingsSource(EngineSettings)
     source.env_vars = {name.lower(): environ[name] for name in given if environ[name]}

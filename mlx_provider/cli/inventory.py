@@ -1,5 +1,4 @@
-"""Models and plugins of this machine: `mlx-provider pull`, `list`, `rm`, `doctor`, `plugins` and
-`new-plugin`."""
+"""Models and plugins of this machine: `pull`, `list`, `rm`, `doctor`, `plugins`, `new-plugin`."""
 
 import json
 from collections import Counter

@@ -103,8 +103,7 @@ class LocalEngine:
 
 def connect(api_base: str | None = None, api_key: str | None = None) -> HttpClient:
     """Connects and starts nothing before its first request. `api_base`: `http(s)://host:port` or
-    `unix:/path/to.sock`; unset: this user's engine on this machine. Raises `BadRequest` for another
-    form."""
+    `unix:/path/to.sock`; unset: this user's engine on this machine. Raises `BadRequest`."""
     return _connections.client(api_base, api_key)
 
 

@@ -214,8 +214,7 @@ class Transport:
     def _start(
         self, stream: Stream, method: str, path: str, body: bytes, seconds: float | None = None
     ) -> Any:
-        """Read the reply in a thread. Returns its first line or event. Raises `TimeoutError` after
-        `seconds`."""
+        """Read the reply in a thread. Returns its first line or event. Raises `TimeoutError`."""
 
         def run() -> None:
             with Isolation() as reading, self._response(stream, method, path, body) as response:

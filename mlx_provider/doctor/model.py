@@ -199,8 +199,7 @@ def check_proxy(subject: Subject) -> Iterator[Finding]:
 
 
 def has_head(tensors: Iterable[str], layers: object) -> bool:
-    """Whether a head for drafts is among the tensors, as `mtp` or as layers beyond `layers`, those
-    of the model."""
+    """Whether a head for drafts is among the tensors, as `mtp` or as layers beyond `layers`."""
     last = layers if isinstance(layers, int) and layers > 0 else float("inf")
     text = [name for name in tensors if not NOT_TEXT.search(name)]
     numbers = [int(match[1]) for name in text if (match := LAYER.search(name))]

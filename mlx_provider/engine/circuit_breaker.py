@@ -1,5 +1,4 @@
-"""Disables a feature that keeps failing, such as batching or a drafter, and tries it again after
-growing waits."""
+"""Disables a feature that keeps failing, as batching, and tries it again after growing waits."""
 
 import logging
 

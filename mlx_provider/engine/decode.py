@@ -37,29 +37,30 @@ Progress = tuple[Sequence[Event], FinishReason | None]
 
 @dataclass(frozen=True)
 class LaunchedPass:
-    """A pass of the rows, which may still run."""
+    """The pass of the rows that runs now, and the results of the one before."""
 
     forward: Forward
     chunk: Chunk | None
     """The mixed chunk."""
-    previous: Sequence[PassResult] | Fault = ()
-    """Tokens of the previous pass; empty if `commit_and_draft` has taken them. A fault: they cannot
+    previous_results: Sequence[PassResult] | Fault = ()
+    """Empty if `commit_and_draft` has taken them. A fault: they cannot
     be read, or no pass was launched."""
     read_at: float | None = None
-    """When `previous` was read. `None`: there is nothing to take."""
+    """When these were read. `None`: there is nothing to take."""
 
 
 def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, float | None]:
-    """If drafts are expected to pay, first read and commit the previous pass's tokens. Returns the
-    remaining plan, the drafts, and the time of the read (`None`: nothing was read)."""
+    """First read and commit the previous pass's tokens if it had drafts, or drafters are asked for
+    some, or text is predicted. Returns the remaining plan, the drafts, and the time of the read
+    (`None`: nothing was read)."""
     drafting, batch = engine.drafting, engine.batch
     must_read = bool(plan.rows and batch.drafted_rows)
     retrying = any(row.retry_alone for row in plan.rows)
     if retrying or not (batch.can_verify_drafts and drafting.may_draft(plan)):
         return _commit_previous(engine, plan) if must_read else (plan, NO_DRAFTS, None)
     pass_seconds_with = engine.scheduler.chunking.with_drafts(plan)
-    requested, read_first = drafting.plan_drafts(plan.rows, pass_seconds_with)
-    if not (requested or read_first or must_read):
+    requested, predicts_text = drafting.plan_drafts(plan.rows, pass_seconds_with)
+    if not (requested or predicts_text or must_read):
         return plan, NO_DRAFTS, None
     make = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested, isolate_row)
     return _commit_previous(engine, plan, make)
@@ -107,7 +108,7 @@ def launch_pass(
 def commit(engine: Engine, launched: LaunchedPass) -> None:
     """Take the tokens that were read, fail or retry the rows of failed passes, and draw the next
     tokens of the others."""
-    forward, chunk, previous = launched.forward, launched.chunk, launched.previous
+    forward, chunk, previous = launched.forward, launched.chunk, launched.previous_results
     if isinstance(previous, Fault):
         _retry_all(engine, previous)
         return

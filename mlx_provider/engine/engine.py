@@ -112,7 +112,7 @@ class Engine:
         Changes requests, events, the queue, costs, statistics, the batch and the prefix cache."""
         if isinstance(result, LaunchedPass):
             decode.commit(self, result)
-            if result.chunk is not None and not isinstance(result.previous, Fault):
+            if result.chunk is not None and not isinstance(result.previous_results, Fault):
                 prefill.commit_mixed(self, result.chunk, result.forward)
         else:
             prefill.commit(self, result)
@@ -235,7 +235,7 @@ class Engine:
         left or decoded."""
         merged = self.batch.layout.merged_lengths()
         for row in self.scheduler.running:
-            row.merged = merged.get(row, 0)
+            row.merged_length = merged.get(row, 0)
 
     def store(self, request: Request, rows: Sequence[Row]) -> None:
         """Store what rows have computed, and prefills if the request has ended. A fault ends the

@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 UNKNOWN = Logprob(None, ())
 """Of the first token of a prompt."""
 LONG_PREFILL_TOKENS = 2048
-"""After a longer prefill, in tokens, MLX frees its buffers: decoding uses no buffers of their
-size."""
+"""After so many tokens, MLX frees its buffers: decoding uses no buffers of their size."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Moves forward, or back if its only row is preempted, or if one of its rows runs again."""
+    """Moves forward, or back if its only row, or one beside others, is preempted or runs again."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -133,7 +133,7 @@ class Row:
 
     lease: Lease | None = None
     """What it uses of the prefix cache: a claim until its prefill begins, then its buffers."""
-    merged: int = 0
+    merged_length: int = 0
     """Tokens of the longest row in its shared cache after the next pass. 0: it has its own."""
     gave_way: bool = False
     """Whether it has freed its memory for other rows."""
@@ -196,6 +196,7 @@ class Request:
     stored: int = 0
     """Further prompt tokens that the prefix cache has stored since."""
     prefilled: int = 0
+    """Prompt tokens that were computed, or skipped as too unimportant."""
     selected: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
     prefilling: str = ""
@@ -280,6 +281,7 @@ class PrefillJob:
     """`None`: it needs no files from disk, or has not begun. When it has ended, it has a cache,
     unless no file could be read."""
     estimated_cached: int = 0
+    """Tokens that the last look-up found, in memory or on disk."""
     positions: Sequence[int] | None = None
     """Positions of the tokens, if some tokens of the prompt were left out."""
     scoring: Scoring | None = None

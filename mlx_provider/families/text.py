@@ -50,18 +50,6 @@ class TextModel(logits.FromHidden):
     def has_hidden_states(self) -> bool:
         return self.backbone is not None
 
-    def decode(
-        self,
-        tokens: mx.array,
-        cache: list[Any],
-        positions: mx.array,
-        logits_at: mx.array | None = None,
-    ) -> mx.array:
-        if logits_at is not None:
-            return super().decode(tokens, cache, positions, logits_at)
-        found: mx.array = self.model(tokens[:, None], cache=cache)
-        return found[:, -1]
-
     def decode_hidden(
         self,
         tokens: mx.array,

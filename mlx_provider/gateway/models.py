@@ -229,8 +229,7 @@ def choose(
     wanted: int | None = None,
     client: Client | None = None,
 ) -> Candidate:
-    """`model`: unset: the best one on this machine, else the shipped one. Raises as
-    `require_fit`."""
+    """`model`: unset: the best on this machine, else the shipped one. Raises as `require_fit`."""
     if model is None:
         here = candidates_here(registry, memory)
         model = here[0].served.model if here else "demo"

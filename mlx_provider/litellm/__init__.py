@@ -1,5 +1,4 @@
-"""The LiteLLM provider: `custom_handler: mlx_provider.litellm.handler`. In a script, the import
-registers it."""
+"""The LiteLLM provider, `custom_handler: mlx_provider.litellm.handler`; importing registers it."""
 
 from .patches import register
 from .provider import Provider

@@ -37,8 +37,7 @@ ANNOUNCEMENT = ("response.created", "response.in_progress")
 
 
 class DeploymentHook(CustomLogger):
-    """Runs on every asynchronous call after the choice of its deployment. Calls of other providers
-    do not change."""
+    """Runs on every asynchronous call once its deployment is chosen. Others do not change."""
 
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, Any], call_type: Any

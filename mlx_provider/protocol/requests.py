@@ -147,8 +147,7 @@ class GenerateRequest(ModelRequest):
     prompt's tokens, without content."""
     tools: bounds.Tools = Field(default_factory=list)
     tool_grammars: bounds.JsonObject = Field(default_factory=dict)
-    """By name of a tool with one text parameter: its `grammar`, as below, enforced with any
-    `tool_choice`."""
+    """By name of a tool with one text parameter: its `grammar`, with any `tool_choice`."""
     tool_choice: Literal["none", "auto", "required"] | bounds.JsonObject = "auto"
     parallel_tool_calls: bool = True
     response_format: bounds.JsonObject | None = None

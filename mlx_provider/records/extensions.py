@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from .model import LoadedModel
 
 MOST_DRAFTS = 7
-"""Most drafts of a row in one pass: fused attention accepts at most 8 queries (Metal, mlx
-0.32.4)."""
+"""Most drafts of a row in one pass: fused attention takes 8 queries (Metal, mlx 0.32.4)."""
 
 
 class DeviceTokens(Sequence[int]):
@@ -215,8 +214,7 @@ class Part(NamedTuple):
     values: Any
     """(B, Hk, S, Dv)"""
     mask: Any
-    """`None`, `"causal"`, or an array that broadcasts to (B, H, L, S): bool (may see) or float
-    (added)."""
+    """`None`, `"causal"`, or an array for (B, H, L, S): bool (may see) or float (added)."""
     rows: slice = slice(None)
     turned: bool = False
     """The tokens of one row are on the axis of the rows."""

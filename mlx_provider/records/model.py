@@ -356,8 +356,7 @@ class HiddenStatesModel(Protocol):
         """As `decode`: logits (L, vocab), and the states (L, hidden) before the output matrix."""
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        """As `prefill`: logits (vocab,), and the states (last, hidden) after the chunk's last
-        tokens."""
+        """As `prefill`: logits (vocab,), and the states (last, hidden) after its last tokens."""
 
 
 @runtime_checkable

@@ -309,8 +309,7 @@ class Listener:
 
 
 def listen_unix(path: Path) -> Listener:
-    """Owner-only. Replaces a stale socket: the caller holds the engine lock, so an existing one has
-    no owner."""
+    """Owner-only. Replaces a socket, which is stale, as the caller holds the engine lock."""
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise EngineUnavailable(f"{path} is not a socket: remove it")
     path.unlink(missing_ok=True)

@@ -40,8 +40,7 @@ SMALL = 2**20
 SMALL_ROOM = 64 * 2**20
 PARSED_AT_ONCE = 2
 MAX_VALUES = 2**21
-"""JSON values of one body. Each takes about a hundred bytes once parsed, but may be only 3 in the
-body (`{},`)."""
+"""JSON values of one body. Each takes a hundred bytes once parsed, but perhaps 3 in the body."""
 SILENCE = 60.0
 """Seconds without a byte until a body is abandoned."""
 DRAIN_SECONDS = 5.0

@@ -51,19 +51,13 @@ DRAFTS = (1, 3, 7)
 """Drafts of the row in the timed passes with drafts."""
 COMPILED = 256
 """Tokens of the widest pass for which a GPU may have to compile kernels."""
-SAMPLED = (
-    SamplingParams(),
-    SamplingParams(top_p=0.9),
-    SamplingParams(top_p=0.9, top_k=20),
-    SamplingParams(min_p=0.1),
-    SamplingParams(0, repetition_penalty=1.1, logit_bias=((0, 1.0),)),
-)
+SAMPLED = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_p=0.9, top_k=20)]
+SAMPLED += [SamplingParams(min_p=0.1), SamplingParams(0, repetition_penalty=1.1)]
 """Sampling as of models' defaults and common clients, whose kernels a GPU may have to compile."""
 FLAT = 64
 """Widest pass, in tokens, with a flat cost."""
 ENOUGH, IN_ALL = 1.5, 5.0
-"""After so many seconds of passes of a kind, or of all kinds, no further ones are timed. First ones
-do not count."""
+"""After so many seconds of passes, but the first ones, of a kind, or of all, no more are timed."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9

@@ -118,8 +118,7 @@ def outline(model: str) -> Outline:
 
 
 def _list_files(repo: str, revision: str | None) -> dict[str, int]:
-    """Bytes by name. Raises `ModelNotFound`, and `BadRequest` for a repository without weights for
-    MLX."""
+    """Bytes by name. Raises `ModelNotFound`, and `BadRequest` without weights for MLX."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

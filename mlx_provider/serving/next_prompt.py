@@ -79,8 +79,7 @@ class ToolTurn:
 
 
 def turn_of(wire: GenerateRequest, view: ModelView, prompt: Prompt) -> ToolTurn | None:
-    """Of a request with tools. `None`: it cannot end with calls, or its images would have to be
-    loaded again."""
+    """Of a request with tools. `None`: it cannot end with calls, or would load images again."""
     calls = wire.messages and wire.tool_choice != "none"
     return ToolTurn(wire, view) if calls and wire.n == 1 and not prompt.spans else None
 

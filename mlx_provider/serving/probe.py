@@ -36,8 +36,7 @@ Reserve = Callable[[int], bool]
 Results = Iterable[tuple[SoloRow, ByStep]]
 """Rows, and their logits in a pass with others."""
 LENGTHS, ROPE_DELTAS = (5, 11, 270, 283), (0, 4, 9, 2)
-"""Lengths of the test prompts: two groups with two rows each; and their rotary deltas, as of
-images."""
+"""Lengths of the test prompts, two in each of two groups; their rotary deltas, as of images."""
 DRAFTED, WRONG = ((1, 3, 0), (2, 1, 1), (0, 0, 2), (1, 0, 0)), 2
 """In each pass: the correct tokens of each of the first rows, which `WRONG` wrong ones follow. 0:
 the row has one token, like others."""

@@ -46,8 +46,7 @@ SEEDS = 2**20
 HARMLESS = {"float32": 1e-3, "low": 0.02}
 """Differences that never count as errors, because a few steps may show little noise by chance."""
 REACH = 0.25
-"""Highest noise, as a share of the difference that another context makes. More would hide
-errors."""
+"""Highest noise, as a share of the difference of another context. More would hide errors."""
 UNMEASURED = 0.05
 """The same share, used as the noise if equal rows cannot run."""
 

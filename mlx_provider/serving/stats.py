@@ -71,8 +71,7 @@ class Entry:
 
 
 class InFlight:
-    """Safe from any thread. One lock covers all entries and the requests that have not reached
-    their engines."""
+    """Safe from any thread. One lock for all entries and requests that reach no engine yet."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}

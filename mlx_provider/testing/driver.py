@@ -156,15 +156,9 @@ def run(engine: Engine, *requests: Request, max_steps: int = 10_000) -> list[Eve
 
 
 def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
-    twin = new_request(
-        request.prompt,
-        max_tokens=request.max_tokens,
-        n=len(request.rows),
-        params=request.params,
-        min_tokens=request.min_tokens,
-        stop_tokens=request.stop_tokens,
-        logprobs=request.logprobs,
-    )
+    equal = ("max_tokens", "params", "min_tokens", "stop_tokens", "logprobs")
+    wanted = {name: getattr(request, name) for name in equal}
+    twin = new_request(request.prompt, n=len(request.rows), **wanted)
     run(new_engine(model, layout="solo", max_chunk=4096, **more), twin)
     return twin
 
@@ -196,8 +190,7 @@ def prefill(
     chunk: int = 0,
     features: Mapping[str, Features] | None = None,
 ) -> tuple[mx.array, list[Any]]:
-    """Logits (vocab,) after a prompt, read in chunks of so many tokens (0: at once); and its row's
-    cache."""
+    """Logits (vocab,) after a prompt, in chunks of so many tokens (0: at once); and its cache."""
     if features is None:
         features = {span.content_hash: model.embed(span) for span in prompt.spans}
     cache, length = model.make_cache(), len(prompt.tokens)

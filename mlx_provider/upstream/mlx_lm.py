@@ -96,8 +96,7 @@ def _own(model: nn.Module, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _elsewhere(model: nn.Module, name: str) -> bool:
-    """Whether a weight belongs to another part, by the first module on its path that the model
-    lacks."""
+    """Whether a weight is of another part, by the first module on its path that is missing."""
     at: Any = model
     for step in name.split("."):
         if isinstance(at, list):

@@ -24,8 +24,7 @@ SHAREABLE = (KVCache, QuantizedKVCache)
 
 @dataclass(eq=False)
 class Prefix:
-    """Keys and values of the first tokens of several rows, for one layer. They do not change while
-    a row uses it."""
+    """Keys and values of the first tokens of several rows, for one layer. They do not change."""
 
     keys: Any
     """(1, Hk, length, D)"""

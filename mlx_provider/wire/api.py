@@ -114,8 +114,7 @@ def parts_of(
 
 
 def check_kind(value: Any, where: str, known: Collection[str] | None = None) -> str:
-    """The type of a part. `known`: `None` for an earlier turn, where types of other servers are
-    allowed."""
+    """The type of a part. `known`: `None` for an earlier turn, which may have any type."""
     if isinstance(value, str) and value and (known is None or value in known):
         return value
     if known is None:

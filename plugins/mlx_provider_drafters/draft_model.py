@@ -173,8 +173,7 @@ KV_SHARE = 4
 
 
 def refusal(folder: Path, draft: Path | None, room: int | None = None) -> str:
-    """Why the model in `draft` cannot draft for `folder`; empty: it can. `room`: limit of its
-    bytes."""
+    """Why the model in `draft` cannot draft for `folder`; empty: it can. `room`: bytes."""
     if draft is None:
         return NONE_GIVEN
     weights = _weights_bytes(draft)

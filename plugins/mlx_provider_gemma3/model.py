@@ -108,8 +108,7 @@ class Ahead:
         self.count = count
 
     def __getattr__(self, name: str) -> Any:
-        """Attention asks for `offset`, and for `bits` and `group_size`, which only a quantised
-        cache has."""
+        """Attention asks for `offset`, and of a quantised cache for `bits` and `group_size`."""
         return getattr(self.cache, name)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

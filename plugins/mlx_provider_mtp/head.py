@@ -40,8 +40,7 @@ def load_into(module: nn.Module, tensors: Tensors, language: Any) -> None:
 
 
 def _form(tensors: Tensors, name: str, layer: Any) -> dict[str, Any] | bool:
-    """By the shapes of the stored tensors: the config sometimes lacks a head that was added
-    later."""
+    """By the shapes of the tensors: the config sometimes lacks a head that was added later."""
     weight, scales = tensors.get(f"{name}.weight"), tensors.get(f"{name}.scales")
     if weight is None or scales is None or not hasattr(layer, "to_quantized"):
         return False

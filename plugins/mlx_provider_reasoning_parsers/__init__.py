@@ -1,5 +1,4 @@
-"""Reasoning formats of model families: thoughts between `<think>` and `</think>`, or between other
-markers."""
+"""Reasoning formats of families: thoughts between `<think>` and `</think>`, or other markers."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -28,8 +27,7 @@ QWEN3 = ReasoningParser(
 def think(
     name: str, aliases: str = "", mark: str = "", also: str = "", rank: int = 1, **fields: Any
 ) -> ReasoningParser:
-    """Thoughts as in `QWEN3`. `mark`, `also`: texts of a chat template of this format; `also` in
-    any case."""
+    """Thoughts as in `QWEN3`. `mark`, `also`: texts of its chat template; `also` in any case."""
 
     def detect(template: str) -> bool:
         return bool(mark) and mark in template and also in template.lower()

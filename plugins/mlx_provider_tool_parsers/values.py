@@ -215,8 +215,7 @@ class Arguments:
 
     @property
     def repeats(self) -> Repeats:
-        """The meaning of a doubled closing tag. It has a line of its own if the opening tag has
-        one."""
+        """The meaning of a doubled closing tag, on a line of its own if the opening tag is."""
         if not self.lines or not self._first.startswith("\n"):
             return "apart"
         return "mistake" if self._last == "\n" else "text"

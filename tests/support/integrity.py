@@ -52,7 +52,7 @@ def check_engine(engine: Engine) -> None:
         ("no cache has more than its row", all(0 <= has <= whole for has, whole in cached)),
         (
             "merged rows are charged",
-            {r: r.merged for r in running if r.merged} == layout.merged_lengths(),
+            {r: r.merged_length for r in running if r.merged_length} == layout.merged_lengths(),
         ),
     )
     if cache is not None:

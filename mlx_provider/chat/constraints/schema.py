@@ -55,8 +55,7 @@ _NAMES = re.compile(r"\^(?:\((?:\?:)?((?:[\w|-]|\[\w\])+)\)|((?:[\w-]|\[\w\])+))
 
 
 def names_of_pattern(pattern: str) -> set[str] | None:
-    """All texts that a pattern of plain alternatives matches, such as `^(a|b)$`. `None`: it is
-    another."""
+    """All texts that a pattern of plain alternatives matches, as `^(a|b)$`. `None`: another."""
     found = _NAMES.fullmatch(pattern)
     return set(re.sub(r"[][]", "", found[1] or found[2]).split("|")) if found else None
 

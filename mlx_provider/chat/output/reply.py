@@ -54,8 +54,7 @@ class Reply:
         used_ids: Iterable[str] = (),
         layout: TurnLayout = NO_LAYOUT,
     ) -> None:
-        """`ids`: for calls without an id of the model's own. `used_ids`: of earlier calls in the
-        conversation."""
+        """`ids`: for calls without an id of the model's own. `used_ids`: of earlier calls."""
         self._detokenizer = detokenizer
         self._index, self._ids, self._parallel = index, ids, parallel
         self._used_ids = set(used_ids)

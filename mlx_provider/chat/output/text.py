@@ -61,8 +61,7 @@ class _MarkedReply:
     pending_space: str = ""
     """White space that is text only if more text of its kind follows."""
     pending_closers: int = 0
-    """Closers still to come, for openers inside a thought or a call that broke one. They are not
-    text."""
+    """Closers still to come, for openers inside a thought or a call that broke one: no text."""
     dropping: bool = False
     """Whether text after a call is discarded."""
 

@@ -223,7 +223,7 @@ class Layout:
         return self._group(row).caches([row])[0]
 
     def merged_lengths(self) -> dict[Row, int]:
-        """The rows in caches with others, each with `Row.merged`."""
+        """The rows in caches with others, each with `Row.merged_length`."""
         several = [group.rows for group in self.groups if len(group.rows) > 1]
         longest = [(rows, max(row.cached_length for row in rows)) for rows in several]
         return {row: length + 1 for rows, length in longest for row in rows}

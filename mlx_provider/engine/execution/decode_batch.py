@@ -23,8 +23,7 @@ from .sampler import Drawn
 
 @dataclass(frozen=True)
 class Logprob:
-    """Natural log-probability of a drawn token before sampling changes, and (id, logprob) of the
-    best tokens."""
+    """Natural log-probability of a drawn token before sampling, and (id, logprob) of the best."""
 
     drawn: float | None
     top: tuple[tuple[int, float], ...]

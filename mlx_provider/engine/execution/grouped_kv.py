@@ -293,10 +293,8 @@ class GroupedKV:
     def __init__(
         self, parts: Sequence[Any], sizes: Sequence[int], counted: Offsets, *, apart: bool = False
     ) -> None:
-        self.parts = parts
-        self.sizes = sizes
+        self.parts, self.sizes, self.apart = parts, sizes, apart
         self.runs = runs(parts, sizes)
-        self.apart = apart
         self._counted = counted
 
     @property

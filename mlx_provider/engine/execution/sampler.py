@@ -34,8 +34,7 @@ LEAST_SPAN = 1e-6
 RANGE = 30.0
 """Logit distance from the maximum beyond which probabilities do not matter."""
 FEW, MANY = 64, 256
-"""For top-k up to these values, this many best tokens are examined. Above, a threshold is
-searched."""
+"""For top-k up to these values, so many best tokens are examined. Above, a threshold is found."""
 Columns = Mapping[str, mx.array]
 """Parameters of the rows, each (R, 1). A row without a parameter has a value that changes nothing,
 so that it draws the same beside others."""

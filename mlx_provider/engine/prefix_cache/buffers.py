@@ -17,7 +17,7 @@ The tokens of a row. Nodes count positions from 0, too, so a division moves none
 | running row | its lease       | no       | from `insert` | or none | `release`: idle; else lost  |
 | idle entry  | none, or claims | yes      | some          | or none | `fill_in_place`: row again  |
 | prefix      | leases of rows  | yes      | or none       | none    | no row and no node has it   |
-| lost row    | none            | no       | some          | or none | `PrefixCache._drop_lost`    |
+| lost row    | none            | no       | some          | or none | `PrefixCache.drop_lost`     |
 
 A row begins with `fill_in_place`, `lease_row` or `fork`; `divide_at` moves its first tokens into a
 prefix; `evict` removes nodes in buffers that are not `needed`. A lease that goes without `release`

@@ -7,6 +7,9 @@
     prefix_cache.release(lease)
     prefix_cache.evict(limit)
 
+The engine calls these through `PrefixCachePolicy`: `look_up` and `offers` match, `begin` also
+acquires, `keep_prefill` and `keep_row` insert. Its ledger evicts when memory is reclaimed.
+
 Stored tokens never change: rows copy or share them, or append to an entry (`Reuse`). After a
 change of the tree, a `Match` is no longer valid (`is_valid`).
 """
@@ -187,7 +190,7 @@ class PrefixCache:
             self._counted["refused"] += 1
             return 0
         prune(leaf)
-        self.evict(keep=leaf.path())
+        self.evict(keep=leaf.path())  # if there are too many buffers
         if session is not None:
             self.sessions.pin(session, leaf, len(ids) * new.token_bytes, awaited=awaited)
         return min(leaf.stop, len(ids))

@@ -156,8 +156,7 @@ class Restore:
 
 
 def usable(ids: Ids, length: int, match: Match, grid: int) -> int:
-    """The largest multiple of `grid` within `length` at which a row may resume. 0: memory has as
-    many tokens."""
+    """Largest multiple of `grid` at which a row may resume. 0: memory has as many tokens."""
     at = outside_spans(ids, length, grid)
     return at if at > match.length // grid * grid else 0
 

@@ -21,8 +21,7 @@ FAIR = 1.5
 """A token may take on average this multiple of its time without a prompt, whatever the stall
 target. So a prompt gets at least a third of the device."""
 WIDE = 256
-"""Least tokens of a chunk, unless these take longer than the longest gap. Fewer are hardly faster
-on a GPU."""
+"""Least tokens of a chunk, within the longest gap. Fewer are hardly faster on a GPU."""
 BRIEF = 1024
 """A prompt of at most so many tokens runs in one pass before rows decode, if that takes no longer
 than the longest gap."""
@@ -32,8 +31,7 @@ may take as long as the longest gap."""
 REST = 1024
 """Pass size, in tokens, for the estimate of the rest of a prompt."""
 SCORED_TOKENS = 32
-"""Most tokens of a pass that returns the logits of each token, because these need the most
-memory."""
+"""Most tokens of a pass that returns the logits of each token, which need the most memory."""
 SMALLEST = 16
 """Passes of a prompt end at multiples of this, of twice as many tokens, and so on. So there are few
 shapes, of which a GPU may have to plan or compile each."""
@@ -49,8 +47,7 @@ that the state does not depend on the time of passes. Recurrent rules compute to
 their own, and round differently if these chunks start elsewhere. This is a multiple of their
 size."""
 TAIL = 32
-"""Least tokens of the last pass of such a prompt, because kernels for fewer round differently,
-too."""
+"""Least tokens of the last such pass, because kernels for fewer round differently, too."""
 
 ROWS = 8
 """Rows of a decode pass: a GPU reads the weights for this many in little more time than for one."""

@@ -111,13 +111,14 @@ class Curve:
         def longer(old: Points) -> Points:
             return non_decreasing({n: points.get(n, others) * seconds for n, seconds in old})
 
-        rows, saved = self.points("rows"), self.saved
-        half = None if saved is None else saved * others**0.5  # it is of passes of both kinds
+        # what a mixed pass saves is of both kinds
+        saved = None if self.saved is None else self.saved * others**0.5
         if kind == "rows":
             drafts = tuple((n, others * seconds) for n, seconds in self.drafts)
-            return replace(self, rows=longer(rows), drafts=drafts, saved=half)
+            return replace(self, rows=longer(self.points(kind)), drafts=drafts, saved=saved)
         depths = tuple((n, points.get(n, others) * seconds) for n, seconds in self.depths)
-        return replace(self, widths=longer(self.widths), depths=depths, rows=rows, saved=half)
+        rows, widths = self.points("rows"), longer(self.widths)
+        return replace(self, rows=rows, widths=widths, depths=depths, saved=saved)
 
     @classmethod
     def through(cls, short: Mapping[int, float], deep: Mapping[int, float], depth: int) -> Curve:
@@ -151,9 +152,8 @@ class Costs:
         self.pace = dict.fromkeys(KINDS, 1.0)
         """Factor on the curve's seconds of rows and of chunks: other load, heat, host work."""
         self._count = dict.fromkeys(KINDS, 0)
-        self._anew: dict[str, dict[int, tuple[int, float]]] = {kind: {} for kind in KINDS}
-        """By the nearest point of the curve: the passes of one kind alone, and how many times as
-        long they took."""
+        self._anew: dict[str, dict[int, float]] = {kind: {} for kind in KINDS}
+        """By the nearest point of the curve: how many times as long passes of a kind took."""
         self._shapes: set[tuple[int, int]] = set()
         """Tokens of chunks, with the cached tokens before them, that have run."""
 
@@ -199,18 +199,16 @@ class Costs:
         """A pass of one kind alone took `ratio` times as long as expected."""
         width = load.chunk or load.rows
         nearest = min((n for n, _ in self.curve.points(kind)), key=lambda n: abs(n - width))
-        passes, times = self._anew[kind].get(nearest, (0, 0.0))
-        decay = min(EWMA_DECAY, passes / (1 + passes))
-        times = decay * times + (1 - decay) * ratio * self.pace[kind]
-        self._anew[kind][nearest] = 1 + passes, times
+        times = ratio * self.pace[kind]
+        known = self._anew[kind].get(nearest, times)
+        self._anew[kind][nearest] = EWMA_DECAY * known + (1 - EWMA_DECAY) * times
 
     def _correct(self, kind: str) -> None:
         """Measure the points of a kind anew, if its present pace is far from theirs."""
         pace = self.pace[kind]
         if self._count[kind] < ENOUGH or 1 / WRONG < pace < WRONG:
             return
-        points = {n: times for n, (_, times) in self._anew[kind].items()}
-        self.curve = self.curve.measured_anew(kind, points, pace)
+        self.curve = self.curve.measured_anew(kind, self._anew[kind], pace)
         self.pace[kind], self._count[kind], self._anew[kind] = 1.0, 0, {}
         log.info("%s take %.2g times as long as measured: measured anew", KINDS[kind], pace)
 

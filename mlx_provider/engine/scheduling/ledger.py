@@ -165,7 +165,7 @@ class Ledger(ABC):
 
     def exceeds(self, row: Row) -> bool:
         """The same as `outgrown`, or because of a longer row in the same cache."""
-        return self.outgrown(row) or row.merged > self._sizes(row.request)[0]
+        return self.outgrown(row) or row.merged_length > self._sizes(row.request)[0]
 
     def _charged_bytes(self, row: Row, lease: Lease | None) -> int:
         stored = 0 if lease is None else lease.stored_bytes
@@ -182,7 +182,7 @@ class Ledger(ABC):
         return length if self.outgrown(row) else min(length, len(row.request.prompt.tokens))
 
     def _tokens_reserved(self, row: Row, lease: Lease | None) -> int:
-        return max(self._unmerged_capacity(row, lease), row.merged)
+        return max(self._unmerged_capacity(row, lease), row.merged_length)
 
     def _unmerged_capacity(self, row: Row, lease: Lease | None) -> int:
         """Token capacity of a row in a cache of its own."""

@@ -113,7 +113,9 @@ class StepRecord:
 
 
 class StepBuilder:
-    """A step while it is decided: the rows and prompts that stay, and what happens to others."""
+    """A step while it is decided: the rows and prompts that stay, and what happens to others. A
+    prompt fits if the need of all rows, less what they give back, is at most what is available,
+    less what it pins in the prefix cache, plus the idle models that could be unloaded."""
 
     def __init__(self, scheduler: Scheduler, record: StepRecord) -> None:
         self.scheduler = scheduler

@@ -26,9 +26,7 @@ class DraftedTokens(Sequence[int]):
     when asked for."""
 
     def __init__(self, tokens: Sequence[int], drafts: Sequence[int], count: int) -> None:
-        self._tokens = tokens
-        self._drafts = drafts
-        self._count = count
+        self._tokens, self._drafts, self._count = tokens, drafts, count
 
     def __len__(self) -> int:
         return len(self._tokens) + self._count

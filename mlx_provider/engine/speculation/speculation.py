@@ -137,8 +137,7 @@ class Speculation:
         return bool(self.sources and plan.rows) and beside
 
     def plan_drafts(self, rows: Sequence[Row], seconds: Seconds) -> tuple[Mapping[Row, Asks], bool]:
-        """What to ask the drafters for, and whether tokens are read first for drafts of predicted
-        text."""
+        """What to ask the drafters for, and whether tokens are read first for predicted text."""
         asked = self._choose(rows, seconds)
         # the first token of a run is drawn already
         return asked, any(self._predicted_drafts(row, len(rows), seconds, drawn=1) for row in rows)

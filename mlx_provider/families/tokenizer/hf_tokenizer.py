@@ -298,8 +298,7 @@ class HFTokenizer:
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:
-    """`nested`: the tokenizer of a processor, already loaded. Raises `UnsupportedModel` if there is
-    no fast form."""
+    """`nested`: of a processor, already loaded. Raises `UnsupportedModel` without a fast form."""
     from transformers import AutoTokenizer
 
     backend = nested or AutoTokenizer.from_pretrained(

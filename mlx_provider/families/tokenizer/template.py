@@ -1,5 +1,4 @@
-"""A chat template: messages and tools in the form that it accepts, and its rendering in a limited
-process."""
+"""A chat template: what it accepts of messages and tools, and its rendering within limits."""
 
 import hashlib
 import json
@@ -229,8 +228,7 @@ def _processes() -> BoundedProcesses:
 
 
 def try_render(render: Callable[[], str]) -> str | None:
-    """`None`: the template refuses this input. Raises `TemplateLimit`, after which no other input
-    is tried."""
+    """`None`: the template refuses this input. After `TemplateLimit`, no other input is tried."""
     try:
         return render()
     except TemplateLimit:

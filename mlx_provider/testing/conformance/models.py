@@ -195,8 +195,7 @@ def layouts(of: Specimen) -> None:
 
 
 def company(of: Specimen) -> None:
-    """A request gets the tokens that it gets alone, whoever joins, leaves or is cancelled beside
-    it."""
+    """A request gets the tokens that it gets alone, whoever joins, leaves or is cancelled."""
     stored = PrefixCache(budget=lambda: 2**22)
     twins = [alone(of.model, _arriving(of, arrival)) for arrival in ARRIVALS]
     for chunk, prefixes in ((16, None), (32, stored), (64, stored)):

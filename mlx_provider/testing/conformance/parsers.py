@@ -214,8 +214,7 @@ def parser_to_grammar(of: Format) -> None:
 
 
 def odd_names(of: Format) -> None:
-    """A tool is refused by name or its calls are read, whatever it and its parameters are
-    called."""
+    """A tool is refused by name or its calls are read, whatever its names are."""
 
     def refusal_of(tool: Any) -> str:
         try:
