@@ -165,12 +165,12 @@ def test_a_key_holder_cannot_set_options_of_the_owner(door: Door, options: dict)
     assert next(iter(options)) in message
 
 
-def test_a_key_holder_cannot_choose_the_template_the_origin_or_the_salt(door: Door) -> None:
+def test_a_key_holder_cannot_choose_the_template_the_origin_or_the_namespace(door: Door) -> None:
     for name in ("chat_template", "tokenizer_kwargs", "add_generation_prompt", "self"):
         status, message = door.refusal(model="demo", messages=HELLO, template={name: "x"})
         assert (status, name in message) == (400, True)
     assert door.refusal(model="/etc", messages=HELLO, origin="owner")[0] == 404
-    assert door.refusal(model="demo", messages=HELLO, salt="x")[0] == 400
+    assert door.refusal(model="demo", messages=HELLO, namespace="x")[0] == 400
 
 
 def test_code_of_a_folder_never_runs_over_the_network(door: Door, code_folder: Path) -> None:

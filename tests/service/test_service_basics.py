@@ -477,7 +477,7 @@ def test_the_cache_reuses_a_session_that_returns(qwen: Any, retain: bool) -> Non
     )
     (pin,) = [
         pin
-        for name, pin in qwen.service.models.prefixes.cache().sessions.items()
-        if name.endswith(f"s {retain}")
+        for (_, name), pin in qwen.service.models.prefixes.cache().sessions.items()
+        if name == f"s {retain}"
     ]
     assert pin.awaited is retain

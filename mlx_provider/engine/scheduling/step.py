@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row
-from .ledger import NO_OFFERS, STEP_TOKENS, Offers
+from .ledger import NO_OFFERS, Offers
 
 if TYPE_CHECKING:
     from ..prefix_cache.buffers import Lease, RowBuffers
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 30.0
 """After this time, a prompt that does not fit stops later prompts from overtaking it."""
-OFFERS_PER_STEP = 4
-"""Most prompts per step that are tried with what they can use of the prefix cache in place."""
+TRIED_PER_STEP = 8
+"""Most prompts per step that are tried: each counts the bytes of all rows."""
 WORTH_WAITING = 256
 """A prompt waits for an admitted one that will store at least so many more tokens of its prefix."""
 
@@ -188,12 +188,12 @@ class StepBuilder:
                 return None
             if self.awaits(job):
                 continue
-            in_place = tried < OFFERS_PER_STEP
-            tried += 1
             # `Scheduler.fits_background` has found room for a background prefill
-            if job.request.background or self._admit(job, in_place=in_place):
+            if job.request.background or self._admit(job):
                 return job
-            if self.record.now - job.request.queued > PATIENCE_SECONDS:
+            tried += 1
+            waited = self.record.now - job.request.queued
+            if waited > PATIENCE_SECONDS or tried == TRIED_PER_STEP:
                 # no new prompt overtakes it, but admitted prompts must continue, or it never fits
                 return None
         return None
@@ -202,9 +202,9 @@ class StepBuilder:
         """Whether a prompt should wait, because a started one will store its prefix soon."""
         return any(provides(leader, job) for leader in self.jobs if leader.admitted)
 
-    def _admit(self, job: PrefillJob, *, in_place: bool) -> bool:
+    def _admit(self, job: PrefillJob) -> bool:
         """Whether a prompt fits beside the live rows."""
-        room = self._room(job, in_place=in_place)
+        room = self._room(job)
         if not room.fits:
             self.record.reclaim = self.record.reclaim or room.need
             return False
@@ -254,14 +254,14 @@ class StepBuilder:
         spare = [row for row in rows if self.ledger.spare(row)]
         self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
 
-    def _room(self, job: PrefillJob, leaving: Sequence[Row] = (), *, in_place: bool = True) -> Room:
-        """The room for a prompt beside the live rows without those that are `leaving`. `in_place`:
-        it uses stored buffers in place; if it does not fit so and no row is live, it copies."""
+    def _room(self, job: PrefillJob, leaving: Sequence[Row] = ()) -> Room:
+        """The room for a prompt beside the live rows without those that are `leaving`. It uses
+        stored buffers in place; if it does not fit so and no row is live, it copies."""
         rows = [row for row in self.live if row not in leaving]
         if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
             return Room(0, fits=False)
-        room = self._room_beside(rows, job, leaving, in_place=in_place)
-        if room.fits or rows or not in_place:
+        room = self._room_beside(rows, job, leaving, in_place=True)
+        if room.fits or rows:
             return room
         # behind a prefix, a row may need more than without it, perhaps more than is available
         copied = self._room_beside(rows, job, leaving, in_place=False)
@@ -277,8 +277,6 @@ class StepBuilder:
         need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
         if not in_place and job.uses_prefix_cache:
             need -= self.scheduler.fork_bytes(len(job.tokens), len(job.rows))
-            # a copy and the prefix that it leaves are rounded up separately: one step each
-            need += self.ledger.row_bytes(2 * STEP_TOKENS) if rows else 0
         images = self.ledger.image_bytes()
         limit = self._limit(need + images, leases, leaving)
         # images are temporary, and may be its own, so none block a prompt that would run alone
