@@ -256,8 +256,7 @@ class Claim(Lease):
 
 @dataclass(eq=False)
 class Reuse:
-    """Lets a row reuse the buffers of an entry: it takes them over, or shares their first tokens.
-    Engine thread only."""
+    """Lets a row take over the buffers of an entry, or share their first tokens. Engine thread."""
 
     _totals: Totals
     _in_place: bool
@@ -340,8 +339,7 @@ class Reuse:
         return Claim(base=row, base_tokens=end, nbytes=(end - more) * row.token_bytes)
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> RowBuffers | None:
-        """Copy the buffers once. Returns the prefix, unless the device fails. `path`: the nodes in
-        them."""
+        """Copy the buffers once. Returns the prefix, unless it fails. `path`: the nodes in them."""
         with Isolation() as tried:  # a failed pass of that row must not fail this one
             prefix = row.divide_at(at)
         if tried.fault is not None:

@@ -7,8 +7,8 @@
     prefix_cache.release(lease)
     prefix_cache.evict(limit)
 
-The engine calls these through `PrefixCachePolicy`: `look_up` and `offers` match, `begin` also
-acquires, `keep_prefill` and `keep_row` insert. Its ledger evicts when memory is reclaimed.
+The engine calls these through `PrefixCachePolicy`: `look_up` and `offers` match, `begin` acquires,
+`keep_prefill` and `keep_row` insert. The ledger evicts.
 
 Stored tokens never change: rows copy or share them, or append to an entry (`Reuse`). After a
 change of the tree, a `Match` is no longer valid (`is_valid`).
@@ -36,8 +36,7 @@ log = logging.getLogger(__name__)
 
 MAX_BUFFERS = 250_000
 """Half of the 499,000 at which MLX raises on Metal (mlx 0.32, backend/metal/allocator.cpp,
-`device_info()["resource_limit"]`). Weights, passes and rows (two to six per layer) need the
-rest."""
+`device_info()["resource_limit"]`). Weights, passes and rows have the rest."""
 SPARE_SHARE = 4
 """A continued conversation may get this fraction (1/n) of the free budget for later turns."""
 COUNTED = "lookups prompt_tokens reused_tokens restored_tokens refused evicted_bytes".split()

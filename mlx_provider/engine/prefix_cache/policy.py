@@ -91,8 +91,7 @@ class PrefixCachePolicy:
         return match
 
     def pays_in_background(self, job: PrefillJob) -> bool:
-        """Whether a queued background prefill has more than a few tokens to compute, and less than
-        it finds stored."""
+        """Whether a background prefill computes more than a few tokens, but less than it finds."""
         known = 0 if job.match is None else job.match.shared  # `None`: the look-up failed
         few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
         return not few and job.cost <= job.estimated_cached
@@ -182,8 +181,7 @@ class PrefixCachePolicy:
                     job.snapshots[at] = snapshot
 
     def fork(self, rows: Sequence[Row], cache: list[Any], capacity: int) -> list[list[Any]]:
-        """Caches of the rows of a complete prompt, the first of which has `cache`. The others have
-        that capacity."""
+        """Caches of the rows of a complete prompt: `cache`, and others of that capacity."""
         caches = [cache]
         for row in rows[1:]:
             copied, row.lease = self._reuse.fork(rows[0].lease, cache, capacity)

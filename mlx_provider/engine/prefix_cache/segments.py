@@ -86,8 +86,7 @@ class Segment:
 
 def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
     """The tokens `[0, length)` of a row, in its own arrays; and whether no layer holds more, so
-    that its state is a valid snapshot. Raises `Unstorable`, or `ValueError` if the cache holds
-    fewer tokens."""
+    that its state is a valid snapshot. Raises `Unstorable`, and `ValueError` for fewer tokens."""
     layers: dict[int, list[Any]] = {}
     complete = exact = True
     for i, layer in enumerate(layers_of(cache)):
