@@ -164,7 +164,7 @@ def prune(leaf: Node) -> None:
 
 
 def inherit(node: Node) -> bool:
-    """Let a node refer to the row of a child with its tokens (`doubled_tokens`). Whether it has one."""
+    """Let a node refer to the row of a child with its tokens (`doubled_tokens`), if one has."""
     children = (child for child in node.children.values() if not child.lost)
     heir = next((child for child in children if segment_of(child).doubled_tokens), None)
     if heir is not None:
