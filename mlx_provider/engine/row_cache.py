@@ -69,7 +69,7 @@ def strictest(cache: list[Any]) -> Kind:
 
 def append_layers(cache: Sequence[Any]) -> dict[int, Any]:
     """The layers of a row cache that keep every token, by layer index."""
-    return {i: each for i, each in enumerate(layers_of(cache)) if kind(each) is Kind.APPEND}
+    return {i: layer for i, layer in enumerate(layers_of(cache)) if kind(layer) is Kind.APPEND}
 
 
 def kv_arrays(layer: Any) -> list[Any]:
