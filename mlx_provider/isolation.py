@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import TypeVar, cast
 
@@ -196,8 +196,7 @@ class Isolation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> bool:
-        main = threading.main_thread
-        ctrl_c = isinstance(error, KeyboardInterrupt) and threading.current_thread() is main()
+        ctrl_c = isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
         if error is None or ctrl_c or isinstance(error, self._passes):
             return False
         self.fault = Fault.of(error)

@@ -1,4 +1,4 @@
-"""Disables a feature that keeps failing, as batching, and tries it again after growing waits."""
+"""Disables a feature that keeps failing, such as batching, and retries it after growing waits."""
 
 import logging
 

@@ -22,7 +22,6 @@ from ..protocol.events import Delta, Event, Finish, FinishReason
 from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassResult, Read
 from .execution.sampler import draw
 from .request import Request, Row
-from .scheduling.scheduler import OUTPUT_TOKEN
 from .scheduling.step import Chunk, StepPlan
 from .speculation.drafted_tokens import Mask, places, row_with_drafts
 
@@ -43,8 +42,7 @@ class LaunchedPass:
     chunk: Chunk | None
     """The mixed chunk."""
     previous_results: Sequence[PassResult] | Fault = ()
-    """Empty if `commit_and_draft` has taken them. A fault: they cannot
-    be read, or no pass was launched."""
+    """Empty: `commit_and_draft` has taken them. A fault: unreadable, or no pass was launched."""
     read_at: float | None = None
     """When these were read. `None`: there is nothing to take."""
 
@@ -205,7 +203,7 @@ def take_tokens(engine: Engine, reads: Sequence[Read], now: float) -> None:
     unfinished = [read for read in reads if read[0].finish is None]
     for row, token, _ in unfinished:  # all first: a failure below stores its request's other rows
         engine.output.add_token(row.request, now)
-        engine.scheduler.shares.charge(row.request, OUTPUT_TOKEN)
+        engine.scheduler.charge_token(row.request)
         row.tokens.append(token)
     for row, token, logprob in unfinished:
         _apply(engine, row, partial(_push_token, engine, row, token, logprob))

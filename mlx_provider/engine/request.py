@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """Moves forward, or back if its only row, or one beside others, is preempted or runs again."""
+    """Moves forward, or back if one of its rows is preempted or runs again."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -196,7 +196,6 @@ class Request:
     stored: int = 0
     """Further prompt tokens that the prefix cache has stored since."""
     prefilled: int = 0
-    """Prompt tokens that were computed, or skipped as too unimportant."""
     selected: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
     prefilling: str = ""

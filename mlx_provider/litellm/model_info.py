@@ -81,8 +81,8 @@ def caller_fields(litellm_params: Mapping[str, Any], cache_salt: str) -> dict[st
 
 
 def _salt(cache_salt: str, tenant: str | None, team: str | None) -> str | None:
-    """`None`: all share one cache. A key without a team shares with no
-    other key. Without keys (a script, a proxy without a master key), there is one cache."""
+    """`None`: all share one cache. A key without a team shares with no other key. Without keys (a
+    script, a proxy without a master key), there is one cache."""
     if cache_salt == "all":
         return None
     if cache_salt == "team" and team:

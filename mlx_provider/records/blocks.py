@@ -18,10 +18,11 @@ def read_block(
 ) -> Reading[bool]:
     """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`.
 
-    | `scan` fails              | before a call was reported           | after one            |
-    |---------------------------|--------------------------------------|----------------------|
-    | as the reply is cut there | dropped if it begins a call, or text | unfinished, dropped  |
-    | as the text is no call    | text                                 | shown as the content |
+    | `scan` fails                 | before a call was reported           | after one          |
+    |------------------------------|--------------------------------------|--------------------|
+    | in a call that the end cuts  | dropped if it begins a call, or text | stays unfinished   |
+    | as no call, at the end       | dropped if it begins a call, or text | dropped with tools |
+    | as no call, before the end   | text                                 | shown as content   |
     """
     start, before = reader.mark(), reader.calls
     if (yield from read_empty(reader, marker, parser.closers())):

@@ -309,7 +309,7 @@ class Listener:
 
 
 def listen_unix(path: Path) -> Listener:
-    """Owner-only. Replaces a socket, which is stale, as the caller holds the engine lock."""
+    """Owner-only. A socket that exists is stale, as the caller holds the engine lock: replaced."""
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise EngineUnavailable(f"{path} is not a socket: remove it")
     path.unlink(missing_ok=True)

@@ -57,7 +57,7 @@ SAMPLED += [SamplingParams(min_p=0.1), SamplingParams(0, repetition_penalty=1.1)
 FLAT = 64
 """Widest pass, in tokens, with a flat cost."""
 ENOUGH, IN_ALL = 1.5, 5.0
-"""After so many seconds of passes, but the first ones, of a kind, or of all, no more are timed."""
+"""After so many seconds of passes of a kind, or of all, without first ones, no more are timed."""
 LITTLE = 0.01
 """New shapes that take so many seconds longer are not avoided."""
 CLEARLY = 0.9

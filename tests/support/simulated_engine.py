@@ -20,7 +20,7 @@ from mlx_provider.engine.execution.batch_layout import MAX_RATIO, PADDED, SHORT
 from mlx_provider.engine.request import PrefillJob, Request, Row
 from mlx_provider.engine.scheduling.costs import Costs, Curve
 from mlx_provider.engine.scheduling.ledger import Limits, MemoryProfile
-from mlx_provider.engine.scheduling.scheduler import OUTPUT_TOKEN, Scheduler
+from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.scheduling.step import Chunk
 from mlx_provider.serving import calibration
 from mlx_provider.serving.calibration import DEPTHS, LONGEST_ROW, REPEATS, Times
@@ -220,7 +220,7 @@ class Engine:
 
     def _token(self, row: Row) -> None:
         row.tokens.append(1)
-        self.scheduler.shares.charge(row.request, OUTPUT_TOKEN)
+        self.scheduler.charge_token(row.request)
         self.tokens += 1
         if len(row.tokens) >= row.request.max_tokens:
             self.scheduler.remove_request(row.request)

@@ -76,7 +76,7 @@ class Picture:
 
 
 def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
-    """Reads the header only. Raises `MediaError` that names the part, and too large a size."""
+    """Reads the header only. Raises `MediaError` with the part, and the size if it is too large."""
     from PIL import Image
 
     try:

@@ -1,5 +1,5 @@
-"""Calls in the form that their grammar allows, and the check that a parser reads them; tools, calls
-and results as text, for chat templates that do not support them."""
+"""Calls as text, written by their grammar, and a check that the parser reads them back. And tools,
+calls and results in messages, for chat templates that do not support them."""
 
 import json
 from collections import deque

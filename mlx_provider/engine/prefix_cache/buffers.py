@@ -366,10 +366,8 @@ def _take_over(path: Sequence[Node], length: int) -> Claim | None:
     has_all = all(node.row is row for node in path if node.start >= start)
     if not has_all or stop - length > length - row.base_tokens:
         return None
-    claim = Claim(None, row.base, row.base_tokens, taken=row, nbytes=length * row.token_bytes)
-    if stop > length:  # this is copied out, but the buffers keep their capacity
-        claim.capacity = stop
-    return claim
+    capacity = stop if stop > length else 0  # the rest is copied out, but the buffers stay as large
+    return Claim(None, row.base, row.base_tokens, capacity, row, length * row.token_bytes)
 
 
 def _copy_out(row: RowBuffers, match: Match) -> None:

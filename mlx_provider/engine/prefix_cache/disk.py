@@ -87,7 +87,7 @@ class Index:
             self._segments[header.parent, int(header.tokens[0])].discard(name)
 
     def walk(self, key: CacheKey, ids: Ids, shared: int = 0) -> tuple[list[Step], list[Header]]:
-        """The segments of a path, and snapshots in them or in `shared` tokens, longest first."""
+        """The segments of a path, and snapshots of it or of `shared` tokens, longest first."""
         digest, end, steps = digests(key, ids), 0, list[Step]()
         while end < len(ids):
             names = self._segments.get((digest(end), int(ids[end])), ())

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Self
 
@@ -21,7 +21,7 @@ FAIR = 1.5
 """A token may take on average this multiple of its time without a prompt, whatever the stall
 target. So a prompt gets at least a third of the device."""
 WIDE = 256
-"""Least tokens of a chunk, within the longest gap. Fewer are hardly faster on a GPU."""
+"""Least tokens of a chunk that fits the longest gap. Fewer are hardly faster on a GPU."""
 BRIEF = 1024
 """A prompt of at most so many tokens runs in one pass before rows decode, if that takes no longer
 than the longest gap."""
@@ -176,14 +176,15 @@ class Chunking:
         """Seconds of a step's pass by its number of drafts, spread over its rows."""
         chunk = plan.chunk.size if plan.chunk is not None and plan.mixed else 0
         rows, curve, pace = len(plan.rows), self.costs.curve, self.costs.pace["rows"]
-        keys, known = self.load(plan.rows).keys, {0: plan.pass_seconds}
+        keys = self.load(plan.rows).keys
 
+        @cache
         def seconds(drafts: int) -> float:
-            if drafts not in known:
-                more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
-                # no pass before had as many cached tokens
-                known[drafts] = plan.pass_seconds + (more + curve.first)
-            return known[drafts]
+            if not drafts:
+                return plan.pass_seconds
+            more = pace * curve.with_drafts(drafts, rows + chunk, rows, keys)
+            # no pass before had as many cached tokens
+            return plan.pass_seconds + (more + curve.first)
 
         return seconds
 

@@ -205,6 +205,9 @@ class Scheduler:
         fair = self.chunking.fair(rows_seconds) if plan.rows else 0.0
         self._itl_debt = max(0.0, self._itl_debt + took - fair) if self.running else 0.0
 
+    def charge_token(self, request: Request) -> None:
+        self.shares.charge(request, OUTPUT_TOKEN)
+
     def charge_chunk(self, chunk: Chunk) -> None:
         if not chunk.job.request.background:
             self.shares.charge(chunk.job.request, chunk.size)
