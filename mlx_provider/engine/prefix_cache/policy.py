@@ -58,18 +58,18 @@ class PrefixCachePolicy:
         make_cache: Callable[[], list[Any]],
         *,
         in_place: bool = False,
-        least: int | None = None,
+        min_shared: int | None = None,
         memory: MemoryProfile | None = None,
         shapes: FixedShapes | None = None,
     ) -> None:
-        """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
-        share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
-        between all configurations that may compute different bits. `memory`: of a row; `None`:
-        prompts are taken to fit the prefix cache."""
+        """`in_place`: rows use the buffers of entries. `min_shared`: fewest tokens that several
+        rows share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then
+        differ between all configurations that may compute different bits. `memory`: of a row;
+        `None`: prompts are taken to fit the prefix cache."""
         types = {type(layer) for layer in append_layers(make_cache()).values()}
-        shares = in_place and least is not None and types and types <= {*SHAREABLE}
-        self._least = max(1, least or 0) if shares else inf
-        self._reuse = Reuse(cache.totals, in_place, self._least)
+        shares = in_place and min_shared is not None and types and types <= {*SHAREABLE}
+        self._min_shared = max(1, min_shared or 0) if shares else inf
+        self._reuse = Reuse(cache.totals, in_place, self._min_shared)
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -85,7 +85,7 @@ class PrefixCachePolicy:
         """Buffers of rows that ended since the read before the last one, and since the last."""
 
     def look_up(self, job: PrefillJob) -> Match:
-        self.cache.drop_lost()
+        self.cache.totals.remove_lost()
         match, job.estimated_cached = self._find(job)
         job.match = match
         return match
@@ -114,7 +114,7 @@ class PrefixCachePolicy:
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that so many rows of a prompt save because they share its tokens."""
-        if self._memory is None or tokens <= self._least:
+        if self._memory is None or tokens <= self._min_shared:
             return 0
         # what is left of a step may be one more step of each row's own tokens
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
@@ -254,12 +254,12 @@ class PrefixCachePolicy:
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """What the rows after the first will share with it: its prefix, or else all tokens."""
-        further, each = len(job.rows) - 1, Claim()
+        further, claim = len(job.rows) - 1, Claim()
         if first is not None and first.base is not None:
-            each = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
+            claim = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
         elif further:
-            each.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
-        return [each] * further
+            claim.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
+        return [claim] * further
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
