@@ -164,7 +164,7 @@ def test_a_mixed_pass_that_failed_once_does_not_fail_again(
     engine = new_engine(model, mixes=True, max_chunk=32)  # type: ignore[arg-type]
     requests = [*decoding(engine, 1), new_request(range(100, 300), max_tokens=9)]
     engine.submit(requests[1])
-    step_until(engine, lambda: requests[1].prefilled >= 64)
+    step_until(engine, lambda: requests[1].prefilled_tokens >= 64)
     model.fails = First(1, lambda tokens, places: len(tokens) > 5)
     run(engine)
     assert "of 0 rows" not in caplog.text

@@ -185,7 +185,7 @@ def test_the_buffers_of_a_row_that_ended_in_a_failed_pass_are_not_used_again(
         engine.step()
     again = new_request([*[40] * 50, *output_of(ended).tokens, 7], max_tokens=3)
     run(engine, again)
-    assert (again.cached, other.cached) == (0, 0)
+    assert (again.cached_tokens, other.cached_tokens) == (0, 0)
     assert_as_alone(qwen3, ended, other, again)
 
 

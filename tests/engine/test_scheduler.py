@@ -80,9 +80,9 @@ def decide(plan: Scheduler, now: float = 0.0) -> StepRecord:
 
 def ran(plan: Scheduler, chunk: Chunk) -> None:
     """Report the chunk as computed; rows decode after their whole prompt."""
-    chunk.job.done = chunk.stop
+    chunk.job.computed_tokens = chunk.stop
     plan.charge_chunk(chunk)
-    if chunk.job.cost == 0:
+    if chunk.job.tokens_left == 0:
         plan.end_prefill(chunk.job)
         for row in chunk.job.rows:
             plan.add_row(row)
@@ -97,7 +97,7 @@ def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None
         made.check(request)
         made.submit(request, 0.0)
     chunk = some_chunk(made)  # its own images may be what is beside it
-    while chunk.job.cost:
+    while chunk.job.tokens_left:
         chunk = some_chunk(made)
         ran(made, chunk)
     assert next_chunk(made) is None
@@ -325,7 +325,7 @@ def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
     plan = scheduler(max_chunk=2048, curve=curve)
     job = plan.submit(make(60_000), 0.0)
     for depth in range(1024, 60_000, 1024):
-        job.done = depth
+        job.computed_tokens = depth
         assert plan.chunking.duration(job, some_chunk(plan).size) <= LONGEST_GAP
 
 
@@ -448,7 +448,7 @@ def test_an_image_has_a_separate_pass_and_text_after_an_image_is_mixed() -> None
     job = plan.submit(request, 0.0)
     decide(plan)
     assert not plan.schedule(0.0, mixes=True).plan.mixed
-    job.done = 150
+    job.computed_tokens = 150
     assert plan.schedule(0.0, mixes=True).plan.mixed
 
 
@@ -461,7 +461,7 @@ def test_a_brief_prompt_is_not_cut_up() -> None:
         ran(plan, chunk)
     assert stops == [200, 300]
     cached = plan.submit(make(10_000), 0.0)
-    cached.estimated_cached = cached.done = 9_700
+    cached.estimated_cached = cached.computed_tokens = 9_700
     assert some_chunk(plan).stop == 10_000
 
 
@@ -560,7 +560,7 @@ def test_with_recurrent_state_no_pass_ends_at_a_measured_time(
     job = plan.submit(make(length), 0.0)
     job.cuts = [cut for cut in cuts if cut < length]
     if resumed and job.cuts:
-        job.done = job.cuts[0]
+        job.computed_tokens = job.cuts[0]
     decide(plan)
     for factor in slow:
         chunk = plan.schedule(0.0, stalled=10.0).plan.chunk
@@ -570,14 +570,14 @@ def test_with_recurrent_state_no_pass_ends_at_a_measured_time(
         assert length - chunk.stop >= TAIL or chunk.stop in (*job.cuts, length)
         ran(plan, chunk)
         plan.costs.update(1.0, factor)
-    assert job.done == length
+    assert job.computed_tokens == length
 
 
 def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> None:
     plan = scheduler(memory=300, max_rows=10)
     holder, big, small = make(200, 1), make(150, 1), make(20, 1)
     plan.submit(holder, 0.0)
-    some_chunk(plan).job.done = 64
+    some_chunk(plan).job.computed_tokens = 64
     plan.submit(big, 0.0)
     plan.submit(small, 0.0)
     started = set()

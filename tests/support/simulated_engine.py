@@ -226,9 +226,9 @@ class Engine:
             self.scheduler.remove_request(row.request)
 
     def _prefilled(self, job: PrefillJob, chunk: Chunk) -> None:
-        job.done += chunk.size
+        job.computed_tokens += chunk.size
         self.scheduler.charge_chunk(chunk)
-        if job.cost:
+        if job.tokens_left:
             return
         if not self.scheduler.running:
             self.read = self.now

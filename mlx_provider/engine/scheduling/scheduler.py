@@ -57,7 +57,7 @@ class FairShares:
         tags: dict[PrefillJob, float] = {}
         for job in jobs:
             tenant = job.request.tenant
-            ends[tenant] = ends.get(tenant, 0.0) + job.work / job.request.share
+            ends[tenant] = ends.get(tenant, 0.0) + job.request_tokens_left / job.request.share
             tags[job] = ends[tenant]
         return sorted(jobs, key=tags.__getitem__)
 
@@ -141,7 +141,7 @@ class Scheduler:
             size = chunking.own_size(job)
         else:
             size = chunking.size(job, rows, rows_seconds, mixed=mixed)
-        chunk = Chunk(job, job.done, job.done + size)
+        chunk = Chunk(job, job.computed_tokens, job.computed_tokens + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
         plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))

@@ -38,7 +38,7 @@ class Chunk:
     @property
     def due(self) -> bool:
         """Whether its prompt is still at `start`: it has neither ended nor started again."""
-        return self.job.cache is not None and self.job.done == self.start
+        return self.job.cache is not None and self.job.computed_tokens == self.start
 
 
 @dataclass(frozen=True)
