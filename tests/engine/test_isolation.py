@@ -237,8 +237,8 @@ def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: Text
     cut.output = Raising(part="finish")
     limit = 10
     record = engine.scheduler.schedule(0.0)
-    assert record.cut == [cut]
-    assert record.preempted == [preempted]
+    assert record.to_end == [cut]
+    assert record.to_preempt == [preempted]
     run(engine)
     assert "odd" in error_of(request)
     limit = 10**6

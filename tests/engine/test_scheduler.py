@@ -61,7 +61,7 @@ def scheduler(
 def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
     """The chunk of the next step, after admission."""
     record = decide(plan, now)
-    return (decide(plan, now) if record.begins else record).plan.chunk
+    return (decide(plan, now) if record.to_begin else record).plan.chunk
 
 
 def some_chunk(plan: Scheduler, now: float = 0.0) -> Chunk:
@@ -73,7 +73,7 @@ def some_chunk(plan: Scheduler, now: float = 0.0) -> Chunk:
 def decide(plan: Scheduler, now: float = 0.0) -> StepRecord:
     record = plan.schedule(now)
     plan.apply(record)
-    for job in record.begins:
+    for job in record.to_begin:
         job.cache = []
     return record
 
@@ -148,12 +148,12 @@ def test_the_budget_is_kept_and_every_request_ends_once(
         plan.charge_step(StepPlan(tuple(plan.running)))
         record = plan.schedule(now)
         assert record == plan.schedule(now), "deciding changes nothing"
-        for row in record.cut:
-            assert plan.active_rows - len(record.preempted) == 1
+        for row in record.to_end:
+            assert plan.active_rows - len(record.to_preempt) == 1
             row.request.max_tokens = len(row.tokens)
             end(plan, row, ended)
         plan.apply(record)
-        for job in record.begins:
+        for job in record.to_begin:
             job.cache = []
         chunk = record.plan.chunk
         if chunk is not None:
@@ -197,19 +197,18 @@ def test_a_row_is_admitted_if_others_give_back_memory() -> None:
 
     plan = scheduler(available=lambda: free, reclaim=reclaim, available_alone=lambda: 200)
     plan.submit(make(100), 0.0)
-    assert decide(plan).admitted is None
+    assert decide(plan).to_admit is None
     assert free > 50, "memory is reclaimed for it"
-    assert decide(plan).admitted is not None
+    assert decide(plan).to_admit is not None
 
 
 def test_memory_of_idle_models_is_free_for_rows() -> None:
     plan = scheduler(memory=50, unloadable=lambda need, pinned: 150)
     plan.submit(make(100), 0.0)
     record = plan.schedule(0.0)
-    assert record.admitted is not None
-    assert record.reclaim == plan.ledger.reservation(record.admitted.rows), (
-        "they are unloaded for it"
-    )
+    assert record.to_admit is not None
+    need = plan.ledger.reservation(record.to_admit.rows)
+    assert record.to_reclaim == need, "they are unloaded for it"
 
 
 def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None:
@@ -221,13 +220,13 @@ def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None
         while (chunk := next_chunk(plan, float(at))) is not None:
             ran(plan, chunk)
     plan.charge_step(StepPlan(tuple(plan.running)))
-    assert not decide(plan).preempted
+    assert not decide(plan).to_preempt
     plan.submit(brief := make(8), 5.0)
     limit = 2 * plan.ledger.reservation(requests[0].rows) + plan.ledger.reservation(brief.rows) + 1
     record = decide(plan)
-    assert [row.request for row in record.preempted] == [requests[3], requests[2]]
-    assert record.admitted is None, "these are considered before it"
-    assert not record.cut
+    assert [row.request for row in record.to_preempt] == [requests[3], requests[2]]
+    assert record.to_admit is None, "these are considered before it"
+    assert not record.to_end
     assert plan.live_bytes <= limit
 
 
@@ -250,10 +249,10 @@ def test_no_row_is_preempted_for_a_prompt_that_waits_for_the_prefix_of_another()
     request = make(1001)
     request.tenant = "another"
     job = plan.submit(request, 0.0)
-    assert plan.schedule(0.0).preempted
+    assert plan.schedule(0.0).to_preempt
     leader.ids, job.ids = np.arange(1000), np.arange(1001)
     record = plan.schedule(0.0)
-    assert (record.preempted, record.admitted) == ([], None)
+    assert (record.to_preempt, record.to_admit) == ([], None)
 
 
 def test_a_prompt_of_low_priority_does_not_stop_started_ones() -> None:
@@ -604,10 +603,10 @@ def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
     assert plan.ledger.reservation([]) == 0
     for request in (long, short, make(80)):  # each more urgent than the one before
         plan.submit(request, 0)
-        assert decide(plan).admitted
+        assert decide(plan).to_admit
     assert plan.live_bytes == 154 + 104 + 84 + 450 + 3
     plan.submit(make(60), 0)
-    assert not decide(plan).admitted
+    assert not decide(plan).to_admit
     plan.check(make(190))
     with pytest.raises(BadRequest):
         plan.check(make(200))

@@ -194,7 +194,7 @@ class Engine:
         scheduler, device = self.scheduler, self.device
         record = scheduler.schedule(self.now, mixes=True, stalled=self.now - self.read)
         scheduler.apply(record)
-        for job in record.begins:
+        for job in record.to_begin:
             job.cache = []
         plan = record.plan
         self.expected += plan.pass_seconds + plan.chunk_seconds

@@ -109,13 +109,13 @@ class Scheduler:
         step = StepBuilder(self, record)
         if self._decoded:
             step.fit_rows()
-        if not record.preempted:  # else these rows are considered first, in the next step
+        if not record.to_preempt:  # else these rows are considered first, in the next step
             first = step.displace()
-            record.admitted = step.choose_prompt(first)
-        record.offered = [*step.offers]  # those that `displace` and `choose_prompt` have tried
-        started = [job for job in step.jobs if job.admitted or job is record.admitted]
-        record.begins = [job for job in started if job.cache is None and not job.restoring]
-        if record.begins:  # where a prompt stands is known once it has begun
+            record.to_admit = step.choose_prompt(first)
+        record.to_look_up = [*step.offers]  # those that `displace` and `choose_prompt` have tried
+        started = [job for job in step.jobs if job.admitted or job is record.to_admit]
+        record.to_begin = [job for job in started if job.cache is None and not job.restoring]
+        if record.to_begin:  # where a prompt stands is known once it has begun
             return record
         rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
         rows_seconds = self.chunking.seconds(rows, passes=passes)
@@ -168,10 +168,10 @@ class Scheduler:
         requests. Returns the prefills of the requeued rows."""
         if record.memory_check is not None:
             self.memory_check = record.memory_check
-        requeued = [self.preempt_row(row) for row in record.preempted if row in self.running]
-        if record.reclaim:
-            self.ledger.reclaim(record.reclaim)
-        if (job := record.admitted) is not None and job in self.waiting:
+        requeued = [self.preempt_row(row) for row in record.to_preempt if row in self.running]
+        if record.to_reclaim:
+            self.ledger.reclaim(record.to_reclaim)
+        if (job := record.to_admit) is not None and job in self.waiting:
             job.aged = record.now - job.request.queued
             job.admitted, job.request.phase = True, Phase.PREFILL
         return requeued

@@ -76,30 +76,30 @@ class MemoryCheck:
 
 @dataclass
 class StepRecord:
-    """A step, or its part until prompts begin. `Engine.run` does what is before `plan`, in order;
-    `Scheduler.apply` does it for the queue. If only what `empty` leaves out is set, steps pause."""
+    """A step, or its part until prompts begin: what `Engine.run` does first, in this order, and the
+    plan (`Scheduler.apply`: for the queue). If only what `empty` leaves out is set, steps pause."""
 
     now: float
     """When the step began, in monotonic seconds."""
-    expired: Sequence[Request] = ()
-    """Requests that end because their time limit has passed."""
-    cut: list[Row] = field(default_factory=list)
+    to_expire: Sequence[Request] = ()
+    """Requests whose time limit has passed."""
+    to_end: list[Row] = field(default_factory=list)
     """Rows that end because memory is full."""
-    trims: dict[Row, int] = field(default_factory=dict)
+    to_trim: dict[Row, int] = field(default_factory=dict)
     """Rows that give back spare capacity, and the tokens that they keep room for. They may also be
-    cut or preempted, which is decided later."""
-    lease_admitted: bool = False
-    """Whether the admitted prompt leases the stored buffers that it will use in place, before rows
+    ended or preempted, which is decided later."""
+    admit_in_place: bool = False
+    """Whether the prompt to admit leases the stored buffers that it will use in place, before rows
     are stored and memory is reclaimed. Prefixes that it will copy are not protected."""
-    preempted: list[Row] = field(default_factory=list)
+    to_preempt: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
-    reclaim: int = 0
+    to_reclaim: int = 0
     """Bytes of rows for which prefixes and idle models make room, also for the first prompt that
-    waits. The need of an admitted prompt replaces that."""
-    admitted: PrefillJob | None = None
-    offered: Sequence[PrefillJob] = ()
-    """Prompts that asked what they can use in place. The engine looks them up again."""
-    begins: Sequence[PrefillJob] = ()
+    waits. The need of a prompt to admit replaces that."""
+    to_admit: PrefillJob | None = None
+    to_look_up: Sequence[PrefillJob] = ()
+    """Prompts that asked what they can use in place."""
+    to_begin: Sequence[PrefillJob] = ()
     """Prompts that get a cache, or start a restore from disk. The record then has no plan."""
     plan: StepPlan = field(default_factory=StepPlan)
     memory_check: MemoryCheck | None = None
@@ -108,8 +108,8 @@ class StepRecord:
     @property
     def empty(self) -> bool:
         """Whether nothing runs, begins or ends."""
-        decided = (self.expired, self.cut, self.preempted, self.admitted, self.begins)
-        return not any((*decided, self.plan.rows, self.plan.chunk, self.plan.prepared))
+        orders = (self.to_expire, self.to_end, self.to_preempt, self.to_admit, self.to_begin)
+        return not any((*orders, self.plan.rows, self.plan.chunk, self.plan.prepared))
 
 
 class StepBuilder:
@@ -121,7 +121,7 @@ class StepBuilder:
         self.scheduler = scheduler
         self.ledger = scheduler.ledger
         self.record = record
-        late = record.expired
+        late = record.to_expire
         self.rows = [row for row in scheduler.running if row.request not in late]
         left = [job for job in scheduler.waiting if job.request not in late]
         self.jobs = scheduler.in_order(record.now, left)
@@ -150,11 +150,11 @@ class StepBuilder:
         while need > self._limit(need) and self.rows:
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
             can_return = ledger.may_wait(row, len(self.live))
-            self._remove(row, self.record.preempted if can_return else self.record.cut)
+            self._remove(row, self.record.to_preempt if can_return else self.record.to_end)
             need = self._need(self.live)
         limit = self._limit(need)
         self.record.memory_check = MemoryCheck(need, limit if need <= limit else None)
-        self.record.reclaim = need if has_grown else 0
+        self.record.to_reclaim = need if has_grown else 0
 
     def displace(self) -> PrefillJob | None:
         """Preempt rows so that the first prompt of a tenant without rows can be admitted. Returns
@@ -169,12 +169,12 @@ class StepBuilder:
             return None
         victims, others = list[Row](), above_share(self.rows)
         while not (room := self._room(job, victims)).fits:
-            self.record.reclaim = self.record.reclaim or room.need
+            self.record.to_reclaim = self.record.to_reclaim or room.need
             if (row := next(others, None)) is None:
                 return None
             victims.append(row)
         for row in victims:
-            self._remove(row, self.record.preempted)
+            self._remove(row, self.record.to_preempt)
         return job if victims else None
 
     def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
@@ -206,9 +206,9 @@ class StepBuilder:
         """Whether a prompt fits beside the live rows."""
         room = self._room(job)
         if not room.fits:
-            self.record.reclaim = self.record.reclaim or room.need
+            self.record.to_reclaim = self.record.to_reclaim or room.need
             return False
-        self.record.reclaim, self.record.lease_admitted = room.need, room.in_place
+        self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
         if room.trims:
             self._trim(self.live)
         return True
@@ -219,8 +219,8 @@ class StepBuilder:
         self._leaving.append(row)
 
     def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
-        """Bytes of rows, without the capacity that some of them give back (`record.trims`)."""
-        spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
+        """Bytes of rows, without the capacity that some of them give back (`record.to_trim`)."""
+        spare = sum(self.ledger.spare(row) for row in rows if row in self.record.to_trim)
         return self.ledger.reservation(rows, offers) - spare
 
     def _offers_to(self, job: PrefillJob) -> Sequence[Lease | None]:
@@ -252,7 +252,7 @@ class StepBuilder:
     def _trim(self, rows: Sequence[Row]) -> None:
         """Free the capacity of rows that is only for later turns."""
         spare = [row for row in rows if self.ledger.spare(row)]
-        self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
+        self.record.to_trim |= {row: self.ledger.kv_needed(row) for row in spare}
 
     def _room(self, job: PrefillJob, leaving: Sequence[Row] = ()) -> Room:
         """The room for a prompt beside the live rows without those that are `leaving`. It uses
@@ -282,7 +282,7 @@ class StepBuilder:
         # images are temporary, and may be its own, so none block a prompt that would run alone
         if need + (images if rows else 0) <= limit:
             return Room(need + images, in_place=in_place)
-        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
+        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.to_trim)
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, in_place=in_place, trims=True)
         pinned = max(0, self._newly_pinned(leases, leaving))
