@@ -15,8 +15,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import ID_BYTES, CacheKey, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import profile
-from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
-from mlx_provider.engine.scheduling.step import StepBuilder, StepRecord, buffers_of
+from mlx_provider.engine.scheduling.ledger import STEP_TOKENS, StepMemory, buffers_of
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -527,9 +526,9 @@ def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) 
         while not row.tokens:
             own.engine.step()
     own.engine.submit(new_request([*LONG, 50, 51], max_tokens=12, tenant="b"))
-    step = StepBuilder(own.scheduler, StepRecord(own.engine.clock()))
+    memory = StepMemory(own.scheduler.ledger, own.scheduler.prefixes, rows)
     leases = own.scheduler.prefixes.offers(own.scheduler.waiting[0])
     assert buffers_of(leases) == buffers_of([rows[1].lease])
-    freed = [-step._newly_pinned(leases, rows[:n]) for n in range(3)]
+    freed = [-memory.newly_pinned(rows[n:], leases) for n in range(3)]
     assert freed == [0, rows[0].lease.stored_bytes, rows[0].lease.stored_bytes]
-    assert -step._newly_pinned((), rows) == own.stored.in_use
+    assert -memory.newly_pinned((), ()) == own.stored.in_use

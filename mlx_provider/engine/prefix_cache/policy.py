@@ -17,7 +17,7 @@ from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, append_layers, strictest
 from ..scheduling.chunking import FixedShapes
-from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
+from ..scheduling.ledger import STEP_TOKENS, MemoryProfile, PrefixOffers
 from .buffers import Claim, Lease, Reuse, RowBuffers
 from .cache import PrefixCache
 from .disk import Restore
@@ -40,7 +40,7 @@ AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
-class PrefixCachePolicy:
+class PrefixCachePolicy(PrefixOffers):
     """Engine thread only. In the order of calls: `look_up` when a prompt is queued, `offers` while
     it waits, `lease` when it is admitted, `begin` before its first pass, `after_pass` after each
     one, `keep_prefill` and `fork` after the last one, `keep_row` and `release` when a row ends.

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from .chunking import IDLE_SECONDS, Chunking, FixedShapes
 from .costs import Costs
-from .ledger import Ledger
-from .step import Chunk, MemoryCheck, StepBuilder, StepPlan, StepRecord, prefilling
-
-if TYPE_CHECKING:
-    from ..prefix_cache.buffers import Lease
+from .ledger import Ledger, MemoryCheck, PrefixOffers
+from .step import Chunk, StepBuilder, StepPlan, StepRecord, prefilling
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
@@ -62,14 +58,6 @@ class FairShares:
         return sorted(jobs, key=tags.__getitem__)
 
 
-class PrefixOffers(Protocol):
-    def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What rows of a queued prompt will use of the prefix cache in place. Changes nothing."""
-
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        """Bytes that so many rows of a prompt save because they share its tokens."""
-
-
 class Scheduler:
     """Queue, admission and order. `now` is in monotonic seconds."""
 
@@ -84,7 +72,7 @@ class Scheduler:
     ) -> None:
         """`grid`, `fixed`: see `Chunking`. `prefixes`: of the prefix cache, if there is one."""
         self.ledger = ledger
-        self.prefixes = prefixes
+        self.prefixes = prefixes or PrefixOffers()
         self.chunking = Chunking(ledger.limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
         self.waiting: list[PrefillJob] = []
@@ -112,7 +100,9 @@ class Scheduler:
         if not record.to_preempt:  # else these rows are considered first, in the next step
             first = step.displace()
             record.to_admit = step.choose_prompt(first)
-        record.to_look_up = [*step.offers]  # those that `displace` and `choose_prompt` have tried
+        record.to_look_up = [
+            *step.memory.offers
+        ]  # those that `displace` and `choose_prompt` have tried
         started = [job for job in step.jobs if job.admitted or job is record.to_admit]
         record.to_begin = [job for job in started if job.cache is None and not job.restoring]
         if record.to_begin:  # where a prompt stands is known once it has begun
@@ -239,16 +229,13 @@ class Scheduler:
         if len(queued) >= limits.max_queue * (1 + OTHER_TENANTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
-        need = ledger.reservation(request.rows) - self.fork_bytes(tokens, n)
+        need = ledger.reservation(request.rows) - self.prefixes.fork_bytes(tokens, n)
         if need > (limit := ledger.available_alone()):
             raise BadRequest(
                 f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
                 f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
                 "raise MLX_PROVIDER_MEMORY_LIMIT"
             )
-
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        return 0 if self.prefixes is None else self.prefixes.fork_bytes(tokens, rows)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         request.arrived = request.arrived or now
