@@ -255,6 +255,20 @@ def test_no_row_is_preempted_for_a_prompt_that_waits_for_the_prefix_of_another()
     assert (record.to_preempt, record.to_admit) == ([], None)
 
 
+@pytest.mark.parametrize(
+    ("max_rows", "memory", "length", "preempted"),
+    [(20, 1500, 600, 6), (20, 1500, 1000, 0), (14, 10**9, 5000, 1)],
+)
+def test_rows_give_way_only_while_their_tenant_keeps_as_much_memory(
+    max_rows: int, memory: int, length: int, preempted: int
+) -> None:
+    plan = beside_rows(scheduler(max_rows=max_rows, memory=memory), 14, 100)
+    request = make(length)
+    request.tenant = "another"
+    plan.submit(request, 0.0)
+    assert len(plan.schedule(0.0).to_preempt) == preempted
+
+
 def test_a_prompt_of_low_priority_does_not_stop_started_ones() -> None:
     plan = scheduler(memory=300, max_rows=10)
     holder, patient = make(200, 1), make(150, 1)

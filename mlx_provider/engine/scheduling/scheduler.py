@@ -1,8 +1,7 @@
 """The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
 `schedule` decides a step with numbers and changes nothing, by the rules in docs/architecture.md
-(Scheduling). `apply` makes the changes of its record to the queue.
-"""
+(Scheduling). `apply` makes the changes of its record to the queue."""
 
 from __future__ import annotations
 
@@ -23,39 +22,6 @@ AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
 OTHER_TENANTS = 0.25
 """Places in the queue for tenants without a request in it, as a share of the others."""
-
-
-class FairShares:
-    """The tokens that each tenant was served, divided by its share, as in VTC (Sheng et al., OSDI
-    2024). Unlike there, a tenant without requests is forgotten, and starts again at the smallest
-    count. Prompts run in the order of the counts at which they would end: a short prompt precedes a
-    long one, and at most as many tokens of another tenant run before a prompt as that has."""
-
-    def __init__(self) -> None:
-        self._served: dict[str, float] = {}
-
-    @property
-    def several(self) -> bool:
-        return len(self._served) > 1
-
-    def join(self, request: Request, present: Iterable[Request]) -> None:
-        served = {other.tenant: self._served.get(other.tenant, 0.0) for other in present}
-        served.setdefault(request.tenant, min(served.values(), default=0.0))
-        self._served = served
-
-    def charge(self, request: Request, tokens: float) -> None:
-        tenant = request.tenant
-        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / request.share
-
-    def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
-        """Prompts in the order in which they run. Those of one tenant keep their order."""
-        ends = dict(self._served)
-        tags: dict[PrefillJob, float] = {}
-        for job in jobs:
-            tenant = job.request.tenant
-            ends[tenant] = ends.get(tenant, 0.0) + job.request_tokens_left / job.request.share
-            tags[job] = ends[tenant]
-        return sorted(jobs, key=tags.__getitem__)
 
 
 class Scheduler:
@@ -316,3 +282,32 @@ class Scheduler:
     def requests(self) -> Collection[Request]:
         waiting = [job.request for job in self.waiting]
         return dict.fromkeys([*waiting, *(row.request for row in self.running)])
+
+
+class FairShares:
+    """The tokens that each tenant was served, divided by its share, as in VTC (Sheng et al., OSDI
+    2024). Unlike there, a tenant without requests is forgotten, and starts again at the smallest
+    count. Prompts run in the order of the counts at which they would end: a short prompt precedes a
+    long one, and at most as many tokens of another tenant run before a prompt as that has."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+
+    def join(self, request: Request, present: Iterable[Request]) -> None:
+        served = {other.tenant: self._served.get(other.tenant, 0.0) for other in present}
+        served.setdefault(request.tenant, min(served.values(), default=0.0))
+        self._served = served
+
+    def charge(self, request: Request, tokens: float) -> None:
+        tenant = request.tenant
+        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / request.share
+
+    def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
+        """Prompts in the order in which they run. Those of one tenant keep their order."""
+        ends = dict(self._served)
+        tags: dict[PrefillJob, float] = {}
+        for job in jobs:
+            tenant = job.request.tenant
+            ends[tenant] = ends.get(tenant, 0.0) + job.request_tokens_left / job.request.share
+            tags[job] = ends[tenant]
+        return sorted(jobs, key=tags.__getitem__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row
-from .ledger import MemoryCheck, StepMemory
+from .ledger import MemoryCheck, Room, StepMemory
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
@@ -131,31 +131,34 @@ class StepBuilder:
         while self.rows and not check.fits:
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
             can_return = ledger.may_wait(row, len(self.live))
-            self._remove(row, self.record.to_preempt if can_return else self.record.to_end)
+            (self.record.to_preempt if can_return else self.record.to_end).append(row)
+            self.rows.remove(row)
             check = memory.check(self.live)
         self.record.memory_check = check
         self.record.to_reclaim = check.need if has_grown else 0
 
     def displace(self) -> PrefillJob | None:
-        """Preempt rows so that the first prompt of a tenant without rows can be admitted. Returns
-        the prompt. `None`: every tenant has rows, the prompt fits anyway, or preempting would
-        not free enough: then memory is reclaimed for it while it waits."""
-        if not self.scheduler.shares.several or not self.live:
-            return None
+        """Preempt rows so that the first prompt of a tenant without rows can be admitted, but leave
+        their tenants as much memory as it needs: it goes from who has more to who has less. Returns
+        the prompt. `None`: every tenant has rows, the prompt fits anyway, or too little would be
+        free."""
         present = {row.request.tenant for row in self.live}
         absent = (job for job in self.jobs if job.request.tenant not in present)
         job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
-        if job is None:
+        if job is None or not present:
             return None
         victims, others, kept = list[Row](), above_share(self.rows), self.live
-        while not (room := self.memory.room(job, kept)).fits:
-            self.record.to_reclaim = self.record.to_reclaim or room.need
-            if (row := next(others, None)) is None:
+        nbytes = self.memory.ledger.reservation
+        while not (room := self._room(job, kept)).fits:
+            if (victim := next(others, None)) is None:
                 return None
-            victims.append(row)
-            kept.remove(row)
-        for row in victims:
-            self._remove(row, self.record.to_preempt)
+            victims.append(victim)
+            kept.remove(victim)
+            tenants_rows = [row for row in kept if row.request.tenant == victim.request.tenant]
+            if room.need and nbytes(tenants_rows) < nbytes(job.rows):
+                return None
+        self.record.to_preempt += victims
+        self.rows = [row for row in self.rows if row not in victims]
         return job if victims else None
 
     def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
@@ -185,18 +188,20 @@ class StepBuilder:
 
     def _admit(self, job: PrefillJob) -> bool:
         """Whether a prompt fits beside the live rows."""
-        room = self.memory.room(job, self.live)
+        room = self._room(job, self.live)
         if not room.fits:
-            self.record.to_reclaim = self.record.to_reclaim or room.need
             return False
         self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
         if room.trims:
             self.memory.trim(self.live)
         return True
 
-    def _remove(self, row: Row, into: list[Row]) -> None:
-        into.append(row)
-        self.rows.remove(row)
+    def _room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
+        """If it does not fit, memory is reclaimed for it while it waits, unless for another one."""
+        room = self.memory.room(job, rows)
+        if not room.fits:
+            self.record.to_reclaim = self.record.to_reclaim or room.need
+        return room
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
