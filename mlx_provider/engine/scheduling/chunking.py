@@ -63,8 +63,7 @@ class FixedShapes:
     The shapes of arrays choose the kernels, and each kernel rounds differently. So each decode pass
     has the same number of rows, with padding and with separate keys per row, and each prompt pass
     but the last the same number of tokens, counted from the beginning of the prompt, so that a
-    stored prefix equals a computed one.
-    """
+    stored prefix equals a computed one."""
 
     rows: int
     tokens: int

@@ -2,8 +2,7 @@
 
 A row has capacity for the prompt and an output reserve, then for steps that a long reply seldom
 needs. A growing buffer is copied, and MLX's pool reuses the freed one only for nearly the same size
-(mlx 0.32, backend/metal/allocator.cpp).
-"""
+(mlx 0.32, backend/metal/allocator.cpp)."""
 
 from __future__ import annotations
 
