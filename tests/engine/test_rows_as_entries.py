@@ -1,6 +1,7 @@
 """A finished row becomes the entry for the next turn: counted bytes, and events in between."""
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from mlx_provider.engine.prefix_cache.tree import ID_BYTES, CacheKey, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import profile
 from mlx_provider.engine.scheduling.ledger import STEP_TOKENS, StepMemory, buffers_of
+from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -257,6 +259,8 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     params = SamplingParams(temperature=1.0, seed=3)
     request = new_request([*PREFIX, *range(40, 40 + TAIL)], max_tokens=REPLY, n=8, params=params)
     engine.scheduler.check(request)
+    with pytest.raises(BadRequest):  # without a prefix in common
+        engine.scheduler.check(replace(request, echoed=True))
     engine.submit(request)
     rows, nbytes = most_of(engine, stored)
     assert rows == 8
@@ -280,6 +284,7 @@ def test_choices_behind_a_shared_prefix_reserve_what_they_take(
     engine.submit(request := new_request([*common, *own], max_tokens=REPLY, n=n))
     reserve, offers = engine.scheduler.ledger.reservation, engine.scheduler.prefixes.offers
     claims = offers(engine.scheduler.waiting[0])
+    assert len({*claims}) == n, "each row has its own"
     expected = reserve(request.rows, dict(zip(request.rows, claims, strict=True)))
     expected += sum(each.stored for each in buffers_of(claims))
     step_until(engine, lambda: request.rows[0] in engine.scheduler.running, most=100)

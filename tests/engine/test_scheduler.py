@@ -16,7 +16,7 @@ from mlx_provider.engine.scheduling.chunking import GRID, LITTLE_MORE, LONGEST_G
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
 from mlx_provider.engine.scheduling.ledger import Limits
 from mlx_provider.engine.scheduling.scheduler import Scheduler
-from mlx_provider.engine.scheduling.step import Chunk, StepPlan, StepRecord
+from mlx_provider.engine.scheduling.step import TRIED_PER_STEP, Chunk, StepPlan, StepRecord
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import MediaSpan, Prompt
@@ -606,6 +606,15 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
         row.finish = "stop"
         plan.remove_rows([row])
     assert some_chunk(plan, 2.0).job.request is big
+
+
+@pytest.mark.parametrize("waiting", [TRIED_PER_STEP - 1, TRIED_PER_STEP])
+def test_a_step_tries_few_prompts_that_do_not_fit(waiting: int) -> None:
+    plan = beside_rows(scheduler(memory=300, max_rows=10), 1, 200)
+    for _ in range(waiting):
+        plan.submit(make(150), 0.0)
+    plan.submit(make(20), 20.0)
+    assert (plan.schedule(20.0).to_admit is not None) == (waiting < TRIED_PER_STEP)
 
 
 def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:

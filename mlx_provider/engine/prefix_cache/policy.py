@@ -259,7 +259,7 @@ class PrefixCachePolicy(PrefixOffers):
             each = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
         elif further:
             each.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
-        return [each] * further
+        return [replace(each) for _ in range(further)]  # a lease has one row
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)

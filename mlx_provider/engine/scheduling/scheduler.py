@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -195,7 +196,9 @@ class Scheduler:
         if len(queued) >= limits.max_queue * (1 + OTHER_TENANTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
-        need = ledger.reservation(request.rows) - self.prefixes.fork_bytes(tokens, n)
+        # a prompt with log-probabilities uses no prefix cache, so its rows share nothing
+        saved = 0 if request.echoed else self.prefixes.fork_bytes(tokens, n)
+        need = ledger.reservation(request.rows) - saved
         if need > (limit := ledger.available_alone()):
             raise BadRequest(
                 f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
@@ -291,23 +294,20 @@ class FairShares:
     long one, and at most as many tokens of another tenant run before a prompt as that has."""
 
     def __init__(self) -> None:
-        self._served: dict[str, float] = {}
+        self._served = defaultdict[str, float](float)
 
     def join(self, request: Request, present: Iterable[Request]) -> None:
-        served = {other.tenant: self._served.get(other.tenant, 0.0) for other in present}
+        served = {other.tenant: self._served[other.tenant] for other in present}
         served.setdefault(request.tenant, min(served.values(), default=0.0))
-        self._served = served
+        self._served = defaultdict(float, served)
 
     def charge(self, request: Request, tokens: float) -> None:
-        tenant = request.tenant
-        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / request.share
+        self._served[request.tenant] += tokens / request.share
 
     def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the order in which they run. Those of one tenant keep their order."""
-        ends = dict(self._served)
-        tags: dict[PrefillJob, float] = {}
+        ends, tags = self._served.copy(), dict[PrefillJob, float]()
         for job in jobs:
-            tenant = job.request.tenant
-            ends[tenant] = ends.get(tenant, 0.0) + job.request_tokens_left / job.request.share
-            tags[job] = ends[tenant]
+            ends[job.request.tenant] += job.request_tokens_left / job.request.share
+            tags[job] = ends[job.request.tenant]
         return sorted(jobs, key=tags.__getitem__)
