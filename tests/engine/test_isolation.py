@@ -185,7 +185,7 @@ def test_the_buffers_of_a_row_that_ended_in_a_failed_pass_are_not_used_again(
         engine.step()
     again = new_request([*[40] * 50, *output_of(ended).tokens, 7], max_tokens=3)
     run(engine, again)
-    assert (again.cached, other.cached) == (0, 0)
+    assert (again.cached_tokens, other.cached_tokens) == (0, 0)
     assert_as_alone(qwen3, ended, other, again)
 
 
@@ -237,8 +237,8 @@ def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: Text
     cut.output = Raising(part="finish")
     limit = 10
     record = engine.scheduler.schedule(0.0)
-    assert record.cut == [cut]
-    assert record.preempted == [preempted]
+    assert record.to_end == [cut]
+    assert record.to_preempt == [preempted]
     run(engine)
     assert "odd" in error_of(request)
     limit = 10**6

@@ -48,7 +48,7 @@ def check_engine(engine: Engine) -> None:
         ("no row that has ended runs", all(row.finish is None for row in running)),
         ("no running row waits", {row.request.phase for row in running} <= BEGUN),
         ("no request that has ended waits", all(job.request.unfinished_rows for job in jobs)),
-        ("no prompt has more than its tokens", all(job.done <= len(job.tokens) for job in jobs)),
+        ("no prompt has more than its tokens", all(job.tokens_left >= 0 for job in jobs)),
         ("no cache has more than its row", all(0 <= has <= whole for has, whole in cached)),
         (
             "merged rows are charged",

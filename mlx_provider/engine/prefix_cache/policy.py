@@ -17,7 +17,7 @@ from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, append_layers, strictest
 from ..scheduling.chunking import FixedShapes
-from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
+from ..scheduling.ledger import STEP_TOKENS, MemoryProfile, PrefixOffers
 from .buffers import Claim, Lease, Reuse, RowBuffers
 from .cache import PrefixCache
 from .disk import Restore
@@ -40,7 +40,7 @@ AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
-class PrefixCachePolicy:
+class PrefixCachePolicy(PrefixOffers):
     """Engine thread only. In the order of calls: `look_up` when a prompt is queued, `offers` while
     it waits, `lease` when it is admitted, `begin` before its first pass, `after_pass` after each
     one, `keep_prefill` and `fork` after the last one, `keep_row` and `release` when a row ends.
@@ -94,7 +94,7 @@ class PrefixCachePolicy:
         """Whether a background prefill computes more than a few tokens, but less than it finds."""
         known = 0 if job.match is None else job.match.shared  # `None`: the look-up failed
         few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
-        return not few and job.cost <= job.estimated_cached
+        return not few and job.tokens_left <= job.estimated_cached
 
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What rows of a queued prompt will use of the cache in place. Changes nothing."""
@@ -133,7 +133,7 @@ class PrefixCachePolicy:
             return None
         is_first = not (job.request.background or job.request.looked_up)
         match = self._fill(job, match, capacity, is_first)
-        job.done = match.length
+        job.computed_tokens = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None  # a row resumes with its reply
         if self._strictest is not Kind.APPEND:
@@ -142,7 +142,7 @@ class PrefixCachePolicy:
             job.cuts = job.snapshots_at
         if any(row.tokens for row in job.rows):
             return None
-        job.request.cached = match.length
+        job.request.cached_tokens = match.length
         job.request.explanation = self._explain(job, match)
         return match if is_first else None
 
@@ -172,11 +172,11 @@ class PrefixCachePolicy:
 
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
-            ids = job.ids[: self._whole(job.done)]
+            ids = job.ids[: self._whole(job.computed_tokens)]
             self.cache.save_prefill(self._key(job.request), ids, job.row_cache(), start)
         for at in job.snapshots_at:
-            if start < at <= job.done:
-                within = None if at == job.done else at
+            if start < at <= job.computed_tokens:
+                within = None if at == job.computed_tokens else at
                 if (snapshot := self.cache.snapshot(job.row_cache(), within)) is not None:
                     job.snapshots[at] = snapshot
 
@@ -192,11 +192,11 @@ class PrefixCachePolicy:
         """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
         if job.cache is None or job.ids is None or job.positions is not None:
             return
-        whole = self._whole(job.done)
+        whole = self._whole(job.computed_tokens)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
             self._insert(
                 job.request, job.ids[:whole], job.cache, job.snapshots,
-                ends_here=job.done == whole, lease=job.rows[0].lease,
+                ends_here=job.computed_tokens == whole, lease=job.rows[0].lease,
             )  # fmt: skip
 
     def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
@@ -259,7 +259,7 @@ class PrefixCachePolicy:
             claim = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
         elif further:
             claim.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
-        return [claim] * further
+        return [replace(claim) for _ in range(further)]  # a lease has one row
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
@@ -298,7 +298,8 @@ class PrefixCachePolicy:
             session=self._session(request),
             **more,
         )  # fmt: skip
-        request.stored = max(request.stored, min(stored, reply_at) - request.cached)
+        new = min(stored, reply_at) - request.cached_tokens
+        request.stored_tokens = max(request.stored_tokens, new)
 
     def _explain(self, job: PrefillJob, match: Match) -> str:
         at = match.diverged_at

@@ -63,8 +63,7 @@ class FixedShapes:
     The shapes of arrays choose the kernels, and each kernel rounds differently. So each decode pass
     has the same number of rows, with padding and with separate keys per row, and each prompt pass
     but the last the same number of tokens, counted from the beginning of the prompt, so that a
-    stored prefix equals a computed one.
-    """
+    stored prefix equals a computed one."""
 
     rows: int
     tokens: int
@@ -116,8 +115,8 @@ class Chunking:
 
         def gap(size: int) -> float:
             if mixed:
-                return self.costs.pass_of(len(rows), keys, size, job.done)
-            return rows_seconds + self.costs.pass_of(0, 0, size, job.done)
+                return self.costs.pass_of(len(rows), keys, size, job.computed_tokens)
+            return rows_seconds + self.costs.pass_of(0, 0, size, job.computed_tokens)
 
         def with_repayment(size: int) -> float:
             """Seconds with the steps without a chunk that follow and compensate for it."""
@@ -147,21 +146,20 @@ class Chunking:
         sizes = self._sizes(job)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         sizes = few if job.wants_prompt_logprobs else sizes
-        seconds = partial(self._as_measured.pass_of, 0, 0, depth=job.done)
+        seconds = partial(self._as_measured.pass_of, 0, 0, depth=job.computed_tokens)
         return worthwhile(within(sizes, seconds, self.limits.stall_target), seconds)
 
     def is_brief(self, job: PrefillJob) -> bool:
         """Whether decoding rows could wait for the whole prompt in one pass."""
-        most = min(BRIEF, self.limits.max_chunk)
-        brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
-        return brief and self.duration(job, job.cost) <= self.longest_gap
+        brief = len(job.tokens) - job.estimated_cached <= min(BRIEF, self.limits.max_chunk)
+        return brief and self.duration(job, job.tokens_left) <= self.longest_gap
 
     def rest(self, job: PrefillJob) -> float:
-        depth = len(job.tokens) - job.cost // 2
-        return job.work * self.costs.pass_of(0, 0, REST, depth) / REST
+        depth = len(job.tokens) - job.tokens_left // 2
+        return job.request_tokens_left * self.costs.pass_of(0, 0, REST, depth) / REST
 
     def duration(self, job: PrefillJob, tokens: int) -> float:
-        return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
+        return self.costs.pass_of(0, 0, tokens, len(job.tokens) - job.tokens_left)
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
         load = self.load(rows, chunk)
@@ -190,10 +188,10 @@ class Chunking:
 
     def _sizes(self, job: PrefillJob) -> list[int]:
         if self.fixed:
-            return [self.fixed.size(job.done, len(job.tokens))]
-        cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
+            return [self.fixed.size(job.computed_tokens, len(job.tokens))]
+        cut, total = bisect_right(job.cuts, job.computed_tokens), len(job.tokens)
         end = job.cuts[cut] if cut < len(job.cuts) else total
-        return chunk_sizes(job.done, end, total, self.limits.max_chunk, self.grid)
+        return chunk_sizes(job.computed_tokens, end, total, self.limits.max_chunk, self.grid)
 
 
 def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> list[int]:
