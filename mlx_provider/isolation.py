@@ -1,19 +1,21 @@
-"""Catches any error at four boundaries: a request's work on the host (`Engine.isolate`), a pass of
-the device or a trial (`attempt`), a plugin's call, a thread of its own. Says whose code failed."""
+"""Catches any error at four boundaries, and says whose code failed: a request's work on the host
+(`Engine.isolate`), work whose caller goes on without it, as a pass of the device or a trial
+(`attempt`), a plugin's call (`plugin_call`), and a thread (`background`, or `resolve`)."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .errors import MLXProviderError, PluginError, RequestFailed
 from .logs import Trace
@@ -156,6 +158,13 @@ class Fault:
         remedy = MEMORY_HINT if full else ""
         return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}{remedy}")
 
+    def log(self, part: str) -> None:
+        """A deliberate one briefly."""
+        if self.deliberate:
+            log.info("%s failed: %s", part, self.summary)
+        else:
+            log.error("%s failed\n%s", part, self.trace)
+
     def of_plugin(self) -> PluginError | None:
         """The error of a plugin that the same request would cause again. `None`: the machine is the
         cause, or a built-in plugin called the core."""
@@ -185,12 +194,12 @@ class Isolation:
     gets it."""
 
     def __init__(
-        self, failed: Callable[[Fault], None] | None = None, *, generator: bool = False
+        self, failed: Callable[[Fault], None] | None = None, *passes: type[BaseException]
     ) -> None:
-        """`failed` also gets the fault. `generator`: the block yields, and can be closed."""
+        """`failed` also gets the fault. Errors of the classes `passes` are none."""
         self.fault: Fault | None = None
         self._failed = failed
-        self._passes = (GeneratorExit,) if generator else ()
+        self._passes = passes
 
     def __enter__(self) -> Isolation:
         return self
@@ -213,6 +222,15 @@ def attempt(work: Callable[[], T]) -> T | Fault:
     return cast("Fault", tried.fault)
 
 
+def attempt_generator(
+    work: Callable[[], Generator[Any, Any, object]], *passes: type[BaseException]
+) -> Generator[Any, Any, Fault | None]:
+    """The same for a generator. Errors of the classes `passes` are no faults."""
+    with Isolation(None, GeneratorExit, *passes) as tried:
+        yield from work()
+    return tried.fault
+
+
 def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProviderError]) -> T:
     """Return the result. A fault is raised as an error of the caller."""
     found = attempt(work)
@@ -223,4 +241,10 @@ def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProvider
 
 def background(part: str) -> Isolation:
     """For work that nobody waits for. Its fault is only logged."""
-    return Isolation(lambda fault: log.error("%s failed\n%s", part, fault.trace))
+    return Isolation(lambda fault: fault.log(part))
+
+
+def resolve(future: Future[T], work: Callable[[], T]) -> None:
+    """For work that another thread waits for: `future` gets the result, or the error."""
+    with Isolation(lambda fault: future.set_exception(fault.error)):
+        future.set_result(work())

@@ -14,7 +14,7 @@ from .decode import LaunchedPass
 from .execution.decode_batch import DecodeBatch
 from .inputs import FeatureCache
 from .prefill import ChunkResult
-from .prefix_cache.policy import PrefixCachePolicy, isolated_cache
+from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
 from .scheduling.costs import PassTimer
 from .scheduling.scheduler import Scheduler
@@ -181,8 +181,7 @@ class Engine:
 
     def look_up(self, job: PrefillJob) -> None:
         if self.prefix_cache is not None and job.uses_prefix_cache:
-            with isolated_cache(job.request):
-                self.prefix_cache.look_up(job)
+            self.prefix_cache.look_up(job)
 
     def cancel(self, request: Request) -> None:
         if self.abandon(request):
@@ -197,7 +196,8 @@ class Engine:
         return Isolation(partial(self.fail_by_fault, request, part))
 
     def fail_by_fault(self, request: Request, part: str, fault: Fault) -> None:
-        self.fail(request, decode.log_and_convert(request, part, fault))
+        fault.log(f"request {request.id}: {part}")
+        self.fail(request, fault.of_request(part))
 
     def abandon(self, request: Request) -> bool:
         """End a request without an event, and keep what it has computed. Returns whether it was
@@ -244,20 +244,16 @@ class Engine:
         if prefixes is None:
             return
         for job in [job for job in self.scheduler.waiting if ended and job.request is request]:
-            with isolated_cache(request) as stored:
-                prefixes.keep_prefill(job)
-            if stored.fault is not None:
+            if not prefixes.keep_prefill(job):
                 job.drop_cache()
         for row in [row for row in rows if row in self.scheduler.running and not row.corrupted]:
-            with isolated_cache(request) as stored:
-                if cached := self.batch.cached_tokens(row):
-                    prefixes.keep_row(row, row.tokens[:cached], self.batch.extract(row))
-            if stored.fault is not None:
+            tokens, extract = self.batch.cached_tokens(row), partial(self.batch.extract, row)
+            if tokens and not prefixes.keep_row(row, row.tokens[:tokens], extract):
                 row.lease = None
 
     def end_leases(self, rows: Sequence[Row]) -> None:
         """Of stored rows. Without `release`, as after a failed pass, their buffers are lost."""
         for row in rows:
             if self.prefix_cache is not None and not row.corrupted:
-                self.prefix_cache.release([row])
+                self.prefix_cache.release(row)
             row.lease = None

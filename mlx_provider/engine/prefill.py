@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ from .execution.decode_batch import Forward, Logprob, Pending, read_drawn, read_
 from .execution.grouped_kv import MixedChunk
 from .execution.sampler import Drawn, draw, score
 from .inputs import Inputs
-from .prefix_cache.policy import isolated_cache
 from .prefix_cache.tree import Match
 from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
@@ -81,8 +81,7 @@ def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
     if not job.uses_prefix_cache:
         job.leave_prefix()  # also after a fault
     elif engine.prefix_cache is not None:
-        with isolated_cache(job.request):
-            match = engine.prefix_cache.begin(job, capacity)
+        match = engine.prefix_cache.begin(job, capacity)
     if not job.restoring and (restored or job.computed_tokens < expected):
         _choose_sparse(engine, job, job.computed_tokens)
     return match
@@ -100,13 +99,14 @@ def _choose_sparse(engine: Engine, job: PrefillJob, cached: int) -> None:
 def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
     """Launch the chunk with its own pass, or do what comes before the chunks of a prompt."""
     job, chunk = plan.prepared, None if plan.mixed else plan.chunk
-    found: ChunkResult | Fault | None
+    work: Callable[[], ChunkResult | None]
     if job is not None and job.cache is not None:
-        found = attempt(partial(_prepare, engine, job, plan))
+        work = partial(_prepare, engine, job, plan)
     elif chunk is not None and chunk.due:  # else its request ended, or a failed pass corrupted it
-        job, found = chunk.job, attempt(partial(_run_chunk, engine, chunk, plan))
+        job, work = chunk.job, partial(_run_chunk, engine, chunk, plan)
     else:
         return None
+    found = attempt(work)
     return ChunkResult(job, fault=found) if isinstance(found, Fault) else found
 
 
@@ -127,8 +127,7 @@ def commit(engine: Engine, result: ChunkResult) -> None:
         engine.scheduler.charge_chunk(chunk)
         engine.output.add_chunk(chunk)
         if engine.prefix_cache is not None and job.uses_prefix_cache:
-            with isolated_cache(request):
-                engine.prefix_cache.after_pass(job, chunk.start)
+            engine.prefix_cache.after_pass(job, chunk.start)
         if chunk.stop < len(job.tokens):
             return
         if request.inputs is not None:
@@ -271,8 +270,7 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
         if span.ready is not None:
             span.ready.drop()
     if engine.prefix_cache is not None:
-        with isolated_cache(job.request):
-            engine.prefix_cache.keep_prefill(job)
+        engine.prefix_cache.keep_prefill(job)
     if job.request.prefilled_tokens >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
     cache, job.cache = job.row_cache(), None  # it was stored, and is not if a row below fails

@@ -90,7 +90,7 @@ class Server:
         row.tokens = [*asked.reply]
         row.finish = "tool_calls" if calls else "stop"
         self.model.feed(job.row_cache(), ids, job.computed_tokens, len(ids))
-        self.policy.keep_row(row, row.tokens, job.row_cache())
+        self.policy.keep_row(row, row.tokens, job.row_cache)
         return request
 
     def _next(self, job: PrefillJob) -> int:

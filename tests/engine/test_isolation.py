@@ -125,6 +125,35 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
     assert_as_alone(qwen3, *requests)
 
 
+def test_a_row_that_cannot_be_stored_loses_its_buffers(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix_cache, released = PrefixCache(budget=lambda: 2**24), list[Any]()
+    monkeypatch.setattr(prefix_cache, "insert", lambda *args, **more: 1 / 0)
+    monkeypatch.setattr(prefix_cache, "release", lambda lease, **more: released.append(lease))
+    engine = new_engine(qwen3, prefix_cache=prefix_cache, layout="solo", max_chunk=64)
+    left = new_request([50] * 300, max_tokens=3)
+    submit(engine, left, steps=2)
+    assert engine.scheduler.waiting[0].rows[0].lease is not None
+    engine.cancel(left)
+    whole = new_request([40] * 50, max_tokens=3)
+    run(engine, whole)
+    assert not released
+    assert_as_alone(qwen3, whole)
+
+
+def test_a_look_up_that_fails_late_leaves_no_prefix(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
+    run(engine, new_request([40] * 50, max_tokens=3))
+    monkeypatch.setattr(engine.prefix_cache, "_explain", lambda job, match: 1 / 0)
+    again = new_request([*[40] * 40, *[41] * 10], max_tokens=3)
+    run(engine, again)
+    assert again.cached == 0
+    assert_as_alone(qwen3, again)
+
+
 @pytest.mark.parametrize(
     ("name", "layout"), [("zeros", "grouped"), ("eval", "grouped"), ("zeros", "merged")]
 )

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...protocol.requests import GenerateRequest
 from ...records import ToolParser
 from ...records.parsing import CallGrammar
@@ -36,6 +36,7 @@ SPECIAL = b"\xff"
 PLACEHOLDERS = ("{name}", "{digits}", "{id}")
 
 Spelling = tuple[CallGrammar, Whitespace]
+T = TypeVar("T")
 
 
 def call_marker(parser: ToolParser) -> str:
@@ -80,27 +81,24 @@ class CallMatchers:
         self._request = request.model_copy(update=changes)  # without images
         self._compiler = compiler
         self.spellings = list_spellings(parser.call_grammar(), compiler.spaces)
-        self._futures: dict[int, Future[LLMatcher | None]] = {}
+        self._futures: dict[int, Future[LLMatcher | Fault | None]] = {}
 
-    def compile(self, spelling: int) -> Future[LLMatcher | None]:
-        """A matcher at the start of a call, which others copy. `None`: no grammar can have these
-        tools. On the engine thread."""
+    def compile(self, spelling: int) -> Future[LLMatcher | Fault | None]:
+        """A matcher at the start of a call, which others copy. `None`, or a fault: no grammar can
+        have these tools. On the engine thread."""
         if spelling not in self._futures:
             grammar, spaces = self.spellings[spelling]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
-            self._futures[spelling] = _submit(self._compiler.background, make)
+            self._futures[spelling] = _submit(self._compiler.background, partial(attempt, make))
         return self._futures[spelling]
 
 
-def _submit(
-    pool: Executor | None, make: Callable[[], LLMatcher | None]
-) -> Future[LLMatcher | None]:
+def _submit(pool: Executor | None, make: Callable[[], T]) -> Future[T]:
     """Without a pool, run at once."""
     if pool is not None:
         return pool.submit(make)
-    done: Future[LLMatcher | None] = Future()
-    with Isolation(lambda fault: done.set_exception(fault.error)):
-        done.set_result(make())
+    done: Future[T] = Future()
+    done.set_result(make())
     return done
 
 
@@ -178,11 +176,10 @@ class CallPredictor:
     def _start_matcher(self) -> bool:
         """False: its grammar is still being compiled."""
         future = self._matchers.compile(self._spelling)
-        if not future.done():
+        if not future.done() or future.cancelled():
             return False
-        with Isolation():
-            matcher = future.result()
-            self._matcher = matcher and matcher.deep_copy()
+        matcher = future.result()
+        self._matcher = None if isinstance(matcher, Fault) else matcher and matcher.deep_copy()
         return True
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -1,17 +1,16 @@
 """How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots: also
 where a prompt has left a stored path, as in Marconi (MLSys 2025)."""
 
-import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from math import inf
-from typing import Any
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import numpy as np
 
-from ...isolation import Isolation
+from ...isolation import background
 from ...records import LoadedModel, Prompt
 from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
@@ -24,7 +23,7 @@ from .disk import Restore
 from .eviction import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
-log = logging.getLogger(__name__)
+Use = TypeVar("Use", bound=Callable[..., Any])
 
 GRID = 64
 """Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
@@ -38,6 +37,19 @@ WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
+
+
+def isolate(use: Use, *, otherwise: Callable[[Any], object] = lambda user: None) -> Use:
+    """A fault in the method is logged, and `otherwise` gives the result. It costs only this use of
+    the prefix cache, or the entry."""
+
+    @wraps(use)
+    def run(policy: Any, user: PrefillJob | Row, *args: Any, **more: Any) -> Any:
+        with background(f"request {user.request.id}: the prefix cache"):
+            return use(policy, user, *args, **more)
+        return otherwise(user)
+
+    return cast("Use", run)
 
 
 class PrefixCachePolicy(PrefixOffers):
@@ -84,11 +96,13 @@ class PrefixCachePolicy(PrefixOffers):
         self._unread: list[WeakSet[RowBuffers]] = [WeakSet(), WeakSet()]
         """Buffers of rows that ended since the read before the last one, and since the last."""
 
-    def look_up(self, job: PrefillJob) -> Match:
+    def _look_up(self, job: PrefillJob) -> Match:
         self.cache.totals.remove_lost()
         match, job.estimated_cached = self._find(job)
         job.match = match
         return match
+
+    look_up = isolate(_look_up)
 
     def pays_in_background(self, job: PrefillJob) -> bool:
         """Whether a background prefill computes more than a few tokens, but less than it finds."""
@@ -96,21 +110,21 @@ class PrefixCachePolicy(PrefixOffers):
         few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
         return not few and job.tokens_left <= job.estimated_cached
 
+    @partial(isolate, otherwise=lambda job: ())
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What rows of a queued prompt will use of the cache in place. Changes nothing."""
-        if job.uses_prefix_cache and job.ids is not None:
-            with isolated_cache(job.request):
-                match, estimated = self._find(job)
-                copies = estimated > match.length  # from disk, and also what memory has
-                first = None if copies else self._reuse.claim(match, len(job.rows))
-                return first, *self._forks(job, first)
-        return ()
+        if not job.uses_prefix_cache or job.ids is None:
+            return ()
+        match, estimated = self._find(job)
+        copies = estimated > match.length  # from disk, and also what memory has
+        first = None if copies else self._reuse.claim(match, len(job.rows))
+        return first, *self._forks(job, first)
 
+    @isolate
     def lease(self, job: PrefillJob) -> None:
         """Acquire the leases of `offers` for the rows of a queued prompt."""
-        with isolated_cache(job.request):
-            for row, lease in zip(job.rows, self.offers(job), strict=False):
-                row.lease = lease and lease.acquire()
+        for row, lease in zip(job.rows, self.offers(job), strict=False):
+            row.lease = lease and lease.acquire()
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that so many rows of a prompt save because they share its tokens."""
@@ -120,11 +134,12 @@ class PrefixCachePolicy(PrefixOffers):
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
         return max(0, steps) * STEP_TOKENS * self._memory.token_bytes
 
+    @partial(isolate, otherwise=PrefillJob.leave_prefix)
     def begin(self, job: PrefillJob, capacity: int) -> Match | None:
         """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
         disk has more than memory, the job is `restoring` at first. Call it again after that.
         Returns the match if it is to be reported: not again for rows that were preempted."""
-        match, disk = self.look_up(job), self.cache.disk
+        match, disk = self._look_up(job), self.cache.disk
         job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             key, ids, found = self._key(job.request), self._ids(job), partial(self._match, job)
@@ -170,6 +185,7 @@ class PrefixCachePolicy(PrefixOffers):
         writes = disk is not None and disk.due(start, self._whole(stop))
         return writes or any(start < at <= stop for at in job.snapshots_at)
 
+    @isolate
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.computed_tokens)]
@@ -188,38 +204,44 @@ class PrefixCachePolicy(PrefixOffers):
             caches.append(copied)
         return caches
 
-    def keep_prefill(self, job: PrefillJob) -> None:
-        """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
+    @partial(isolate, otherwise=lambda job: False)
+    def keep_prefill(self, job: PrefillJob) -> bool:
+        """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV.
+        Returns whether there was no fault."""
         if job.cache is None or job.ids is None or job.positions is not None:
-            return
+            return True
         whole = self._whole(job.computed_tokens)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
             self._insert(
                 job.request, job.ids[:whole], job.cache, job.snapshots,
                 ends_here=job.computed_tokens == whole, lease=job.rows[0].lease,
             )  # fmt: skip
+        return True
 
-    def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """The row ended or was preempted. Its cache holds the prompt and these reply tokens."""
+    @partial(isolate, otherwise=lambda row: False)
+    def keep_row(self, row: Row, tokens: Sequence[int], extract: Callable[[], list[Any]]) -> bool:
+        """The row ended or was preempted. `extract` gives its cache, which holds the prompt and
+        these reply tokens. Returns whether there was no fault."""
         if row.request.selected is not None or self._shapes is not None:
-            return
+            return True
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
         awaited = row.finish == "tool_calls" or row.request.retain
-        self._insert(row.request, ids, cache, {}, awaited=awaited, lease=row.lease)
+        self._insert(row.request, ids, extract(), {}, awaited=awaited, lease=row.lease)
+        return True
 
     def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """Release the leases of rows that the layout has merged."""
         own = [row for row in rows if row.lease is not None and row.lease.row is not None]
-        self.release([row for row in own if cache_of(row) is None], merged=True)
+        for row in [row for row in own if cache_of(row) is None]:
+            self.release(row, merged=True)
 
-    def release(self, rows: Iterable[Row], *, merged: bool = False) -> None:
-        """Release the leases of rows that ended or were merged, and of which no pass has failed."""
-        for row in rows:
-            if row.lease is not None:
-                with isolated_cache(row.request):
-                    self._unread[-1].update(filter(None, (row.lease.row,)))
-                    self.cache.release(row.lease, merged=merged)
+    @isolate
+    def release(self, row: Row, *, merged: bool = False) -> None:
+        """Release the lease of a row that ended or was merged, and of which no pass has failed."""
+        if row.lease is not None:
+            self._unread[-1].update(filter(None, (row.lease.row,)))
+            self.cache.release(row.lease, merged=merged)
 
     def record_read(self) -> None:
         """A pass has been read. A chunk that ran behind it without waiting may still fail."""
@@ -308,12 +330,6 @@ class PrefixCachePolicy(PrefixOffers):
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
         text = self._model.tokenizer.decode(around, skip_special=False) if around else "<media>"
         return f"left the stored prefix at token {at} of {match.total}: ...{text!r}"
-
-
-def isolated_cache(request: Request) -> Isolation:
-    """Wraps a use of the prefix cache. An error in it costs only this use, or the entry."""
-    text = "request %s: the prefix cache failed\n%s"
-    return Isolation(lambda fault: log.error(text, request.id, fault.trace))
 
 
 def choose_snapshots(
