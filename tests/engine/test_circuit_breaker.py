@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from failing import Failing, First, decoding, streams
-from mlx_provider.engine import circuit_breaker
-from mlx_provider.engine.circuit_breaker import CircuitBreaker
+from mlx_provider import isolation
 from mlx_provider.engine.execution import batch_layout
 from mlx_provider.families.text import TextModel
+from mlx_provider.isolation import CircuitBreaker
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
 from stepping import step_until
@@ -19,7 +19,7 @@ WAIT = 8
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "FIRST_WAIT", WAIT)
+    monkeypatch.setattr(isolation, "FIRST_WAIT", WAIT)
 
 
 def steps_until_tried(breaker: CircuitBreaker) -> int:
@@ -33,7 +33,7 @@ def steps_until_tried(breaker: CircuitBreaker) -> int:
 def test_a_breaker_opens_at_the_second_failure_and_waits_twice_as_long_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(circuit_breaker, "LONGEST_WAIT", 4 * WAIT)
+    monkeypatch.setattr(isolation, "LONGEST_WAIT", 4 * WAIT)
     breaker = CircuitBreaker()
     assert (breaker.record_failure(), breaker.closed) == (False, True)
     for wait in (WAIT, 2 * WAIT, 4 * WAIT, 4 * WAIT):

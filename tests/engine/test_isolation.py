@@ -150,7 +150,7 @@ def test_a_look_up_that_fails_late_leaves_no_prefix(
     monkeypatch.setattr(engine.prefix_cache, "_explain", lambda job, match: 1 / 0)
     again = new_request([*[40] * 40, *[41] * 10], max_tokens=3)
     run(engine, again)
-    assert again.cached == 0
+    assert again.cached_tokens == 0
     assert_as_alone(qwen3, again)
 
 

@@ -9,7 +9,7 @@ from itertools import islice, takewhile
 
 import mlx.core as mx
 
-from ...isolation import Fault, attempt
+from ...isolation import CircuitBreaker, Fault, attempt
 from ...records import (
     DeviceTokens,
     Drafter,
@@ -19,7 +19,6 @@ from ...records import (
     LoadedModel,
     PrefillChunk,
 )
-from ..circuit_breaker import CircuitBreaker
 from ..execution.decode_batch import Drafts, Forward
 from ..request import PrefillJob, Row
 from ..scheduling.step import StepPlan
