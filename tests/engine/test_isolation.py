@@ -152,6 +152,25 @@ def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
     assert at > 1
 
 
+def test_a_prompt_whose_storing_failed_is_no_entry_but_its_rows_keep_their_prefix(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = new_engine(qwen3, prefix_cache=kept, least=16, layout="solo")
+    first, second = ([*range(30, 94), end, 9] for end in (7, 8))
+    (one,) = start(engine, [first])
+    step_until(engine, lambda: engine.scheduler.running)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlx_provider.engine.prefix_cache.cache.prune", lambda leaf: 1 / 0)
+        (two,) = start(engine, [second], n=2)
+        step_until(engine, lambda: two.rows[1] in engine.scheduler.running)
+    assert {row.lease.row for row in two.rows} == {None}
+    assert {row.lease.base for row in two.rows} == {one.rows[0].lease.base}
+    run(engine)
+    assert_as_alone(qwen3, one, two)
+    assert kept.in_use == 0
+
+
 @pytest.mark.parametrize("name", ["contiguous", "eval"])
 def test_a_prefix_that_cannot_be_copied_for_other_rows_changes_no_result(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str
