@@ -20,8 +20,6 @@ from failing import Failing, First, decoding, fail_once
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.engine.scheduling.scheduler import Scheduler
-from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.events import Failed
@@ -181,6 +179,25 @@ def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
     assert at > 1
 
 
+def test_a_prompt_whose_storing_failed_is_no_entry_but_its_rows_keep_their_prefix(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = new_engine(qwen3, prefix_cache=kept, least=16, layout="solo")
+    first, second = ([*range(30, 94), end, 9] for end in (7, 8))
+    (one,) = start(engine, [first])
+    step_until(engine, lambda: engine.scheduler.running)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlx_provider.engine.prefix_cache.cache.prune", lambda leaf: 1 / 0)
+        (two,) = start(engine, [second], n=2)
+        step_until(engine, lambda: two.rows[1] in engine.scheduler.running)
+    assert {row.lease.row for row in two.rows} == {None}
+    assert {row.lease.base for row in two.rows} == {one.rows[0].lease.base}
+    run(engine)
+    assert_as_alone(qwen3, one, two)
+    assert kept.in_use == 0
+
+
 @pytest.mark.parametrize("name", ["contiguous", "eval"])
 def test_a_prefix_that_cannot_be_copied_for_other_rows_changes_no_result(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, name: str
@@ -231,25 +248,6 @@ def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:
     assert late.phase is Phase.DONE
     assert len(output_of(late).tokens) < 20
     assert_as_alone(qwen3, free)
-
-
-def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
-    class Watched(Scheduler):
-        """Checks before each pass that the rows are within their limit."""
-
-        def charge_step(self, plan: StepPlan) -> None:
-            assert self.live_bytes <= 260
-            super().charge_step(plan)
-
-    engine = new_engine(qwen3, available=lambda: 260, reserve=4, scheduler=Watched)
-    requests = [new_request([40 + i] * 60, max_tokens=40) for i in range(3)]
-    submit(engine, *requests)
-    waits = 0
-    while not engine.idle:
-        engine.step()
-        waits += any(w.rows[0].tokens for w in engine.scheduler.waiting)
-    assert waits > 0
-    assert_as_alone(qwen3, *requests)
 
 
 def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: TextModel) -> None:

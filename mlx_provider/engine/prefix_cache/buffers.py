@@ -301,7 +301,7 @@ class Reuse:
                 self._divide(row, length - 1, row.path)
         copied = deepcopy(cache)
         if row is None:
-            return copied, None
+            return copied, lease and Lease(None, lease.base, lease.base_tokens).acquire()
         other = RowBuffers(append_layers(copied), row.base_tokens, row.base)
         other.trim(capacity)
         return copied, Lease(other, row.base, row.base_tokens, capacity=other.capacity).acquire()

@@ -212,10 +212,8 @@ class PrefixCachePolicy(PrefixOffers):
             return True
         whole = self._whole(job.computed_tokens)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
-            self._insert(
-                job.request, job.ids[:whole], job.cache, job.snapshots,
-                ends_here=job.computed_tokens == whole, lease=job.rows[0].lease,
-            )  # fmt: skip
+            ends_here, ids = job.computed_tokens == whole, job.ids[:whole]
+            self._insert(job.rows[0], ids, job.cache, job.snapshots, ends_here=ends_here)
         return True
 
     @partial(isolate, otherwise=lambda row: False)
@@ -227,7 +225,7 @@ class PrefixCachePolicy(PrefixOffers):
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
         awaited = row.finish == "tool_calls" or row.request.retain
-        self._insert(row.request, ids, extract(), {}, awaited=awaited, lease=row.lease)
+        self._insert(row, ids, extract(), {}, awaited=awaited)
         return True
 
     def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
@@ -311,15 +309,19 @@ class PrefixCachePolicy(PrefixOffers):
         return done // self._grid * self._grid
 
     def _insert(
-        self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
+        self, row: Row, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
     ) -> None:
-        """`more`: see `PrefixCache.insert`."""
-        reply_at = len(request.prompt.tokens)
-        stored = self.cache.insert(
-            self._key(request), ids, cache, snapshots, reply_at=reply_at,
-            session=self._session(request),
-            **more,
-        )  # fmt: skip
+        """`more`: see `PrefixCache.insert`. A fault loses the row's buffers, but not its prefix."""
+        request, lease, reply_at = row.request, row.lease, len(row.request.prompt.tokens)
+        try:
+            stored = self.cache.insert(
+                self._key(request), ids, cache, snapshots, reply_at=reply_at,
+                session=self._session(request), lease=lease, **more,
+            )  # fmt: skip
+        except BaseException:
+            if lease is not None:
+                lease.row, lease.capacity = None, 0
+            raise
         new = min(stored, reply_at) - request.cached_tokens
         request.stored_tokens = max(request.stored_tokens, new)
 

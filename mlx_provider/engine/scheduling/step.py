@@ -189,12 +189,11 @@ class StepBuilder:
     def _admit(self, job: PrefillJob) -> bool:
         """Whether a prompt fits beside the live rows."""
         room = self._room(job, self.live)
-        if not room.fits:
-            return False
-        self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
+        if room.fits:
+            self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
         if room.trims:
             self.memory.trim(self.live)
-        return True
+        return room.fits
 
     def _room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
         """If it does not fit, memory is reclaimed for it while it waits, unless for another one."""
@@ -220,9 +219,8 @@ def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
 
 def provides(leader: PrefillJob, job: PrefillJob) -> bool:
     """Whether `leader` will soon provide much of `job`'s prompt."""
-    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
-        return False
-    if leader.ids is None or job.ids is None:
+    unrelated = leader is job or leader.request.salt != job.request.salt
+    if unrelated or not leader.uses_prefix_cache or leader.ids is None or job.ids is None:
         return False
     shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
     return shared - job.estimated_cached > WORTH_WAITING
