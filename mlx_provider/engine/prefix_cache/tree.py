@@ -150,7 +150,7 @@ class Match:
     with `[0, length)`: fewer if a state is missing."""
 
     nodes: Sequence[Node]
-    """Of the path. The last one may have more tokens than `shared`."""
+    """Of the path. The last one may go on after `shared`."""
     shared: int
     length: int = 0
     total: int = 0
@@ -292,7 +292,7 @@ def add_nodes(parent: Node, new: NewPath) -> Node:
 
 
 def remove(node: Node) -> None:
-    """With all below it. Also drops the payload, because a `Match` may still refer to the nodes."""
+    """With all below it. Also drops the payloads, as a `Match` may still refer to the nodes."""
     for removed in (node, *nodes(node)):
         removed.set_payload(None, None)
     cast("Node", node.parent).children.pop(int(node.tokens[0]))
@@ -300,7 +300,7 @@ def remove(node: Node) -> None:
 
 
 def nodes(root: Node) -> Iterator[Node]:
-    """Of a whole tree, parents first."""
+    """All below the root or another node, parents first."""
     todo = list(root.children.values())
     while todo:
         node = todo.pop()
