@@ -89,17 +89,16 @@ class PrefixCache:
         room: int = 0,
         reuse: Reuse | None = None,
         rows: int = 1,
-        counted: bool = True,
+        count_lookup: bool = True,
     ) -> tuple[list[Any], Lease | None]:
-        """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
-        Call it for the first row of a prompt with `rows`, also for length 0: it counts the look-up
-        (`counted`). `reuse`: the row takes over, or shares, buffers of entries if it can; `None`:
-        it copies. Raises `ValueError` if the match is no longer valid, or `make_cache` makes
+        """A fresh row cache with tokens `[0, match.length)`, and capacity for `room` more. Call it
+        for the first of a prompt's `rows`, also for length 0. `reuse`: the row takes over, or
+        shares, buffers of entries if it can; `None`: it copies. `count_lookup`: a client has asked
+        for the prompt. Raises `ValueError` if the match is no longer valid, or `make_cache` makes
         another kind of cache than the stored one."""
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
-        cache = make_cache()
-        lease, in_place = None, 0
+        cache, lease, in_place = make_cache(), None, 0
         if reuse is not None:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = reuse.fill_in_place(match, rows, cache, room, spare)
@@ -110,7 +109,7 @@ class PrefixCache:
             filler.finish(match.length, state)
         elif room:
             grow_by(cache, room)
-        self.count(match, counted=counted)
+        self.count_use(match, count_lookup=count_lookup)
         return cache, lease
 
     def insert(
@@ -142,7 +141,7 @@ class PrefixCache:
             if ends_here and has_no_more:
                 if (last := take_snapshot(cache)) is not None:
                     states[len(ids)] = last
-            elif not kv.complete:  # its state belongs to a later token
+            elif not kv.complete:  # the state in the cache is that after a later token
                 ids = ids[: max(states, default=0)]
             reply_at = len(ids) if reply_at is None else reply_at
             found = self.match(key, ids, len(ids))
@@ -168,7 +167,8 @@ class PrefixCache:
         """Store a path as far as its session's share permits, evicting others for it. Returns the
         last stored node, if any. Raises `Unstorable` if it cannot be joined with stored ones."""
         root = self._roots.get(key) or tree.new_root(self.totals)
-        if any(segment_of(node).layout != new.kv.layout for node in root.children.values()):
+        first = next(iter(root.children.values()), None)
+        if first is not None and segment_of(first).layout != new.kv.layout:
             raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
         stored = tree.split_path(found, new)
         budget = self.budget() if row is None else budget_after(row, new, self.budget)
@@ -177,8 +177,8 @@ class PrefixCache:
         added = new.added_bytes
         if self.nbytes > (limit := budget - added):
             others = self.sessions.split_at_shares(session, budget)
-            self.evict(limit, keep={*path, *others})  # first spare the shares of others
-            self.evict(limit, keep=path)  # states may have made them larger than that
+            self.evict(limit, keep={*path, *others})  # spare the shares of other sessions
+            self.evict(limit, keep=path)  # unless their states make them too large
         if new.stop == 0:
             return None
         self._roots = {k: r for k, r in self._roots.items() if r.children} | {key: root}
@@ -189,8 +189,8 @@ class PrefixCache:
         return leaf
 
     def evict(self, limit: float = inf, *, keep: Collection[Node] = ()) -> int:
-        """Shrink to `limit` bytes, and to the number of buffers that is possible, if rows and
-        `keep` permit. Returns the freed bytes."""
+        """Shrink to `limit` bytes and `max_buffers` device buffers, as far as rows and `keep`
+        permit. Returns the freed bytes."""
         self.totals.remove_lost()
         before = self.nbytes
         shrink(self._roots.values(), self.totals, self.sessions, limit, {*keep})
@@ -202,13 +202,12 @@ class PrefixCache:
         """See `Totals.release`."""
         self.totals.release(lease, self.budget, merged=merged)
 
-    def count(self, match: Match, restored: int = 0, *, counted: bool = True) -> None:
-        """The nodes were used. `counted`: so is the look-up, as a client has asked for the prompt.
-        `restored`: tokens that came from disk, if it had more."""
+    def count_use(self, match: Match, restored: int = 0, *, count_lookup: bool = True) -> None:
+        """A row uses the nodes of a match. `restored`: its tokens from disk, if that had more."""
         self.totals.clock += 1
         for node in match.path:
             node.used, node.hits = self.totals.clock, node.hits + 1
-        if counted:
+        if count_lookup:
             self._counted.update(lookups=1, prompt_tokens=match.total, restored_tokens=restored)
             self._counted["reused_tokens"] += restored or match.length
 
@@ -233,9 +232,8 @@ class PrefixCache:
 
     def storable_tokens(self, memory: MemoryProfile, session: Hashable) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
-        windows = sum(window * nbytes for window, nbytes in memory.windows)
         # the end of the prompt may have windows of its own, which take little
-        states = memory.state_bytes + 2 * windows
+        states = memory.state_bytes + 2 * sum(size * nbytes for size, nbytes in memory.windows)
         nbytes = self.sessions.share(session, self.budget()) - states
         return max(0, nbytes // (memory.token_bytes + ID_BYTES))
 
@@ -268,10 +266,9 @@ class PrefixCache:
         }
 
     def stats(self) -> PrefixCacheStats:
-        found = self.report()
-        if (disk := found["disk"]) is not None:
-            found |= {"disk_bytes": disk["bytes"], "disk_limit": disk["limit"]}
-        return PrefixCacheStats(**found)  # without what it does not know
+        found = self.report()  # has more than the stats
+        disk = found["disk"] or {"bytes": 0, "limit": 0}
+        return PrefixCacheStats(**found, disk_bytes=disk["bytes"], disk_limit=disk["limit"])
 
     def nodes(self) -> Iterator[Node]:
         return chain.from_iterable(map(tree.nodes, self._roots.values()))

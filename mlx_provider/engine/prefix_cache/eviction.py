@@ -9,7 +9,6 @@ from collections.abc import Collection, Hashable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
-from typing import cast
 
 from .handover import Totals, inherit
 from .tree import ID_BYTES, NewPath, Node, nodes, remove, segment_of, split
@@ -229,8 +228,8 @@ def evict_nodes(
         _, _, is_leaf, node = heapq.heappop(heap)
         if is_leaf:
             remove(node)
-            parent = cast("Node", node.parent)
-            if parent.parent is not None and not parent.children:
+            parent = node.parent
+            if parent and parent.parent and not parent.children:  # it is no root
                 consider(parent)
         elif node.children:  # else it has become a leaf, and has a newer entry as one
             node.set_payload(node.segment, None)

@@ -1,6 +1,6 @@
 """The hand-over of a row's buffers: nodes refer to them in place of copies. Imports no mlx.
 
-The tokens of a row. Nodes count positions from 0, too, so a division moves none of them:
+The tokens of a row. All positions count from its first token, also once a part of it is a prefix:
 
     0          base_tokens    in_place.start        stop           offset         capacity
     |  in `base`    |  doubled, in    |  in `nodes`    |  charged to  |  spare, counts |
@@ -50,18 +50,17 @@ class Totals:
     """Bytes stored so far, plus one per use."""
     rows: dict[RowBuffers, int] = field(default_factory=dict)
     """Buffers of rows to which nodes refer, each with the bytes of its spare capacity that count:
-    none while a row uses it."""
+    none while a row uses it. `spare_bytes` is their sum."""
 
     @property
     def nbytes(self) -> int:
         return self.node_bytes + self.spare_bytes
 
     def is_within(self, limit: float) -> bool:
-        """Whether nothing needs to be evicted for `limit` bytes."""
         return self.nbytes <= limit and self.buffers <= self.max_buffers
 
     def count_node(self, node: Node, old: Segment | None) -> None:
-        """A node has another segment than `old`, perhaps in the buffers of another row."""
+        """A node has a new segment in place of `old`. Either may be in the buffers of a row."""
         new, before = node.segment, None if old is None else old.row
         if old is not None and before is not None:
             before.stored -= old.kv_bytes
@@ -93,14 +92,13 @@ class Totals:
         of their tokens."""
         for row in [row for row in self.rows if row.lost]:
             for node in reversed(row.path):
-                if node.row is row and not inherit(node):  # else it went with one of another row
+                if node.row is row and not inherit(node):  # else it went with one above it
                     remove(node)
 
     def trim_spare(self, limit: float) -> None:
         """Free spare capacity until all is at most `limit` bytes, the least recently used first."""
-        spare = [row for row, nbytes in self.rows.items() if nbytes]
-        for row in sorted(spare, key=lambda row: row.path[-1].used):
-            if self.nbytes > limit:
+        for row in sorted(self.rows, key=lambda row: row.path[-1].used):
+            if self.rows[row] and self.nbytes > limit:
                 self.trim(row)
 
     def trim(self, row: RowBuffers) -> None:
@@ -127,31 +125,33 @@ def budget_after(row: RowBuffers, new: NewPath, budget: Callable[[], int]) -> in
 
 
 def leave_in_place(row: RowBuffers, new: NewPath, path: Sequence[Node]) -> NewPath:
-    """Let nodes of a new path refer to the row's buffers, if possible. `path`: its stored nodes.
-    Those of others keep their copies of the row's first tokens, which are doubled then."""
+    """Let nodes of a new path refer to the row's buffers from token `start` on, if possible. Nodes
+    in buffers of other rows stay there, so `start` is their end, and what the row has before it is
+    doubled. `path`: the stored nodes."""
     length, base_tokens = len(new.ids), row.base_tokens
-    # nodes in no buffers of a row have copies, which `add_nodes` replaces
+    # a node in no row has a copy, which `add_nodes` drops
     others = [x.stop for x in path if x.start >= base_tokens and x.row not in (None, row)]
     start = max(others, default=base_tokens)
     doubled = start - base_tokens
-    # without a common prefix, both are `None`; with one that no node has, only `last` is
-    last = next((node.row for node in path if node.stop == base_tokens), None)
+    # without a prefix, this and `row.base` are `None`; with one that no node has, only this is
+    above = next((node.row for node in path if node.stop == base_tokens), None)
     is_possible = (
-        last is row.base
+        above is row.base
         and DOUBLED_SHARE * doubled <= length - base_tokens
-        and all(node.start >= start for node in row.nodes)  # no node of others is between them
-        and all(node.stop <= length for node in path)  # else the row lacks the rest of one
+        and all(node.start >= start for node in row.nodes)  # none of others is between them
+        and all(node.stop <= length for node in path)  # else the row lacks the end of the last one
     )
     if not is_possible:
         return new
     part = replace(new.kv, length=length - start, arrays={}, row=row)
     part = replace(part, start=start, doubled_tokens=doubled)
-    # unless nodes of the row count them already
+    # 0: nodes of the row count them already
     return replace(new, in_place=part, doubled_bytes=0 if row.nodes else doubled * part.token_bytes)
 
 
 def inherit(node: Node) -> bool:
-    """Let a node refer to the row of a child with its tokens (`doubled_tokens`), if one has."""
+    """Let a node refer to the row of a child that has its tokens, too (`doubled_tokens`). Returns
+    whether there is one."""
     children = (child for child in node.children.values() if not child.lost)
     heir = next((child for child in children if segment_of(child).doubled_tokens), None)
     if heir is not None:

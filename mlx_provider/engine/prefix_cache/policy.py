@@ -166,13 +166,13 @@ class PrefixCachePolicy(PrefixOffers):
         job.match, job.request.looked_up, restored = None, True, job.restore
         if restored is not None and restored.cache is not None:  # memory had a part of it
             cache, restored.cache, length = restored.cache, None, restored.length
-            self.cache.count(match, length, counted=is_first)
+            self.cache.count_use(match, length, count_lookup=is_first)
             match = replace(match, length=length, shared=max(match.shared, length))
             first = self._reuse.lease_row(cache)
         else:
             cache, first = self.cache.acquire(
                 match, self._make_cache, room=capacity - match.length, reuse=self._reuse,
-                rows=len(job.rows), counted=is_first,
+                rows=len(job.rows), count_lookup=is_first,
             )  # fmt: skip
         job.cache = cache
         for row, lease in zip(job.rows, (first, *self._forks(job, first)), strict=True):

@@ -1,4 +1,4 @@
-"""A radix tree of token ids, with content hashes for images. Imports no mlx."""
+"""A radix tree of token ids, with content hashes for images. Intervals are half-open. No mlx."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Node:
     used: int = 0
     """`Totals.clock` at its last use."""
     hits: int = 0
-    """Number of rows restored through it. Starts at 1 if more than half of its path was stored."""
+    """Number of rows restored through it. Starts at 1 if more than half of its path was there."""
     generated: bool = False
     """Its tokens are from a reply: a prompt that differs here has tokenized the reply otherwise."""
 
@@ -103,7 +103,7 @@ class Node:
 
     @property
     def complete(self) -> bool:
-        """Whether a path may resume at any of its tokens: the same for all nodes of a tree."""
+        """Whether a row can resume at any of its tokens: the same for all nodes of a tree."""
         return self.segment is not None and self.segment.complete
 
     @property
@@ -116,7 +116,7 @@ class Node:
 
     @property
     def row(self) -> RowBuffers | None:
-        """The buffers of a row in which its tokens are."""
+        """The row in whose buffers its tokens are. `None`: it has a copy."""
         return None if self.segment is None else self.segment.row
 
     @property
@@ -126,10 +126,11 @@ class Node:
 
     @property
     def lost(self) -> bool:
-        """Whether the row in whose buffers it is has failed."""
+        """Whether a pass of its row has failed, so that its buffers may be corrupted."""
         return self.row is not None and self.row.lost
 
     def path(self) -> list[Node]:
+        """The nodes from below the root to this one."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -139,7 +140,7 @@ class Node:
 
 
 def segment_of(node: Node) -> Segment:
-    """Of any node but a root."""
+    """Of any node but a root, which has none."""
     return cast("Segment", node.segment)
 
 
@@ -149,7 +150,7 @@ class Match:
     with `[0, length)`: fewer if a state is missing."""
 
     nodes: Sequence[Node]
-    """Of the path. The last one may continue behind `shared`."""
+    """Of the path. The last one may go on after `shared`."""
     shared: int
     length: int = 0
     total: int = 0
@@ -157,7 +158,7 @@ class Match:
     diverged_at: int | None = None
     """First position that differs from the path, if any."""
     branch: int = 0
-    """`diverged_at`, if a stored prompt continues there. 0 if at most stored replies do."""
+    """`diverged_at`, if a stored prompt continues there. 0: only replies do, or nothing."""
     version: int = 0
 
     @property
@@ -174,22 +175,23 @@ def new_root(totals: Totals) -> Node:
 
 def match(root: Node, ids: Ids, limit: int, grid: int = 1) -> Match:
     """See `PrefixCache.match`."""
-    nodes, node, at = list[Node](), root, 0
-    while at < limit and at == node.stop:
-        child = node.children.get(int(ids[at]))
+    nodes, node, shared = list[Node](), root, 0
+    while shared < limit and shared == node.stop:
+        child = node.children.get(int(ids[shared]))
         if child is None or child.lost:
             break
-        at += common(child.tokens, ids[at:limit])
+        shared += common(child.tokens, ids[shared:limit])
         nodes.append(node := child)
-    following = [node] if at < node.stop else node.children.values()
-    others = [child for child in following if not child.lost] if at < limit else []
-    branch = at if any(not child.generated for child in others) else 0
-    length, differs = _resumable(nodes, at, ids, grid), at if others else None
-    return Match(nodes, at, length, len(ids), differs, branch, root.totals.version)
+    following = [node] if shared < node.stop else node.children.values()
+    others = [other for other in following if not other.lost] if shared < limit else []
+    diverged_at = shared if others else None
+    branch = shared if any(not other.generated for other in others) else 0
+    length = _resumable(nodes, shared, ids, grid)
+    return Match(nodes, shared, length, len(ids), diverged_at, branch, root.totals.version)
 
 
 def _resumable(path: Sequence[Node], shared: int, ids: Ids, grid: int) -> int:
-    """Where a row can resume, never inside a media span."""
+    """The tokens of a path with which a row can resume, never inside a media span."""
     length = 0
     for node in path:
         at = outside_spans(ids, min(node.stop, shared), grid)
@@ -222,7 +224,7 @@ def split(node: Node, at: int) -> Node:
 
 @dataclass(frozen=True)
 class NewPath:
-    """A row to store: first all tokens of it, then `[0, stop)`, which fit."""
+    """Tokens `[0, stop)` of a row, to store: all of them, until `fit_path` has cut it."""
 
     ids: Ids
     kv: Segment
@@ -257,17 +259,18 @@ class NewPath:
 
 
 def split_path(found: Match, new: NewPath) -> list[Node]:
-    """The stored nodes of the path. The last node is split where the path leaves it, but not where
-    the path ends in it and needs no state there: then there is nothing to add."""
-    path, is_stored = [*found.nodes], new.kv.complete and new.shared == len(new.ids)
+    """The stored nodes of a new path. The last one is split where the new path leaves it, unless
+    there is nothing to add: all its tokens are stored, and it needs no state."""
+    path = [*found.nodes]
+    is_stored = new.kv.complete and new.shared == len(new.ids)
     if path and found.shared < path[-1].stop and not is_stored:
         path[-1] = split(path[-1], found.shared - path[-1].start)
     return path
 
 
 def add_nodes(parent: Node, new: NewPath) -> Node:
-    """Add tokens `[parent.stop, new.stop)` below a node, and the states. Those before stay in the
-    row's buffers, too, in place of copies. Returns the last node."""
+    """Add tokens `[parent.stop, new.stop)` below `parent`, and the new states. Stored copies of
+    tokens that are in place go. Returns the last node."""
     for node in parent.path():
         if new.in_place is not None and node.start >= new.in_place.start:
             node.set_payload(new.segment(node.start, node.stop), node.snapshot)
@@ -289,7 +292,7 @@ def add_nodes(parent: Node, new: NewPath) -> Node:
 
 
 def remove(node: Node) -> None:
-    """With all below it. Also drops the payload, because a `Match` may still refer to the nodes."""
+    """With all below it. Also drops the payloads, as a `Match` may still refer to the nodes."""
     for removed in (node, *nodes(node)):
         removed.set_payload(None, None)
     cast("Node", node.parent).children.pop(int(node.tokens[0]))
@@ -297,6 +300,7 @@ def remove(node: Node) -> None:
 
 
 def nodes(root: Node) -> Iterator[Node]:
+    """All below the root or another node, parents first."""
     todo = list(root.children.values())
     while todo:
         node = todo.pop()
