@@ -78,11 +78,13 @@ def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
         engine.look_up(job)
         _choose_sparse(engine, job, job.estimated_cached)
     expected = job.estimated_cached
-    if not job.uses_prefix_cache:
-        job.leave_prefix()  # also after a fault
-    elif engine.prefix_cache is not None:
-        with isolated_cache(job.request):
+    if engine.prefix_cache is None or not job.uses_prefix_cache:
+        job.leave_prefix()
+    else:
+        with isolated_cache(job.request) as filled:
             match = engine.prefix_cache.begin(job, capacity)
+        if filled.fault is not None:
+            job.leave_prefix()
     if not job.restoring and (restored or job.computed_tokens < expected):
         _choose_sparse(engine, job, job.computed_tokens)
     return match

@@ -256,6 +256,7 @@ class StepMemory:
         return self.ledger.reservation(rows, offers) - spare
 
     def check(self, rows: Sequence[Row]) -> MemoryCheck:
+        """Count the bytes of these live rows, without any prompt."""
         need = self._need(rows)
         limit = self._limit(need, rows)
         return MemoryCheck(need, limit if need <= limit else None)
