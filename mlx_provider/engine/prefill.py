@@ -78,9 +78,9 @@ def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
         engine.look_up(job)
         _choose_sparse(engine, job, job.estimated_cached)
     expected = job.estimated_cached
-    if not job.uses_prefix_cache:
-        job.leave_prefix()  # also after a fault
-    elif engine.prefix_cache is not None:
+    if engine.prefix_cache is None or not job.uses_prefix_cache:
+        job.leave_prefix()
+    else:
         match = engine.prefix_cache.begin(job, capacity)
     if not job.restoring and (restored or job.computed_tokens < expected):
         _choose_sparse(engine, job, job.computed_tokens)

@@ -261,8 +261,8 @@ class PrefillJob:
     rows: list[Row]
     tokens: Sequence[int]
     admitted: bool = False
-    aged: float = 0.0
-    """Seconds since it was queued, at its admission. The time of other prompts is added later."""
+    waited_seconds: float = 0.0
+    """Seconds that it waited until its admission, and since then while other prompts ran."""
     computed_tokens: int = 0
     """Tokens that `cache` holds, those from the prefix cache included."""
     cache: list[Any] | None = None

@@ -70,7 +70,7 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
 
 
 class Alternating(Scheduler):
-    def _precedes(self, job: PrefillJob) -> bool:
+    def _may_precede(self, job: PrefillJob) -> bool:
         return False
 
 

@@ -138,7 +138,7 @@ def test_the_time_of_scoring_counts_as_waiting_for_other_prompts(qwen3: TextMode
     submit(engine, new_request(text(600), may_skip=False), steps=1)
     (other,) = engine.scheduler.waiting
     submit(engine, new_request(text(300)), steps=1)
-    assert (now, other.aged) == (2.0, 2.0)
+    assert (now, other.waited_seconds) == (2.0, 2.0)
     run(engine)
 
 

@@ -106,7 +106,7 @@ def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
     assert engine.scheduler.idle
 
 
-@pytest.mark.parametrize("part", ["insert", "match", "acquire", "release", "save_prefill"])
+@pytest.mark.parametrize("part", "insert match acquire release save_prefill _forks".split())
 def test_no_request_fails_if_the_prefix_cache_is_broken(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -116,9 +116,12 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
         raise ValueError("prefix_cache exploded")
 
     prefix_cache = PrefixCache(budget=lambda: 2**24)
-    monkeypatch.setattr(prefix_cache, part, broken)
     engine = new_engine(qwen3, prefix_cache=prefix_cache, available=lambda: 300, reserve=4)
+    owner = prefix_cache if hasattr(prefix_cache, part) else engine.prefix_cache
+    monkeypatch.setattr(owner, part, broken)
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
+    run(engine)
+    requests += start(engine, [[60] * 50])
     run(engine)
     assert_as_alone(qwen3, *requests)
 

@@ -191,8 +191,8 @@ class Ledger(ABC):
 
     def _sizes(self, request: Request) -> tuple[int, int]:
         """The first capacity of its rows in tokens, and the largest length."""
-        prompt, most = len(request.prompt.tokens) - request.skipped_tokens, request.max_tokens
-        return prompt + min(most, self.limits.output_reserve), prompt + most
+        prompt, reply = len(request.prompt.tokens) - request.skipped_tokens, request.max_tokens
+        return prompt + min(reply, self.limits.output_reserve), prompt + reply
 
 
 class PrefixOffers:
@@ -256,6 +256,7 @@ class StepMemory:
         return self.ledger.reservation(rows, offers) - spare
 
     def check(self, rows: Sequence[Row]) -> MemoryCheck:
+        """Count the bytes of these live rows, without any prompt."""
         need = self._need(rows)
         limit = self._limit(need, rows)
         return MemoryCheck(need, limit if need <= limit else None)

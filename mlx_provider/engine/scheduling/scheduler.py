@@ -67,9 +67,7 @@ class Scheduler:
         if not record.to_preempt:  # else these rows are considered first, in the next step
             first = step.displace()
             record.to_admit = step.choose_prompt(first)
-        record.to_look_up = [
-            *step.memory.offers
-        ]  # those that `displace` and `choose_prompt` have tried
+        record.to_look_up = [*step.memory.offers]  # those that were tried
         started = [job for job in step.jobs if job.admitted or job is record.to_admit]
         record.to_begin = [job for job in started if job.cache is None and not job.restoring]
         if record.to_begin:  # where a prompt stands is known once it has begun
@@ -84,16 +82,15 @@ class Scheduler:
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
-        brief = self._precedes(job)
-        may_interrupt = brief and not job.spans_to_embed
-        if rows and self._itl_debt and not may_interrupt:
+        may_precede = self._may_precede(job)
+        if rows and self._itl_debt and (job.spans_to_embed or not may_precede):
             return plan  # rows decode alone until they have waited no longer than is fair
         if job.spans_to_embed or job.scoring is not None:
             share = chunking.fair(rows_seconds) - rows_seconds
             limit = share if job.spans_to_embed else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
         own_pass = job.own_pass
-        mixed = bool(rows) and mixes and job.text_follows and not (brief or own_pass)
+        mixed = bool(rows) and mixes and job.text_follows and not (may_precede or own_pass)
         if own_pass:
             size = chunking.own_size(job)
         else:
@@ -102,10 +99,11 @@ class Scheduler:
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
         plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
-        precedes = brief and not own_pass and stalled + plan.chunk_seconds <= chunking.longest_gap
-        return replace(plan, rows=(), pass_seconds=0.0) if rows and precedes else plan
+        in_time = stalled + plan.chunk_seconds <= chunking.longest_gap
+        precedes = rows and may_precede and in_time and not own_pass
+        return replace(plan, rows=(), pass_seconds=0.0) if precedes else plan
 
-    def _precedes(self, job: PrefillJob) -> bool:
+    def _may_precede(self, job: PrefillJob) -> bool:
         """Whether a prompt runs before the rows decode, within the time that these may wait: then
         brief prompts that arrive together decode together. `testing` has a scheduler without it."""
         return self.chunking.is_brief(job)
@@ -117,7 +115,7 @@ class Scheduler:
     def _urgency(self, now: float, job: PrefillJob) -> float:
         """Seconds that the rest of its prefill takes, less for its waiting. A prompt in prefill
         waits only while others run, so a new prompt never waits for all of it."""
-        waited = job.aged if job.admitted else now - job.request.queued
+        waited = job.waited_seconds if job.admitted else now - job.request.queued
         return self.chunking.rest(job) - AGING * waited
 
     def apply(self, record: StepRecord) -> list[PrefillJob]:
@@ -129,7 +127,7 @@ class Scheduler:
         if record.to_reclaim:
             self.ledger.reclaim(record.to_reclaim)
         if (job := record.to_admit) is not None and job in self.waiting:
-            job.aged = record.now - job.request.queued
+            job.waited_seconds = record.now - job.request.queued
             job.admitted, job.request.phase = True, Phase.PREFILL
         return requeued
 
@@ -168,18 +166,18 @@ class Scheduler:
     def charge_chunk(self, chunk: Chunk) -> None:
         if not chunk.job.request.background:
             self.shares.charge(chunk.job.request, chunk.size)
-        self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
+        self._delay_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
     def charge_preparation(self, plan: StepPlan, seconds: float) -> None:
         """The vision tower or the scorer has run for these seconds. Other prompts in prefill have
         waited as long, and decoding rows for the time beyond the plan."""
-        self._age_others(plan.prepared, seconds)
+        self._delay_others(plan.prepared, seconds)
         self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
 
-    def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
+    def _delay_others(self, own: PrefillJob | None, seconds: float) -> None:
         for job in self.waiting:
             if job.admitted and job is not own:
-                job.aged += seconds
+                job.waited_seconds += seconds
 
     # -- coming and going
 

@@ -138,10 +138,9 @@ class StepBuilder:
         self.record.to_reclaim = check.need if has_grown else 0
 
     def displace(self) -> PrefillJob | None:
-        """Preempt rows so that the first prompt of a tenant without rows can be admitted, but leave
-        their tenants as much memory as it needs: it goes from who has more to who has less. Returns
-        the prompt. `None`: every tenant has rows, the prompt fits anyway, or too little would be
-        free."""
+        """Preempt rows so that the first prompt of a tenant without rows can be admitted. Returns
+        the prompt. `None`: every tenant has rows, the prompt fits anyway, or a tenant would keep
+        less memory than the prompt takes, which is no fairer than before."""
         present = {row.request.tenant for row in self.live}
         absent = (job for job in self.jobs if job.request.tenant not in present)
         job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
@@ -154,8 +153,8 @@ class StepBuilder:
                 return None
             victims.append(victim)
             kept.remove(victim)
-            tenants_rows = [row for row in kept if row.request.tenant == victim.request.tenant]
-            if room.need and nbytes(tenants_rows) < nbytes(job.rows):
+            left = [row for row in kept if row.request.tenant == victim.request.tenant]
+            if room.need and nbytes(left) < nbytes(job.rows):  # it lacks more than a place
                 return None
         self.record.to_preempt += victims
         self.rows = [row for row in self.rows if row not in victims]
