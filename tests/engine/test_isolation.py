@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from failing import Failing, First, decoding, fail_once
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
+from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.events import Failed
@@ -124,6 +126,23 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
     requests += start(engine, [[60] * 50])
     run(engine)
     assert_as_alone(qwen3, *requests)
+
+
+def test_a_reproducible_row_whose_sampling_keeps_failing_fails_alone(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(qwen3, fixed=FixedShapes(rows=3, tokens=16))
+    requests = start(engine, prompts(3))
+
+    def fails(logits: Any, rows: Any, masks: Any) -> Any:
+        if rows[0].request is requests[1] and len(rows[0].tokens) >= 4:
+            raise Odd("no sample")
+        return draw(logits, rows, masks)
+
+    monkeypatch.setattr("mlx_provider.engine.decode.draw", fails)
+    run(engine)
+    assert "its sampling failed: Odd: no sample" in error_of(requests[1])
+    assert_as_alone(qwen3, requests[0], requests[2])
 
 
 def test_a_row_that_cannot_be_stored_loses_its_buffers(

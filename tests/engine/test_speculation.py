@@ -377,6 +377,20 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
     assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=300))
 
 
+def test_a_grammar_whose_forced_text_fails_changes_no_token(qwen3: TextModel) -> None:
+    class Broken(Counting):
+        def forced_tokens(self) -> Any:
+            failures.append(self)
+            raise ValueError("nothing forced")
+
+    failures, requests = list[Any](), asked()
+    oracle = knowing(qwen3, requests)
+    requests[2].rows[0].constraint = Broken(lambda at: set(range(384)))
+    serve(drafted(qwen3, oracle), requests)
+    assert failures
+    assert_as_alone(qwen3, *requests)
+
+
 class Always(Eager):
     """Wants two drafts for every row in every step."""
 

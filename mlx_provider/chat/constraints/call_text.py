@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ...isolation import Fault, attempt
 from ...protocol.requests import GenerateRequest
 from ...records import ToolParser
 from ...records.parsing import CallGrammar
@@ -36,7 +35,6 @@ SPECIAL = b"\xff"
 PLACEHOLDERS = ("{name}", "{digits}", "{id}")
 
 Spelling = tuple[CallGrammar, Whitespace]
-T = TypeVar("T")
 
 
 def call_marker(parser: ToolParser) -> str:
@@ -81,23 +79,25 @@ class CallMatchers:
         self._request = request.model_copy(update=changes)  # without images
         self._compiler = compiler
         self.spellings = list_spellings(parser.call_grammar(), compiler.spaces)
-        self._futures: dict[int, Future[LLMatcher | Fault | None]] = {}
+        self._futures: dict[int, Future[LLMatcher | None]] = {}
 
-    def compile(self, spelling: int) -> Future[LLMatcher | Fault | None]:
-        """A matcher at the start of a call, which others copy. `None`, or a fault: no grammar can
-        have these tools. On the engine thread."""
+    def compile(self, spelling: int) -> Future[LLMatcher | None]:
+        """A matcher at the start of a call, which others copy. `None`: no grammar can have these
+        tools. On the engine thread."""
         if spelling not in self._futures:
             grammar, spaces = self.spellings[spelling]
             make = partial(self._compiler.calls, self._request, grammar, spaces)
-            self._futures[spelling] = _submit(self._compiler.background, partial(attempt, make))
+            self._futures[spelling] = _submit(self._compiler.background, make)
         return self._futures[spelling]
 
 
-def _submit(pool: Executor | None, make: Callable[[], T]) -> Future[T]:
+def _submit(
+    pool: Executor | None, make: Callable[[], LLMatcher | None]
+) -> Future[LLMatcher | None]:
     """Without a pool, run at once."""
     if pool is not None:
         return pool.submit(make)
-    done: Future[T] = Future()
+    done: Future[LLMatcher | None] = Future()
     done.set_result(make())
     return done
 
@@ -179,7 +179,7 @@ class CallPredictor:
         if not future.done() or future.cancelled():
             return False
         matcher = future.result()
-        self._matcher = None if isinstance(matcher, Fault) else matcher and matcher.deep_copy()
+        self._matcher = matcher and matcher.deep_copy()
         return True
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -15,13 +15,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any, Self
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...upstream.cache_classes import layers_of
 from ...upstream.shared_kv import Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
@@ -116,14 +116,16 @@ class RowBuffers:
 
     def trim(self, length: int) -> None:
         """Free the capacity after so many tokens, layer by layer, as far as the device can."""
-        used = length - self.base_tokens  # a pass of the row may have failed
-        with Isolation(lambda fault: log.warning("a row keeps its capacity: %s", fault.summary)):
-            for layer in self.layers.values():
-                cut = [mx.contiguous(a[..., :used, :]) for a in own_arrays(layer)]
-                mx.eval(cut)
-                set_arrays(layer, cut)
-                if not isinstance(layer, Prefix):
-                    layer.offset = min(layer.offset, length)
+        if fault := attempt(partial(self._trim, length)):  # a pass of the row may have failed
+            log.warning("a row keeps its capacity: %s", fault.summary)
+
+    def _trim(self, length: int) -> None:
+        for layer in self.layers.values():
+            cut = [mx.contiguous(a[..., : length - self.base_tokens, :]) for a in own_arrays(layer)]
+            mx.eval(cut)
+            set_arrays(layer, cut)
+            if not isinstance(layer, Prefix):
+                layer.offset = min(layer.offset, length)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         """Hand tokens `[0, length)` over to a fresh row cache."""
@@ -324,12 +326,11 @@ class Reuse:
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> RowBuffers | None:
         """Copy the buffers once. Returns the prefix, unless it fails. `path`: the nodes in them."""
-        with Isolation() as tried:  # a failed pass of that row must not fail this one
-            prefix = row.divide_at(at)
-        if tried.fault is not None:
+        prefix = attempt(partial(row.divide_at, at))
+        if isinstance(prefix, Fault):  # a failed pass of that row must not fail this one
             for layer in row.layers.values():  # the layers of a row have the same prefix
                 undivide(layer)
-            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
+            log.warning("a prefix in use is not shared: %s", prefix.summary)
             return None
         for node in [n for n in path if n.start < at]:
             upper = split(node, at - node.start) if node.stop > at else node

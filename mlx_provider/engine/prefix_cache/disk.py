@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineDied
-from ...isolation import Fault, Isolation, attempt
+from ...isolation import Fault, attempt
 from . import files
 from .eviction import FORKS, RECENT
 from .files import Arrays, BadFile, DiskThread, Header, device_arrays, host_arrays
@@ -123,15 +123,17 @@ class Restore:
 
     def _advance(self, step: Callable[[], Header], priority: int) -> None:
         """Engine thread."""
-        if self.ended:
-            return
-        with Isolation(self._give_up):
-            try:
-                header = step()
-            except StopIteration as end:
-                self.ended, (self.cache, self.length) = True, end.value
-            else:
-                self._disk.writer.do(partial(self._read, header), priority=priority)
+        if not self.ended and (fault := attempt(partial(self._take, step, priority))):
+            fault.log("prefix cache: reading a prefix from disk")
+            self.abandon()
+
+    def _take(self, step: Callable[[], Header], priority: int) -> None:
+        try:
+            header = step()
+        except StopIteration as end:
+            self.ended, (self.cache, self.length) = True, end.value
+        else:
+            self._disk.writer.do(partial(self._read, header), priority=priority)
 
     def _read(self, header: Header) -> None:
         """Disk thread."""
@@ -146,10 +148,6 @@ class Restore:
             self._disk.call(partial(self._advance, step, priority))
         except EngineDied:
             self.abandon()
-
-    def _give_up(self, fault: Fault) -> None:
-        log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
-        self.abandon()
 
 
 def usable(ids: Ids, length: int, match: Match, grid: int) -> int:
