@@ -18,7 +18,7 @@ import httpx
 from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
-from ..isolation import Isolation
+from ..isolation import attempt
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import EVENT_BATCH, Accepted, Failed
 from ..protocol.health import Health
@@ -223,13 +223,15 @@ class Transport:
     ) -> Any:
         """Read the reply in a thread. Returns its first line or event. Raises `TimeoutError`."""
 
-        def run() -> None:
-            with Isolation() as reading, self._response(stream, method, path, body) as response:
+        def read() -> None:
+            with self._response(stream, method, path, body) as response:
                 lines = LineBuffer()
                 for piece in response.iter_raw():
                     for line in filter(None, lines.feed(piece)):
                         stream.take(line)
-            fault = reading.fault
+
+        def run() -> None:
+            fault = attempt(read)
             stream.end(None if fault is None else fault.of_request("the request to the engine"))
             self._threads.pop(stream, None)
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from ...isolation import Isolation
+from ...isolation import attempt_generator
 from ...records.blocks import read_block, scan_block
 from ...records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader, read_turn_ends
@@ -37,11 +38,10 @@ def _read_whole(
     read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
 ) -> Reading[None]:
     """Run a parser of whole replies. Text that it leaves unread after a failure is content."""
-    with Isolation(generator=True) as isolation:
-        yield from read(reader, tools)
-    if isolation.fault is None:
+    fault = yield from attempt_generator(partial(read, reader, tools))
+    if fault is None:
         return
-    note(f"{parser} failed: {isolation.fault.summary}", isolation.fault.trace)
+    note(f"{parser} failed: {fault.summary}", fault.trace)
     reader.give_up()
     reader.answer()
     yield from reader.pass_until((), reader.content)
@@ -223,8 +223,7 @@ class _MarkedReply:
         """False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.tool_parser
         start, before = reader.position, reader.calls_begun
-        scan = self.isolate(scan_block(parser, reader, self.tools))
-        is_block = yield from read_block(reader, scan, parser, marker, emit, self.tools)
+        is_block = yield from read_block(reader, self.scan(), parser, marker, emit, self.tools)
         reader.forget_marks()
         if not is_block:
             return False
@@ -237,17 +236,11 @@ class _MarkedReply:
             self.pending_space = yield from reader.space()
         return True
 
-    def isolate(self, scan: Reading[None]) -> Reading[None]:
+    def scan(self) -> Reading[None]:
         """If the parser fails, only this call is lost, and its text is shown."""
-        failure: Exception | None = None
-        with Isolation(generator=True) as isolation:
-            try:
-                yield from scan
-            except (NotACall, TextEnded) as found:
-                failure = found
-        if isolation.fault is not None:
-            summary, trace = isolation.fault.summary, isolation.fault.trace
-            self.note(f"tool parser {self.tool_parser.name!r} failed: {summary}", trace)
-            failure = NotACall(summary)
-        if failure is not None:
-            raise failure
+        parser = self.tool_parser
+        scan = partial(scan_block, parser, self.reader, self.tools)
+        fault = yield from attempt_generator(scan, NotACall, TextEnded)
+        if fault is not None:
+            self.note(f"tool parser {parser.name!r} failed: {fault.summary}", fault.trace)
+            raise NotACall(fault.summary)
