@@ -19,7 +19,7 @@ from mlx_provider.records import (
     Tools,
     claim,
     read_json,
-    through,
+    show_through,
 )
 
 mlx_provider_api = 1
@@ -37,7 +37,7 @@ GRAMMAR = CallGrammar(
 def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     """Read one block; a fault in it makes text of everything up to its end."""
     yield from reader.expect(START)
-    yield from claim(read_calls(reader), through(END))
+    yield from claim(read_calls(reader), show_through(END))
 
 
 def read_calls(reader: TextReader) -> Reading[None]:

@@ -1,12 +1,5 @@
 """Caches of one row: one entry per layer, in mlx-lm's classes, by which the engine joins, cuts and
-stores rows.
-
-`route(run, cache)`, once after loading, lets recurrent layers share a pass with chunks of a prompt:
-`run` calls the model on one token with a fresh row cache. Modules with a state in mlx-lm's
-`ArraysCache` then run part by part if decoding rows share a pass with several tokens of one row.
-Their call must take hidden states (B, length, hidden) first and the cache under any name, and
-return only hidden states. Without `route`, long prompts run in separate passes.
-"""
+stores rows."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -14,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..isolation import attempt
 from ..records import Parts, Run
 from ..upstream import recurrent
 from ..upstream.cache_classes import (
@@ -23,7 +17,6 @@ from ..upstream.cache_classes import (
     append_kv,
     make_prompt_cache,
 )
-from .logits import failure
 
 __all__ = ["KVCache", "PackedRows", "RotatingKVCache", "StateCache", "append_kv", "route"]
 __all__ += ["row_cache", "text_cache"]
@@ -48,14 +41,14 @@ def _lm_class(entry: Any) -> Any:
     return StateCache(len(entry.cache)) if kind == "ArraysCache" else entry
 
 
-def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> str:
-    """Return the reason of a failure. Empty: success."""
-
-    def attempt() -> str:
-        recurrent.route(run, cache)
-        return ""
-
-    return failure(attempt)
+def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
+    """Let recurrent layers share a pass with chunks of a prompt. `run` calls the model on one token
+    with `cache`, a fresh row cache, which finds them: modules with a state in mlx-lm's
+    `ArraysCache`. They then run part by part if decoding rows share a pass with several tokens of
+    one row. Their call must take hidden states (B, length, hidden) first and the cache under any
+    name, and return only hidden states. Call it once after loading; without it, or if `run` fails,
+    long prompts run in passes of their own."""
+    attempt(lambda: recurrent.route(run, cache))
 
 
 class PackedRows:

@@ -1,66 +1,21 @@
-"""Reads blocks of calls between two markers: a block is reported, shown as text, or dropped.
-`read_block` runs the generator of `scan_block`, and decides which of the three if that fails."""
+"""Reads a block of calls in a reply.
+
+`scan_block` makes the generator that reads a block by the means of its parser. `read_block` runs it
+and decides what becomes of the text if that fails: a call is reported, or the text is shown, or
+dropped. Below them is what parsers use in their own generators.
+"""
 
 import re
 
 from .json_reading import function_of
 from .parsing import Parse, ToolCall, ToolParser, Tools
-from .reading import Emit, NotACall, Reading, Rest, T, TextEnded, TextReader, ends_within
+from .reading import Emit, NotACall, Reading, ShowText, T, TextEnded, TextReader, ends_within
 
-
-def read_block(
-    reader: TextReader,
-    scan: Reading[None],
-    parser: ToolParser,
-    marker: str,
-    emit: Emit,
-    tools: Tools = (),
-) -> Reading[bool]:
-    """Read a block of calls at `marker` with `scan`. False: it was text, and went to `emit`.
-
-    | `scan` fails                 | before a call was reported           | after one          |
-    |------------------------------|--------------------------------------|--------------------|
-    | in a call that the end cuts  | dropped if it begins a call, or text | stays unfinished   |
-    | as no call, at the end       | dropped if it begins a call, or text | dropped with tools |
-    | as no call, before the end   | text                                 | shown as content   |
-    """
-    start, before = reader.mark(), reader.calls
-    if (yield from read_empty(reader, marker, parser.closers())):
-        return True
-    try:
-        yield from scan
-        if reader.position > start:
-            return True
-        failure: NotACall | TextEnded = NotACall("the parser read nothing")
-    except (NotACall, TextEnded) as error:
-        failure = error
-    # the reply ends inside text that could have become a call
-    cut_off = isinstance(failure, TextEnded) or (
-        reader.closed and (not reader.ahead() or ends_within(reader, parser.visible()))
-    )
-    if reader.calls == before and cut_off:
-        reader.rewind(start)
-        text = reader.skip(len(reader.ahead()))
-        dropped = _begins_call(text, parser, marker, tools)
-        if not dropped:
-            emit(text)
-        return dropped
-    if isinstance(failure, TextEnded):  # in a call that was reported, which stays unfinished
-        return True
-    if reader.calls == before:
-        yield from _show_text(reader, marker, emit, start, failure)
-        return False
-    if cut_off and tools:  # what may be one more call is dropped
-        reader.abandon_call()
-        reader.skip(len(reader.ahead()))
-    else:
-        yield from _show_malformed(reader, parser, marker, start, failure)
-    return True
+Failure = NotACall | TextEnded
 
 
 def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[None]:
-    """The generator that reads one block by the parser's own means; the reader stands on its
-    opening marker. `read_block` runs it and deals with its failures."""
+    """The generator for one block; the reader is at its opening marker."""
     if parser.scan is None:
         openers = (*parser.openers(), *parser.first)
         return read_marked(reader, openers, parser.end, parser.parse, tools)
@@ -70,20 +25,76 @@ def scan_block(parser: ToolParser, reader: TextReader, tools: Tools) -> Reading[
 
 
 def _scan_atomic(scan: Reading[None], reader: TextReader) -> Reading[None]:
-    before, finished = reader.calls, False
-    reader.hold()
+    """Report a call only when it is complete. The text of one that fails is shown whole."""
+    before, complete = reader.calls_begun, False
+    reader.hold_calls()
     try:
         yield from scan
-        finished = True
+        complete = True
     except NotACall as failure:
-        whole = failure.whole or reader.calls > before
-        raise NotACall(str(failure), whole=whole, rest=failure.rest) from failure
+        whole = failure.whole or reader.calls_begun > before
+        raise NotACall(str(failure), whole=whole, then=failure.then) from failure
     finally:
-        reader.let_go(keep=finished)
+        reader.release_calls(keep=complete)
 
 
-def _begins_call(text: str, parser: ToolParser, marker: str, tools: Tools) -> bool:
-    """Whether the text from `marker` to the end of the reply is a call that was cut."""
+def read_block(
+    reader: TextReader,
+    scan: Reading[None],
+    parser: ToolParser,
+    marker: str,
+    emit: Emit,
+    tools: Tools,
+) -> Reading[bool]:
+    """Read a block at `marker` with `scan`. False: it was text, which went to `emit`.
+
+    | `scan` raises              | before a call was reported      | after one                  |
+    |----------------------------|---------------------------------|----------------------------|
+    | `TextEnded`                | drop a cut call, emit all other | it stays unfinished        |
+    | `NotACall`, the reply ends | drop a cut call, emit all other | drop with tools, else show |
+    | `NotACall`, it goes on     | emit as text                    | show as content            |
+    """
+    start, before = reader.mark(), reader.calls_begun
+    if (yield from _read_empty(reader, marker, parser.closers())):
+        return True
+    failure = yield from _run(scan, reader, start)
+    if failure is None:
+        return True
+    if reader.calls_begun == before:
+        if isinstance(failure, TextEnded) or _is_at_end(reader, parser):
+            reader.rewind(start)
+            text = reader.skip(len(reader.unread()))
+            is_call = _is_cut_call(text, parser, marker, tools)
+            if not is_call:
+                emit(text)
+            return is_call
+        yield from _emit_text(reader, marker, emit, start, failure)
+        return False
+    if isinstance(failure, TextEnded):
+        return True
+    if tools and _is_at_end(reader, parser):
+        reader.skip(len(reader.unread()))
+    else:
+        yield from _show_malformed(reader, parser, marker, start, failure)
+    return True
+
+
+def _run(scan: Reading[None], reader: TextReader, start: int) -> Reading[Failure | None]:
+    """Return why `scan` failed. `None`: it has read a block."""
+    try:
+        yield from scan
+    except (NotACall, TextEnded) as failure:
+        return failure
+    return None if reader.position > start else NotACall("the parser read nothing")
+
+
+def _is_at_end(reader: TextReader, parser: ToolParser) -> bool:
+    """Whether the reply has ended here or inside a marker, so that a call could have followed."""
+    return reader.ended and (not reader.unread() or ends_within(reader, parser.visible()))
+
+
+def _is_cut_call(text: str, parser: ToolParser, marker: str, tools: Tools) -> bool:
+    """Whether `text`, from `marker` to the end of the reply, is the beginning of a call."""
     if not marker.rstrip("[{"):
         return _names_tool(text, tools)
     body = text[len(marker) :]
@@ -111,30 +122,29 @@ def _names_tool(text: str, tools: Tools) -> bool:
     return written in known if complete else any(name.startswith(written) for name in known)
 
 
-def _show_text(
+def _emit_text(
     reader: TextReader, marker: str, emit: Emit, start: int, failure: NotACall
 ) -> Reading[None]:
     size = reader.position - start if failure.whole else len(marker)
     reader.rewind(start)
     emit(reader.skip(size))
-    if failure.rest is not None:
-        yield from failure.rest(reader, emit)
+    if failure.then is not None:
+        yield from failure.then(reader, emit)
 
 
 def _show_malformed(
     reader: TextReader, parser: ToolParser, marker: str, start: int, failure: NotACall
 ) -> Reading[None]:
     """Show the text since the last complete call."""
-    reader.abandon_call()
     reader.answer()  # calls end a thought, so that the text is content
     reader.content(reader.between(max(start, reader.calls_end), reader.position))
-    if failure.rest is not None:
-        yield from failure.rest(reader, reader.content)
+    if failure.then is not None:
+        yield from failure.then(reader, reader.content)
     elif parser.end and not marker.endswith(("[", "{")):
-        yield from through(*parser.closers())(reader, reader.content)
+        yield from show_through(*parser.closers())(reader, reader.content)
 
 
-def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Reading[bool]:
+def _read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Reading[bool]:
     """Read an empty list of calls: markers with nothing or `[]` between them, or a marker with `[]`
     after it. False: there is none here. A `[]` without a marker, or in a code fence, is an answer.
     """
@@ -152,9 +162,11 @@ def read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Rea
     if not ended and not empty:
         reader.rewind(mark)
         return False
-    reader.release()
+    reader.drop_mark()
     return True
 
+
+# ---- for the generators of parsers
 
 _MOST_MARKERS = 16
 """Maximum number of markers in the arguments of one call."""
@@ -163,31 +175,32 @@ _MOST_MARKERS = 16
 def read_marked(
     reader: TextReader, openers: tuple[str, ...], end: str, parse: Parse, tools: Tools
 ) -> Reading[None]:
-    """Read one block and report its calls; the reader is at one of `openers`. The block ends at the
-    first end at which `parse` succeeds, and with the reply if `end` is empty: a marker inside an
-    argument is text. If it succeeds at none of as many ends as openers, and there is an opener
-    inside the block or behind it, the block is text."""
+    """Read one block and report its calls; the reader is at one of `openers`.
+
+    The block ends at the first `end` at which `parse` succeeds, because an argument may contain
+    markers; without `end`, it ends with the reply. While `parse` fails, markers count as brackets.
+    A block that they have closed is text if an opener was inside or when the next one comes."""
     yield from reader.accept(*openers)
-    text, opened_inside, failed_ends = "", 0, 0
+    text, depth, nested = "", 1, False
     for _ in range(_MOST_MARKERS + 1):
         parts: list[str] = []
         found = yield from reader.pass_until((end, *openers) if end else (), parts.append)
         text += "".join(parts)
         if found and found != end:
-            if failed_ends > opened_inside:
+            if depth < 1:
                 raise NotACall("no call", whole=True)
-            opened_inside += 1
+            depth, nested = depth + 1, True
         elif _report_parsed(reader, found, parse, text, tools):
             return
         elif not found:
             raise TextEnded
         else:
-            failed_ends += 1
+            depth -= 1
         text += reader.skip(len(found))
-        if 0 < opened_inside < failed_ends:
+        if nested and depth < 1:
             raise NotACall("no call", whole=True)
-    rest = _through_blocks((end,), openers, depth=1 + opened_inside - failed_ends)
-    raise NotACall("no call between all these markers", rest=rest)
+    then = _show_blocks((end,), openers, depth)
+    raise NotACall("no call between all these markers", then=then)
 
 
 def _report_parsed(reader: TextReader, found: str, parse: Parse, text: str, tools: Tools) -> bool:
@@ -213,27 +226,27 @@ def report_call(reader: TextReader, call: ToolCall) -> None:
     reader.end_call()
 
 
-def claim(reading: Reading[T], rest: Rest | None = None) -> Reading[T]:
+def claim(reading: Reading[T], then: ShowText | None = None) -> Reading[T]:
     """Run `reading`, whose text can only be a call: if it raises `NotACall`, all of its text is
-    shown, and no call is looked for in it. `rest`: used if the failure has none."""
+    shown, and no call is looked for in it. `then`: used if the failure has none."""
     try:
         return (yield from reading)
     except NotACall as failure:
-        raise NotACall(str(failure), whole=True, rest=failure.rest or rest) from failure
+        raise NotACall(str(failure), whole=True, then=failure.then or then) from failure
 
 
-def through(*ends: str) -> Rest:
+def show_through(*ends: str) -> ShowText:
     """Shows the text up to the first of `ends`, which is included, or to the reply's end."""
-    return _through_blocks(ends)
+    return _show_blocks(ends)
 
 
-def _through_blocks(ends: tuple[str, ...], openers: tuple[str, ...] = (), depth: int = 1) -> Rest:
+def _show_blocks(ends: tuple[str, ...], openers: tuple[str, ...] = (), depth: int = 1) -> ShowText:
     """Shows the text until `depth` open blocks, and those that open in it, have ended."""
 
-    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
+    def show(reader: TextReader, emit: Emit) -> Reading[None]:
         left = depth
         while left > 0 and (found := (yield from reader.pass_until((*ends, *openers), emit))):
             emit(reader.skip(len(found)))
             left += -1 if found in ends else 1
 
-    return rest
+    return show

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+import keyword
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .json_reading import value_types
+from .json_reading import listed_parameters, resolve, value_types
 from .reading import Reading, TextReader
+
+SHORT_ID = 9
+_LETTERS = string.ascii_letters + string.digits
+
+
+def short_id(call_id: str) -> str:
+    """Nine letters and digits: the id itself if it has that form, else a digest of it."""
+    if len(call_id) == SHORT_ID and all(character in _LETTERS for character in call_id):
+        return call_id
+    digest = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest())
+    return "".join(_LETTERS[digest // 62**place % 62] for place in range(SHORT_ID))
 
 
 @dataclass(frozen=True)
@@ -20,7 +35,7 @@ class TaggedArguments:
     value_after: str
     between: str = ""
     """Text between two arguments."""
-    text: tuple[str, str] | None = ("", "")
+    quotes: tuple[str, str] | None = ("", "")
     """Text before and after a text value; `None`: it is a JSON string."""
     text_key_after: str = ""
     """`key_after` of a text value, if it differs."""
@@ -33,16 +48,32 @@ class TaggedArguments:
     """Keys must be valid Python keywords; a call with other keys has one JSON object."""
 
     @property
-    def tells_text(self) -> bool:
-        """Whether text values are written differently from other values."""
-        return bool(self.text_key_after) or self.text not in (None, ("", ""))
+    def marks_text(self) -> bool:
+        """Whether one can see by its marks that a value is text."""
+        return bool(self.text_key_after) or self.quotes not in (None, ("", ""))
 
-    def writes_text(self, schema: Any, root: Mapping[str, Any]) -> bool:
-        """Whether a value of this schema (references within `root`) may be bare text."""
+    def may_be_text(self, schema: Any, root: Mapping[str, Any]) -> bool:
+        """Whether a value of this schema (references within `root`) may be text without JSON."""
         types = value_types(schema, root)
-        if self.text is None:
+        if self.quotes is None:
             return False
         return "string" in types or (not types and self.untyped == "text")
+
+    def takes_keys(self, keys: Iterable[str]) -> bool:
+        """False: a call with these keys has one JSON object."""
+        return not self.keywords or all(
+            key.isidentifier() and key.isascii() and not keyword.iskeyword(key) for key in keys
+        )
+
+    def write(self, key: str, value: Any, schema: Any, root: Mapping[str, Any]) -> str:
+        """One argument. Without marks of text, all values of a parameter of text are bare."""
+        is_text = isinstance(value, str)
+        bare = self.may_be_text(schema, root) and (is_text or not self.marks_text)
+        written = value if bare and is_text else json.dumps(value, ensure_ascii=False)
+        before, after = (self.quotes if bare else None) or ("", "")
+        key_after = (bare and self.text_key_after) or self.key_after
+        value_after = self.value_after.replace("{key}", key)
+        return f"{self.key_before}{key}{key_after}{before}{written}{after}{value_after}"
 
 
 @dataclass(frozen=True)
@@ -74,6 +105,45 @@ class CallGrammar:
         """A JSON list of such objects between two markers."""
         call = cls.json("", "")
         return cls(call.before, call.after, f"{start}[", f"]{end}", between=", ")
+
+    def write(self, name: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        """One call. `schema`: the tool's parameters, which decide what is text."""
+        return self.write_all([(name, arguments, schema)])
+
+    def write_all(
+        self,
+        calls: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]],
+        ids: Sequence[str] = (),
+    ) -> str:
+        """`calls`: name, arguments and schema of each; `ids` are made up if there are none. A
+        format with one call per reply is repeated, one per line."""
+        texts = []
+        for number, (name, arguments, schema) in enumerate(calls):
+            call_id = short_id(ids[number] if ids else str(number))
+            before, after = self.frame(number, call_id, name)
+            texts.append(before + self._write_arguments(arguments, schema) + after)
+        if self.between is None:
+            return "\n".join(f"{self.open}{text}{self.close}" for text in texts)
+        return self.open + self.between.join(texts) + self.close
+
+    def frame(self, number: int, call_id: str, name: str) -> tuple[str, str]:
+        """What stands before and after the arguments of a call."""
+        before = self.before.replace("{digits}", str(number)).replace("{id}", call_id)
+        return before.replace("{name}", self.name_text(name)), self.after.replace("{id}", call_id)
+
+    def name_text(self, name: str) -> str:
+        """A tool's name as `before` has it: escaped if it is a JSON string there."""
+        quoted = '"{name}"' in self.before
+        return json.dumps(name, ensure_ascii=False)[1:-1] if quoted else name
+
+    def _write_arguments(self, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        tags, known = self.tagged, listed_parameters(schema)[0]
+        if tags is None or not tags.takes_keys(known):
+            return json.dumps(arguments, ensure_ascii=False)
+        return tags.between.join(
+            tags.write(key, value, resolve(known.get(key), schema), schema)
+            for key, value in arguments.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,22 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 """A generator that yields while it waits for text, and returns its result."""
 Emit = Callable[[str], None]
-Rest = Callable[["TextReader", Emit], Reading[None]]
-"""Shows the rest of the text of a call that is none."""
+ShowText = Callable[["TextReader", Emit], Reading[None]]
+"""Reads on, and emits what it reads as text."""
 _SPACE = re.compile(r"\s*")
 
 
 class NotACall(ValueError):
     """The text after a marker is no call. `whole`: everything since the marker is text; if not,
     only the marker is, and calls are looked for after it. A reader that has begun to read values
-    sets `whole`, because text in a value may look like a call. `rest` shows further text."""
+    sets `whole`, because text in a value may look like a call. `then` shows the text after it."""
 
-    def __init__(self, message: str = "", *, whole: bool = False, rest: Rest | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, whole: bool = False, then: ShowText | None = None
+    ) -> None:
         super().__init__(message)
-        self.whole = whole or rest is not None
-        self.rest = rest
+        self.whole = whole or then is not None
+        self.then = then
 
 
 class TextEnded(Exception):
@@ -50,12 +52,11 @@ class TextEvent:
 class TextReader:
     def __init__(self) -> None:
         self.events: list[TextEvent] = []
-        self.closed = False
+        self.ended = False
         self._text = ""
         self._at = 0
         self._base = 0
         self._marks = 0
-        self._open_call = False
         self._calls = 0
         self._settled = 0
         self._holding = False
@@ -71,7 +72,7 @@ class TextReader:
         self._text += text
 
     def close(self) -> None:
-        self.closed = True
+        self.ended = True
 
     @property
     def position(self) -> int:
@@ -100,7 +101,6 @@ class TextReader:
         """It can no longer be taken back. `call_id`: as the model wrote it. Raises `NotACall`."""
         if any("\ud800" <= character <= "\udfff" for character in name + call_id):
             raise NotACall("half a surrogate pair is no name", whole=True)
-        self._open_call = True
         self._calls += 1
         self.events.append(TextEvent("call", name, call_id))
 
@@ -111,7 +111,6 @@ class TextReader:
             self.events.append(TextEvent("arguments", text))
 
     def end_call(self) -> None:
-        self._open_call = False
         self._settled = self.position
         self.events.append(TextEvent("close"))
         if self._holding:
@@ -119,8 +118,8 @@ class TextReader:
             self._held_calls, self.events = self._calls, []
 
     @property
-    def calls(self) -> int:
-        """Begun so far."""
+    def calls_begun(self) -> int:
+        """Complete or not, without those that were dropped again."""
         return self._calls
 
     @property
@@ -128,36 +127,27 @@ class TextReader:
         """Position of the end of the last complete call."""
         return self._settled
 
-    @property
-    def in_call(self) -> bool:
-        return self._open_call
-
-    def abandon_call(self) -> None:
-        """The call that has begun will stay unfinished."""
-        self._open_call = False
-
     # ---- going back
 
-    def hold(self) -> None:
-        """Hold back each call from here on until it is complete, or until `let_go`."""
+    def hold_calls(self) -> None:
+        """Hold back each call from here on until it is complete, or until `release_calls`."""
         self._holding, self._held, self._held_calls = True, self.events, self._calls
         self.events = []
 
-    def let_go(self, *, keep: bool) -> None:
+    def release_calls(self, *, keep: bool) -> None:
         """Report what was held back, or drop it."""
         found, self.events = self.events, self._held
         self._holding, self._held = False, []
         if keep:
             self.events.extend(found)
         else:
-            self._calls, self._open_call = self._held_calls, False
+            self._calls = self._held_calls
 
     def give_up(self) -> None:
         """Reset the state that a failed reader has left."""
         if self._holding:
-            self.let_go(keep=False)
+            self.release_calls(keep=False)
         self.forget_marks()
-        self.abandon_call()
 
     def take_events(self) -> list[TextEvent]:
         """Events that are not held back; each is returned once."""
@@ -168,11 +158,11 @@ class TextReader:
         return found
 
     def mark(self) -> int:
-        """Mark this position; pair with `release` or `rewind`."""
+        """Mark this position; pair with `drop_mark` or `rewind`."""
         self._marks += 1
         return self.position
 
-    def release(self) -> None:
+    def drop_mark(self) -> None:
         self._marks -= 1
 
     def forget_marks(self) -> None:
@@ -185,7 +175,7 @@ class TextReader:
 
     # ---- reading
 
-    def ahead(self) -> str:
+    def unread(self) -> str:
         """Text that has arrived and is not read."""
         return self._text[self._at :]
 
@@ -200,9 +190,9 @@ class TextReader:
 
     def more(self) -> Reading[bool]:
         """Wait for text beyond what has arrived; False: the reply has ended."""
-        if not self.closed:
+        if not self.ended:
             size = len(self._text) + self._base
-            while len(self._text) + self._base == size and not self.closed:
+            while len(self._text) + self._base == size and not self.ended:
                 yield
             return len(self._text) + self._base > size
         return False
@@ -249,7 +239,7 @@ class TextReader:
         """The longest of `literals` at this position, unread; empty: none."""
         while True:
             rest = self._text[self._at : self._at + max(map(len, literals), default=0)]
-            if not self.closed and any(x != rest and x.startswith(rest) for x in literals):
+            if not self.ended and any(x != rest and x.startswith(rest) for x in literals):
                 yield from self.more()
                 continue
             return max((x for x in literals if rest.startswith(x)), key=len, default="")
@@ -265,7 +255,7 @@ class TextReader:
         if (yield from self.accept(literal)):
             return
         rest = self._text[self._at : self._at + len(literal)]
-        if self.closed and literal.startswith(rest):
+        if self.ended and literal.startswith(rest):
             raise TextEnded
         raise NotACall(f"expected {literal!r}")
 
@@ -276,7 +266,7 @@ class TextReader:
         pattern = _search(wanted) if wanted else None
         while True:
             match = pattern.search(self._text, self._at) if pattern else None
-            held = partial_at(self._text, wanted, self._at) if not self.closed else None
+            held = partial_at(self._text, wanted, self._at) if not self.ended else None
             if match and (held is None or match.start() < held):
                 emit(self.skip(match.start() - self._at))
                 return match.group()
@@ -309,7 +299,7 @@ def read_turn_ends(
         space = yield from reader.space()
         found = yield from reader.at(*ends, *openers, *markers)
         if ends_within(reader, (*ends, *openers, *markers)):
-            reader.skip(len(reader.ahead()))
+            reader.skip(len(reader.unread()))
             return ""
         if found not in ends or found in openers:
             return space
@@ -318,8 +308,8 @@ def read_turn_ends(
 
 def ends_within(reader: TextReader, literals: Iterable[str]) -> bool:
     """Whether the reply has ended inside one of `literals`."""
-    rest = reader.ahead()
-    return reader.closed and bool(rest) and any(x != rest and x.startswith(rest) for x in literals)
+    rest = reader.unread()
+    return reader.ended and bool(rest) and any(x != rest and x.startswith(rest) for x in literals)
 
 
 def partial_at(text: str, literals: Iterable[str], start: int = 0) -> int:

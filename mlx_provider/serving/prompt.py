@@ -10,7 +10,7 @@ from typing import Any
 from ..chat.media.fetch import MediaPolicy
 from ..chat.media.load import MediaClaim, load_media
 from ..chat.messages.normalise import MediaSupport, Normalised, normalise
-from ..chat.messages.tools_as_text import described_tools, fold_tools
+from ..chat.messages.tools_as_text import describe_tools, write_as_text
 from ..errors import BadRequest, ContextTooLong, MediaError, PluginError
 from ..families.tokenizer.template import TemplateLimit, fit_messages, fit_tools
 from ..protocol.requests import GenerateRequest, ModelOptions
@@ -278,11 +278,11 @@ def _render_form(
     parser = view.tool_parser or view.forced_parser
     normalised = media.normalised
     if as_text.tools:
-        normalised = media.normalise_with(described_tools(tools, parser))
+        normalised = media.normalise_with(describe_tools(tools, parser))
     messages: Sequence[Mapping[str, Any]] = normalised.messages
     messages, reply_start = split_reply(messages) if request.continues else (messages, "")
     if as_text.history:
-        messages = fold_tools(messages, parser, tools)
+        messages = write_as_text(messages, parser, tools)
     prompt = view.model.prepare(
         fit_messages(messages, form),
         tools=[] if as_text.tools else fit_tools(tools, form),

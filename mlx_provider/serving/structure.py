@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 
 from ..chat.constraints.call_text import CallMatchers, CallPredictor
 from ..chat.constraints.compiler import Thoughts
-from ..chat.messages.tools_as_text import check_readable
+from ..chat.constraints.request import demanded_names
 from ..chat.output.reply import Reply
 from ..chat.output.turn_layout import NO_LAYOUT, TurnLayout
+from ..chat.output.whole_reply import WholeReply, read_chunks
 from ..engine.request import Request, Row, RowConstraint
-from ..families.tokenizer.template import call_ids, short_id
+from ..errors import BadRequest
+from ..families.tokenizer.template import call_ids
 from ..protocol.requests import GenerateRequest
-from ..records import ReasoningParser, ToolParser
+from ..records import ReasoningParser, ToolParser, listed_parameters
+from ..records.json_reading import function_of
+from ..records.parsing import short_id
 from ..upstream.detokenizer import Detokenizer, marker_tokens
 from .weights import ModelView
 
@@ -109,6 +113,35 @@ def _opened(text: str, reasoning: ReasoningParser) -> bool:
     if tail.endswith(reasoning.openers()):
         return True
     return reasoning.unmarked == "reasoning" and bool(closers) and not tail.endswith(closers)
+
+
+def check_readable(request: GenerateRequest, parser: ToolParser) -> None:
+    """Raise `BadRequest` for a callable tool whose calls the parser would lose: it reads a call
+    with all parameters, as the grammar writes it."""
+    names = demanded_names(request)
+    for tool in request.tools:
+        function = function_of(tool)
+        name = function.get("name")
+        if not isinstance(name, str) or (names and name not in names):
+            continue
+        parameters = function.get("parameters")
+        schema = parameters if isinstance(parameters, dict) else {}
+        keys = tuple(listed_parameters(schema)[0])
+        text = parser.call_grammar().write(name, dict.fromkeys(keys, "x"), schema)
+        found = read_chunks([text], tool_parser=parser, tools=request.tools)
+        read = [(called, isinstance(v, dict) and tuple(v)) for called, v in found.whole_calls]
+        if found.cut_calls or read != [(name, keys)]:
+            raise _unreadable(name, found, parser)
+
+
+def _unreadable(name: str, found: WholeReply, parser: ToolParser) -> BadRequest:
+    lost = "its parameters" if [name] == [called for called, _ in found.calls] else "it"
+    return BadRequest(
+        f"tool {name!r} cannot be enforced: calls of it are not readable in this model's "
+        f"call format ({'; '.join(found.faults) or parser.name}); rename {lost}, or leave "
+        "tool_choice at auto",
+        param="tools",
+    )
 
 
 def make_row(

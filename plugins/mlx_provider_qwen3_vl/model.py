@@ -126,5 +126,6 @@ def load_patch_model(folder: Path, options: LoadOptions) -> PatchVisionModel:
     route_attention(model.language_model)
     vision_model = PatchVisionModel(model, info, tokenizer, marks)
     one = mx.array([1])  # a token, and its position
+    # a pass of one token finds recurrent layers
     route(lambda cache: vision_model.decode(one, cache, one), vision_model.make_cache())
     return vision_model

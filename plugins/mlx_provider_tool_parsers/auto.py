@@ -141,7 +141,7 @@ def _header(reader: TextReader, *, begun: bool = False) -> Reading[str | None]:
     addressee = yield from reader.run(_ADDRESSEE)
     known = bool(recipient) or (begun and addressee in ("self", "user", ""))
     if (known or started) and (yield from reader.accept(MESSAGE)):
-        reader.release()
+        reader.drop_mark()
         return addressee or "user"
     reader.rewind(mark)
     return None

@@ -15,7 +15,7 @@ from mlx_provider.records import (
     TextReader,
     Tools,
     claim,
-    through,
+    show_through,
 )
 
 from .json_text import identity
@@ -38,7 +38,7 @@ class GemmaFormat:
         yield from reader.space()
         while True:
             yield from reader.expect("call:")
-            yield from claim(self._call(reader, tools), through(self.end))
+            yield from claim(self._call(reader, tools), show_through(self.end))
             yield from reader.run(_BETWEEN)
             if not (yield from reader.at("call:")):
                 break
@@ -63,7 +63,7 @@ class GemmaFormat:
         opener = f"{self.start}call:"
         quotes = (self.quote, self.quote)
         tagged = TaggedArguments(
-            "", ":", "", between=",", text=quotes, untyped="json", barred=(opener,)
+            "", ":", "", between=",", quotes=quotes, untyped="json", barred=(opener,)
         )
         return ToolParser(
             start=self.start,

@@ -120,22 +120,21 @@ def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
 
 def _call(reader: TextReader, name: str) -> Reading[None]:
     """A message to a tool that is not a call is text, with headers if the call has begun."""
-    mark, before = reader.mark(), reader.calls
+    mark, before = reader.mark(), reader.calls_begun
     try:
         yield from read_call(reader, name)
     except NotACall:
         reader.rewind(mark)
         reader.forget_marks()
-        reader.abandon_call()
         show = Edges(reader.content).piece
-        if reader.calls == before:
+        if reader.calls_begun == before:
             yield from _body(reader, show, thoughts=False)
         else:
             reader.skip(len((yield from reader.pass_until(_ENDS, show))))
-    except TextEnded:
-        reader.abandon_call()
+    except TextEnded:  # the call stays unfinished
+        pass
     else:
-        reader.release()
+        reader.drop_mark()
         found = yield from reader.pass_until((*_ENDS, START, CHANNEL), ignore)
         reader.skip(len(found) if found in _ENDS else 0)
 

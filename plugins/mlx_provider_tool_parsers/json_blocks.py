@@ -6,7 +6,7 @@ Apertus: a list of objects in which the tool's name is the key of its arguments.
 import json
 
 from mlx_provider import CallGrammar, ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools, claim, through
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, claim, show_through
 
 from .json_text import JsonBlock, identity, json_block, read_call, read_json_text
 from .tagged import TagFormat
@@ -70,15 +70,15 @@ def scan_apertus(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.expect(PREFIX)
     yield from reader.space()
     yield from reader.expect("[")
-    calls_before = reader.calls
+    calls_before = reader.calls_begun
     while True:
         yield from reader.space()
         yield from reader.accept(",")
         yield from reader.space()
         if (yield from reader.accept("]")):
             break
-        yield from claim(_read_named_arguments(reader), through(SUFFIX))
-    if reader.calls == calls_before:
+        yield from claim(_read_named_arguments(reader), show_through(SUFFIX))
+    if reader.calls_begun == calls_before:
         raise NotACall("an empty list")
     yield from accept_spaced(reader, SUFFIX)
 

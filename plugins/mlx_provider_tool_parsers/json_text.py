@@ -15,13 +15,13 @@ from mlx_provider.records import (
     JsonReader,
     NotACall,
     Reading,
-    Rest,
+    ShowText,
     TextEnded,
     TextReader,
     Tools,
     claim,
     read_json,
-    through,
+    show_through,
 )
 
 from .values import accepts, refuse_constant
@@ -95,9 +95,9 @@ class JsonBlock:
 
     def read_calls(self, reader: TextReader) -> Reading[None]:
         """Read calls and `end`. Raises `NotACall`, also if there are none."""
-        before = reader.calls
+        before = reader.calls_begun
         yield from self._read_values(reader)
-        if reader.calls == before:
+        if reader.calls_begun == before:
             raise NotACall("an empty list")
         if ends := tuple(filter(None, (self.end, self.fence))):
             mark = reader.mark()
@@ -116,7 +116,7 @@ class JsonBlock:
             if not repeated or (self.bare and repeated != "{"):
                 reader.rewind(mark)
                 return
-            reader.release()
+            reader.drop_mark()
 
     def _read_value(self, reader: TextReader) -> Reading[None]:
         start = reader.mark()
@@ -130,11 +130,11 @@ class JsonBlock:
             if not begun:
                 raise
             if self.end and not self.bare:
-                rest = through(self.end)
+                then = show_through(self.end)
             else:  # other JSON ends at the first character that is invalid in JSON
-                rest = balanced_rest(start, strict=begun[1] not in CALL_KEYS)
-            raise NotACall(str(failure), whole=True, rest=rest) from failure
-        reader.release()
+                then = show_balanced(start, strict=begun[1] not in CALL_KEYS)
+            raise NotACall(str(failure), whole=True, then=then) from failure
+        reader.drop_mark()
 
     def _read_list(self, reader: TextReader) -> Reading[None]:
         yield from reader.space()
@@ -241,23 +241,23 @@ def unwrap_arguments(text: str) -> str:
 
 
 def read_call(
-    reader: TextReader, name: str, rest: Rest | None = None, call_id: str = ""
+    reader: TextReader, name: str, then: ShowText | None = None, call_id: str = ""
 ) -> Reading[None]:
-    """Report a call whose arguments, a JSON object, begin here. Raises `NotACall`. `rest` shows the
+    """Report a call whose arguments, a JSON object, begin here. Raises `NotACall`. `then` shows the
     text behind a malformed object, by default up to its closing bracket."""
     yield from reader.space()
     if not name:
         raise NotACall("a call has a name")
     first = yield from reader.peek()
     if first and first in '"[':
-        yield from claim(read_json(reader, ignore), rest)
-        raise NotACall("arguments are a JSON object", whole=True, rest=rest)
+        yield from claim(read_json(reader, ignore), then)
+        raise NotACall("arguments are a JSON object", whole=True, then=then)
     if first != "{":
         raise NotACall("arguments are a JSON object")
     reader.call(name, call_id)
     start = reader.mark()
-    yield from claim(read_json(reader, reader.arguments), rest or balanced_rest(start))
-    reader.release()
+    yield from claim(read_json(reader, reader.arguments), then or show_balanced(start))
+    reader.drop_mark()
     reader.end_call()
 
 
@@ -303,7 +303,7 @@ class Brackets:
     def read(self, reader: TextReader, emit: Emit) -> Reading[bool]:
         """Read up to the end and emit the text. False: the reply ends before."""
         while not self.ended:
-            emit(reader.skip(self.consume(reader.ahead())))
+            emit(reader.skip(self.consume(reader.unread())))
             if not self.ended and not (yield from reader.more()):
                 return False
         return True
@@ -329,13 +329,13 @@ class Brackets:
             self.ended = True
 
 
-def balanced_rest(start: int, *, strict: bool = False) -> Rest:
+def show_balanced(start: int, *, strict: bool = False) -> ShowText:
     """Shows the text up to the bracket that closes the one at `start`, a position of the reader.
     `strict`: ends earlier if the text cannot be JSON."""
 
-    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
+    def show(reader: TextReader, emit: Emit) -> Reading[None]:
         brackets = Brackets(strict)
         brackets.consume(reader.between(start, reader.position))
         yield from brackets.read(reader, emit)
 
-    return rest
+    return show

@@ -5,7 +5,7 @@ import json
 import re
 
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
-from mlx_provider.records import Emit, NotACall, Reading, Rest, TextReader, Tools, claim
+from mlx_provider.records import Emit, NotACall, Reading, ShowText, TextReader, Tools, claim
 
 from .json_text import read_json_before, read_json_text
 from .values import Arguments, functions, properties
@@ -24,7 +24,7 @@ def scan(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from reader.space()
     quoted = (yield from reader.peek()) in ('"', "'")
     name = "" if quoted else (yield from _header(reader))
-    yield from claim(_call(reader, name, tools), _element(start))
+    yield from claim(_call(reader, name, tools), _show_element(start))
 
 
 def _header(reader: TextReader) -> Reading[str]:
@@ -77,10 +77,10 @@ def _value(reader: TextReader, arguments: Arguments) -> Reading[None]:
         reader.skip(len(CDATA_END))
 
 
-def _element(start: int) -> Rest:
+def _show_element(start: int) -> ShowText:
     """Text up to the end of the element at `start`. Tags in a CDATA section do not count."""
 
-    def rest(reader: TextReader, emit: Emit) -> Reading[None]:
+    def show(reader: TextReader, emit: Emit) -> Reading[None]:
         text, depth, raw = reader.between(start, reader.position), 0, False
         while text:
             for token in _TOKEN.findall(text):
@@ -93,7 +93,7 @@ def _element(start: int) -> Rest:
             text = yield from reader.pass_until((OPEN, CLOSE, CDATA, CDATA_END), emit)
             emit(reader.skip(len(text)))
 
-    return rest
+    return show
 
 
 PARSERS = (

@@ -17,7 +17,7 @@ from mlx_provider.records import (
     Tools,
     claim,
     report_call,
-    through,
+    show_through,
 )
 
 from .json_blocks import CALLING, scan_calling
@@ -108,13 +108,13 @@ def read_calls(reader: TextReader, stop: str, *, listed: bool) -> Reading[None]:
 
 
 def scan_list(reader: TextReader, tools: Tools) -> Reading[None]:
-    before = reader.calls
+    before = reader.calls_begun
     yield from reader.accept("<|python_start|>")
     yield from reader.space()
     yield from reader.expect("[")
     yield from reader.space()
     yield from read_calls(reader, "]", listed=True)
-    if reader.calls == before:
+    if reader.calls_begun == before:
         raise NotACall("an empty list")
     yield from reader.expect("]")
     yield from reader.accept("<|python_end|>")
@@ -142,20 +142,20 @@ def _between(reader: TextReader, tools: Tools, start: str, end: str) -> Reading[
         reader.rewind(mark)
         yield from JsonBlock((start,), end).scan(reader, tools)
         return
-    reader.release()
+    reader.drop_mark()
     named = reader.mark()
     head = yield from reader.run(_HEAD)
     begun = head and (yield from reader.at("("))
     reader.rewind(named)
     calls = read_calls(reader, "]" if listed else end, listed=listed)
-    yield from claim(calls, through(end)) if begun else calls
+    yield from claim(calls, show_through(end)) if begun else calls
     yield from reader.accept("]")
     yield from reader.space()
     yield from reader.accept(end)
 
 
 def _write(start: str, end: str, between: str = ", ") -> CallGrammar:
-    keywords = TaggedArguments("", "=", "", between=", ", text=None, keywords=True)
+    keywords = TaggedArguments("", "=", "", between=", ", quotes=None, keywords=True)
     return CallGrammar("{name}(", ")", start, end, between, keywords)
 
 

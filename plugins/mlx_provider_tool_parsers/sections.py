@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_provider import CallGrammar, ToolParser
-from mlx_provider.records import NotACall, Reading, TextReader, Tools, claim, through
+from mlx_provider.records import NotACall, Reading, TextReader, Tools, claim, show_through
 
 from .json_text import JsonBlock, identity, ignore, read_call
 from .values import behind, functions
@@ -63,7 +63,7 @@ class Section:
     def scan(self, reader: TextReader, tools: Tools) -> Reading[None]:
         """Text between calls is dropped, up to another section."""
         yield from reader.accept(*self.begin)
-        before = reader.calls
+        before = reader.calls_begun
         while True:
             found = yield from reader.pass_until((self.call, *self.end, *self.begin), ignore)
             if found != self.call:
@@ -71,7 +71,7 @@ class Section:
                 break
             reader.skip(len(found))
             yield from self.one(reader, tools)
-        if reader.calls == before:
+        if reader.calls_begun == before:
             raise NotACall("a section without a call")
 
     def one(self, reader: TextReader, tools: Tools) -> Reading[None]:
@@ -82,8 +82,8 @@ class Section:
         stops = (self.fence[0] or self.separator, self.call_end, *self.end, self.call)
         name = self.name((yield from reader.until(*stops)), tools)
         yield from reader.expect(stops[0])
-        rest = through(*self.end)
-        yield from claim(read_call(reader, name, rest), rest)
+        then = show_through(*self.end)
+        yield from claim(read_call(reader, name, then), then)
         yield from reader.space()
         if self.fence[1]:
             yield from reader.accept(self.fence[1])

@@ -14,7 +14,7 @@ from mlx_provider.records import (
     Tools,
     claim,
     read_json,
-    through,
+    show_through,
 )
 
 from .json_text import JsonBlock, ignore, read_json_before
@@ -98,7 +98,7 @@ class _TagReader:
             if not wrapped:
                 yield from self.call(wrapped)
                 break
-            yield from claim(self.call(wrapped), through(form.malformed_end))
+            yield from claim(self.call(wrapped), show_through(form.malformed_end))
         closed = bool(form.block_end and (yield from accept_spaced(reader, form.block_end)))
         if not self.found:
             yield from self.nothing_found(closed)
@@ -109,8 +109,8 @@ class _TagReader:
         if not closed and not following:
             raise TextEnded
         broken = following == "<" and not closed and not (yield from reader.at(*form.blocks))
-        rest = through(form.block_end) if broken and form.block_end else None
-        raise NotACall("a block without a call", rest=rest)
+        then = show_through(form.block_end) if broken and form.block_end else None
+        raise NotACall("a block without a call", then=then)
 
     def json_calls(self, end: str) -> Reading[None]:
         known = bool if self.form.undeclared == "call" else accepts(self.tools)
@@ -131,10 +131,10 @@ class _TagReader:
         arguments = Arguments(report, self.tools, name, form.unknown, form.lines)
         yield from reader.space()
         if (yield from reader.at("{")):
-            yield from claim(self.json_body(arguments), through(form.call_end))
+            yield from claim(self.json_body(arguments), show_through(form.call_end))
         else:
             reading = self.parameters(arguments, wrapped)
-            yield from claim(reading, through(form.call_end)) if form.key_end else reading
+            yield from claim(reading, show_through(form.call_end)) if form.key_end else reading
         if not known and form.undeclared == "text":
             raise NotACall("no such tool", whole=True)
         self.found = True
@@ -183,7 +183,7 @@ class _TagReader:
                 raise TextEnded
             if found == form.key:
                 end = form.malformed_end if wrapped else form.call_end
-                yield from claim(self.parameter(arguments), through(end))
+                yield from claim(self.parameter(arguments), show_through(end))
                 continue
             if found and (wrapped or form.key_end or arguments.keys):
                 reader.skip(len(found) if found == form.call_end else 0)
@@ -267,7 +267,7 @@ class _TagReader:
         closed = not repeated and (yield from self.call_goes_on(arguments, depth))
         reader.rewind(end)
         if closed:
-            reader.release()
+            reader.drop_mark()
         else:
             reader.rewind(start)
         return closed

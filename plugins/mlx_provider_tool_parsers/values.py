@@ -34,7 +34,7 @@ def accept_spaced(reader: TextReader, *wanted: str) -> Reading[str]:
     yield from reader.space()
     found = yield from reader.accept(*wanted)
     if found:
-        reader.release()
+        reader.drop_mark()
     else:
         reader.rewind(mark)
     return found
@@ -47,7 +47,7 @@ def closes(reader: TextReader, closer: str, *following: str) -> Reading[bool]:
     yield from reader.space()
     found = yield from reader.at(*following)
     if found or not (yield from reader.peek()):
-        reader.release()
+        reader.drop_mark()
         return True
     reader.rewind(mark)
     return False

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from byte_model import read
-from mlx_provider.chat.messages.tools_as_text import check_readable, written_call
 from mlx_provider.errors import BadRequest
+from mlx_provider.serving.structure import check_readable
 from mlx_provider.testing.conformance.calls import (
     ODD_NAME,
     PLAIN,
@@ -51,7 +51,7 @@ def test_the_parser_reads_back_every_call_that_the_grammar_accepts(
 ) -> None:
     parser = PARSERS[name]
     arguments = data.draw(calls(parser))
-    text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
+    text = parser.call_grammar().write("put", arguments, SCHEMA)
     constraint = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     if model.accepts(constraint, text):
         assert reads_back(name, text, arguments) or _is_ambiguous(arguments)
@@ -66,7 +66,7 @@ def test_pieces_of_the_format_inside_values_stay_values(model: Any, name: str) -
     written = 0
     for piece in pieces(parser):
         for arguments in ({"text": f"a{piece}b", "note": ""}, {"note": piece}, {"list": [piece]}):
-            text = written_call(parser.call_grammar(), "put", arguments, SCHEMA)
+            text = parser.call_grammar().write("put", arguments, SCHEMA)
             if model.accepts(first.fork(), text):
                 assert reads_back(name, text, arguments)
                 written += 1
@@ -76,7 +76,7 @@ def test_pieces_of_the_format_inside_values_stay_values(model: Any, name: str) -
 @pytest.mark.parametrize("name", sorted(PARSERS))
 def test_every_format_writes_a_plain_call_that_its_parser_reads(model: Any, name: str) -> None:
     parser = PARSERS[name]
-    text = written_call(parser.call_grammar(), "put", PLAIN, SCHEMA)
+    text = parser.call_grammar().write("put", PLAIN, SCHEMA)
     constraint = model.start(parser.call_grammar(), tools=[TOOL], tool_choice="required")
     assert model.accepts(constraint, text)
     assert read(text, parser, [TOOL], THOUGHTS.get(name)) == ([("put", PLAIN)], "")
@@ -100,7 +100,7 @@ def test_calls_of_an_oddly_named_tool_are_read_unless_the_tool_is_refused(
         check_readable(request, parser)
     except BadRequest:
         return
-    text = written_call(parser.call_grammar(), called, arguments, schema)
+    text = parser.call_grammar().write(called, arguments, schema)
     started = model.start(parser.call_grammar(), tools=[tool], tool_choice="required")
     assert model.accepts(started, text)
     assert read(text, parser, [tool], THOUGHTS.get(name)) == ([(called, arguments)], "")

@@ -11,10 +11,10 @@ from byte_model import GREP, MOVE, read
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.patterns import whole_text
 from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Whitespace
-from mlx_provider.chat.messages.tools_as_text import check_readable, written_call, written_calls
 from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar, ToolCall, ToolParser
+from mlx_provider.serving.structure import check_readable
 from mlx_provider.testing.conformance.calls import PING, PUT, TREE
 from mlx_provider_tool_parsers import mlx_tool_parsers
 
@@ -164,7 +164,7 @@ def test_each_format_grammar_accepts_only_its_own_calls(model: Any, name: str, t
 @pytest.mark.parametrize("name", ["mistral_ids", "mistral_call_id"])
 def test_the_grammar_demands_call_ids_of_nine_letters_or_digits(model: Any, name: str) -> None:
     first = model.start(grammar(name), tools=[PING], tool_choice="required")
-    text = written_calls(grammar(name), [("ping", {}, {})], ["abcDEF123"])
+    text = grammar(name).write_all([("ping", {}, {})], ["abcDEF123"])
     for made, fits in (("Zz9Zz9Zz9", True), ("", False), ("Zz9Zz9Zz", False), ("Zz9_Zz9Zz", False)):
         assert model.accepts(first.fork(), text.replace("abcDEF123", made)) == fits
 
@@ -358,7 +358,7 @@ def test_a_tagged_format_warns_of_keywords_that_it_cannot_enforce(model: Any) ->
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_parser_reads_an_empty_call(name: str) -> None:
     parser = parsers()[name]
-    text = written_call(grammar(name), "ping", {}, {})
+    text = grammar(name).write("ping", {}, {})
     assert read_chunks([text], tool_parser=parser).calls == (("ping", "{}"),)
 
 

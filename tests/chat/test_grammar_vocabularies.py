@@ -13,7 +13,6 @@ from byte_model import MARKERS, byte_model, byte_tokenizer
 from mlx_provider.chat.constraints import compiler as compiling
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
-from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar
 from mlx_provider.testing.conformance.calls import ByteModel
@@ -93,7 +92,7 @@ def test_an_added_token_of_white_space_is_text() -> None:
     (parser,) = (each for each in mlx_tool_parsers() if each.name == "qwen3_coder")
     grammar, schema = parser.call_grammar(), {"properties": {"text": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "put", "parameters": schema}}
-    text = written_call(grammar, "put", {"text": "two\nlines\n\nand more"}, schema)
+    text = grammar.write("put", {"text": "two\nlines\n\nand more"}, schema)
     start = model.start(grammar, tools=[tool], tool_choice="required")
     assert model.accepts(start, text)
 

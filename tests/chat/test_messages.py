@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.chat.messages.normalise import MediaSupport, Normalised, normalise
-from mlx_provider.chat.messages.tools_as_text import fold_tools
+from mlx_provider.chat.messages.tools_as_text import write_as_text
 from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.errors import BadRequest
 
@@ -254,7 +254,7 @@ def test_images_of_results_follow_in_the_order_of_the_calls() -> None:
 
 def test_results_as_text_are_named_by_their_calls() -> None:
     sent = [calling(*"ab", names="fg"), result("b", "B"), result("a", "A"), USER]
-    told = fold_tools(normalise(sent, hoist_system=False).messages)[-1]
+    told = write_as_text(normalise(sent, hoist_system=False).messages)[-1]
     parts = ["Result of call 1, f:", "A", "Result of call 2, g:", "B", "go on"]
     assert told == {"role": "user", "content": "\n\n".join(parts)}
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from byte_model import read
-from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import ToolParser
 from mlx_provider_tool_parsers import mlx_tool_parsers
@@ -60,7 +59,7 @@ def test_a_grammar_text_cannot_contain_its_closing_tag(model: Any) -> None:
     parser = next(each for each in PARSERS if each.name == "qwen3_coder")
     wide = asked("start: /(?s:.*)/", tool_choice="required")
     first = model.start(parser.call_grammar(), **wide)
-    written = written_call(parser.call_grammar(), "patch", {"content": "MORE"}, PARAMETERS)
+    written = parser.call_grammar().write("patch", {"content": "MORE"}, PARAMETERS)
     assert model.accepts(first.fork(), written)
     for more in ("a\n</parameter>\nb", "a</parameter>b"):
         assert not model.accepts(first.fork(), written.replace("MORE", more))

@@ -21,7 +21,7 @@ import mlx_provider.demo
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
 from mlx_provider.chat.messages.normalise import normalise
-from mlx_provider.chat.messages.tools_as_text import fold_tools, written_calls
+from mlx_provider.chat.messages.tools_as_text import write_as_text
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.chat.output.turn_layout import TurnLayout, layout_of
 from mlx_provider.protocol.events import Delta
@@ -199,10 +199,10 @@ def test_calls_are_written_with_their_ids_as_the_template_writes_them(name: str)
     parser = TOOL_PARSERS[form.tool_parser]
     made = [call(i) for i in range(2)]
     given = [(each["function"]["name"], each["function"]["arguments"], {}) for each in made]
-    written = written_calls(parser.call_grammar(), given, [each["id"] for each in made])
+    written = parser.call_grammar().write_all(given, [each["id"] for each in made])
     assert written == outputs(form, "", "", 2)
     turn = {"role": "assistant", "content": "", "tool_calls": made}
-    assert fold_tools([turn], parser)[0]["content"] == written
+    assert write_as_text([turn], parser)[0]["content"] == written
 
 
 @pytest.mark.parametrize(

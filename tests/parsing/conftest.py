@@ -7,7 +7,6 @@ import pytest
 
 import mlx_provider_reasoning_parsers as reasoning_plugin
 import mlx_provider_tool_parsers as tool_plugin
-from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.chat.output.whole_reply import WholeReply, put_together, read_chunks
 from mlx_provider.records import ReasoningParser, ToolParser, type_of
 
@@ -31,7 +30,7 @@ REASONING_PARSERS: dict[str, ReasoningParser] = _by_name(
 def written(parser: ToolParser, name: str, arguments: dict[str, Any]) -> str:
     """A call as a model of this format writes it."""
     schema = {"properties": {key: {"type": type_of(value)} for key, value in arguments.items()}}
-    return written_call(parser.call_grammar(), name, arguments, schema)
+    return parser.call_grammar().write(name, arguments, schema)
 
 
 def tool(name: str, **types: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import pytest
 from byte_model import ENDS, byte_tokenizer
 from mlx_provider.chat.constraints.call_text import CallMatchers, CallPredictor, call_marker
 from mlx_provider.chat.constraints.compiler import GrammarCompiler
-from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.protocol.requests import GenerateRequest
 
 from .conftest import TOOL_PARSERS
@@ -74,7 +73,7 @@ def test_a_call_of_each_format_is_predicted(name: str) -> None:
     asked = GenerateRequest(model="m", tools=[TOOL])
     predictor = CallPredictor(CallMatchers(COMPILER, asked, parser))
     grammar = parser.call_grammar()
-    text = written_call(grammar, "read_file", {"path": "a.py", "lines": 12}, SCHEMA)
+    text = grammar.write("read_file", {"path": "a.py", "lines": 12}, SCHEMA)
     ids = TOKENIZER.encode(f"I read. {text}", add_special_tokens=False).ids
     right = 0
     for token in ids:

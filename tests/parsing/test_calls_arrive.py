@@ -2,7 +2,6 @@
 
 import pytest
 
-from mlx_provider.chat.messages.tools_as_text import written_calls
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.protocol.events import ToolCallDelta
 
@@ -27,7 +26,7 @@ def _calls(name: str, count: int) -> str:
     closing = "" if grammar.between is None else grammar.close
     schema = TOOLS[0]["function"]["parameters"]
     written = [(each, ARGUMENTS, schema) for each in NAMES[:count]]
-    return written_calls(grammar, written).removesuffix(closing)
+    return grammar.write_all(written).removesuffix(closing)
 
 
 def _pieces(name: str, text: str) -> tuple[list[ToolCallDelta], int]:

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.messages.tools_as_text import written_call
-
 from .conftest import TOOL_PARSERS, read_chunks, tool, written
 
 PARSERS = {parser.name: parser for parser in TOOL_PARSERS.values()}
@@ -63,7 +61,7 @@ def test_a_value_without_a_declared_type_is_read_as_written(name: str) -> None:
         ("either", 6),
         ("one", "2"),
     ):
-        text = written_call(PARSERS[name].call_grammar(), "f", {key: value}, schema)
+        text = PARSERS[name].call_grammar().write("f", {key: value}, schema)
         for chunks in ([text], list(text)):
             found = read_chunks(chunks, tool_parser=PARSERS[name], tools=tools)
             assert found.whole_calls == [("f", {key: value})], text

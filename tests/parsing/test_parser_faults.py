@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from mlx_provider.chat.messages.tools_as_text import check_readable, written_call
 from mlx_provider.chat.output.reply import Reply
 from mlx_provider.cli.parse import parse_lines
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import Reading, ReasoningParser, TextReader, ToolCall, ToolParser, Tools
+from mlx_provider.serving.structure import check_readable
 
 from .conftest import TOOL_PARSERS, put_together, read_chunks, tool
 
@@ -44,7 +44,7 @@ def late(reader: TextReader, tools: Tools) -> Reading[None]:
 def whole(reader: TextReader, tools: Tools | None) -> Reading[None]:
     yield from reader.expect("so ")
     reader.reason()
-    reader.hold()
+    reader.hold_calls()
     raise Odd
 
 
@@ -131,6 +131,6 @@ def test_empty_names_are_no_parser_fault_and_no_call(name: str, blank: str) -> N
     parser = TOOL_PARSERS[name]
     schema = tool("f", **{blank: "string"})["function"]["parameters"]
     for called in ("f", blank):
-        text = written_call(parser.call_grammar(), called, {blank: "v"}, schema)
+        text = parser.call_grammar().write(called, {blank: "v"}, schema)
         found = read_chunks([text], tool_parser=parser)
         assert (found.faults, "" in dict(found.calls)) == ((), False)

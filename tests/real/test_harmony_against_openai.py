@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from mlx_provider import LoadOptions
-from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.chat.output.whole_reply import WholeReply, read_chunks
 from mlx_provider.families.tokenizer.hf_tokenizer import load_tokenizer
 from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA
@@ -183,7 +182,7 @@ def test_a_cut_harmony_reply_is_parsed_as_by_openai_harmony(judge: Any) -> None:
 
 
 def test_a_forced_harmony_call_is_parsed_by_openai_harmony(judge: Any) -> None:
-    text = written_call(TOOL_PARSER.call_grammar(), "put", PLAIN, SCHEMA)
+    text = TOOL_PARSER.call_grammar().write("put", PLAIN, SCHEMA)
     tokens = judge.encode(text, allowed_special="all")
     call_end = judge.encode(harmony.CALL, allowed_special="all")
     role = openai_harmony.Role.ASSISTANT

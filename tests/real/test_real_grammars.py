@@ -15,7 +15,6 @@ from mlx_provider import LoadOptions
 from mlx_provider.chat.constraints.compiler import GrammarCompiler, Thoughts
 from mlx_provider.chat.constraints.schema import INDENTED, ONE_LINE, Whitespace
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
-from mlx_provider.chat.messages.tools_as_text import written_call
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer, load_tokenizer
 from mlx_provider.testing.conformance.calls import PLAIN, SCHEMA, TOOL, ByteModel, Holds
 from mlx_provider_tool_parsers import mlx_reasoning_parsers, mlx_tool_parsers
@@ -135,14 +134,14 @@ def test_a_forced_call_is_enforced_and_read_back(
 ) -> None:
     parser = TOOL_PARSERS[name]
     grammar = parser.call_grammar()
-    text = written_call(grammar, "put", PLAIN, SCHEMA)
+    text = grammar.write("put", PLAIN, SCHEMA)
     if model.decode(model.encode(text)) != text:
         pytest.skip("this vocabulary cannot write the markers: its sign for a space stands in them")
     start = model.start(grammar, **CALL)
     assert writable(model, start.fork(), text, spelled)
     assert read(text, parser, [TOOL], REASONING_PARSERS.get(name)) == ([("put", PLAIN)], "")
     wrong = {**PLAIN, "count": "many"}
-    assert not writable(model, start.fork(), written_call(grammar, "put", wrong, SCHEMA), spelled)
+    assert not writable(model, start.fork(), grammar.write("put", wrong, SCHEMA), spelled)
     assert not writable(model, start.fork(), text.replace("put", "pat", 1), spelled)
     assert not writable(model, start.fork(), "I would rather talk.", spelled)
 

@@ -11,7 +11,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from mlx_provider.chat.messages.normalise import normalise
-from mlx_provider.chat.messages.tools_as_text import described_tools, fold_tools
+from mlx_provider.chat.messages.tools_as_text import describe_tools, write_as_text
 from mlx_provider.families.tokenizer import HFTokenizer, load_tokenizer
 from mlx_provider.families.tokenizer.template import fit_messages, fit_tools
 from mlx_provider.families.tokenizer.template_probe import has_system_role, wants_turns
@@ -120,10 +120,10 @@ def prompt_of(
         system_role=has_system_role(tokenizer),
         alternate=wants_turns(tokenizer),
         text_parts=form.text_parts,
-        about_tools=described_tools(tools, None) if lacks else "",
+        about_tools=describe_tools(tools, None) if lacks else "",
     ).messages
     if has_tools(found) and not form.takes_calls:
-        found = fold_tools(found, None, tools)
+        found = write_as_text(found, None, tools)
     rendered = tokenizer.render(
         fit_messages(found, form), [] if lacks else fit_tools(tools, form), {}
     )

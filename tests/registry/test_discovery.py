@@ -70,8 +70,8 @@ BROKEN = {
     ),
     "one text of two": (
         f"{PARSER}def mlx_tool_parsers(): yield ToolParser('x', '<', '>', grammar=CallGrammar("
-        "'{name}', '>', tagged=TaggedArguments('<', '>', '>', text=('<',))))",
-        "PluginError: ToolParser 'x': grammar.tagged.text is not two texts or None",
+        "'{name}', '>', tagged=TaggedArguments('<', '>', '>', quotes=('<',))))",
+        "PluginError: ToolParser 'x': grammar.tagged.quotes is not two texts or None",
     ),
     "no name": (
         "from mlx_provider import ReasoningParser, hookimpl\n@hookimpl\n"

@@ -10,7 +10,7 @@ from mlx_provider import BadRequest, ContextTooLong, ToolParser, UnsupportedMode
 from mlx_provider.bounded_process import BoundedProcesses
 from mlx_provider.chat.constraints import compiler
 from mlx_provider.chat.constraints.vocabulary import grammar_tokenizer
-from mlx_provider.chat.messages.tools_as_text import described_tools, written_call
+from mlx_provider.chat.messages.tools_as_text import describe_tools
 from mlx_provider.families.tokenizer import template
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_CALLS as NOTE_CALLS
 from mlx_provider.families.tokenizer.hf_tokenizer import NO_TEXT_BESIDE_CALLS, REFUSES
@@ -66,7 +66,7 @@ ASKED = [{"role": "system", "content": "xSYSx"}, {"role": "user", "content": "xA
 def test_tools_are_described_if_the_template_shows_none(tiny: Any) -> None:
     model = tiny("qwen3", NO_TOOLS)
     prompt = model.prompt_of(messages=ASKED, tools=TOOLS)
-    about = described_tools(TOOLS, model.served().forced_parser)
+    about = describe_tools(TOOLS, model.served().forced_parser)
     assert prompt.startswith(f"<|im_start|>system\nxSYSx\n\n{about}<|im_end|>")
     assert "Looks at a place." in about
     assert "look" not in model.prompt_of(messages=ASKED, tools=TOOLS, tool_choice="none")
@@ -97,7 +97,7 @@ def test_calls_in_the_history_have_the_format_that_the_model_must_write(tiny: An
     prompt = model.prompt_of(messages=history, tools=TOOLS)
     assert prompt.startswith(model.prompt_of(messages=ASKED, tools=TOOLS))
     grammar = model.served().forced_parser.call_grammar()
-    written = written_call(grammar, name, arguments, TOOLS[0]["function"]["parameters"])
+    written = grammar.write(name, arguments, TOOLS[0]["function"]["parameters"])
     assert f"<|im_start|>assistant\n{written}<|im_end|>\n<|im_start|>user\nxRESULTx" in prompt
     second = model.ask(messages=history, **asked)
     assert HISTORY_AS_TEXT in second.warnings
@@ -123,7 +123,7 @@ def test_tools_that_the_template_refuses_are_described(tiny: Any) -> None:
     assert model.served().info.template.shows_tools == "always"
     prompt = model.prompt_of(messages=ASKED, tools=TOOLS)
     parser = model.served().tool_parser or model.served().forced_parser
-    assert described_tools(TOOLS, parser) in prompt
+    assert describe_tools(TOOLS, parser) in prompt
     assert TOOLS_AS_TEXT in model.ask(messages=ASKED, tools=TOOLS, max_tokens=2).warnings
 
 
@@ -184,7 +184,7 @@ def test_null_fields_of_a_tool_are_left_out(tiny: Any) -> None:
 
 def test_a_parser_can_describe_tools_itself() -> None:
     parser = ToolParser("own", "<a>", "</a>", describe=lambda tools: f"{len(tools)} of my own")
-    assert described_tools(TOOLS, parser) == "1 of my own"
+    assert describe_tools(TOOLS, parser) == "1 of my own"
 
 
 @pytest.mark.parametrize(

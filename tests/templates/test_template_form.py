@@ -14,16 +14,16 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_provider import BadRequest, TemplateForm
 from mlx_provider.chat.messages.normalise import normalise
-from mlx_provider.chat.messages.tools_as_text import described_tools, fold_tools
+from mlx_provider.chat.messages.tools_as_text import describe_tools, write_as_text
 from mlx_provider.chat.messages.turns import NO_RESULT
 from mlx_provider.families.tokenizer.hf_tokenizer import HFTokenizer
 from mlx_provider.families.tokenizer.template import (
     TemplateRenderer,
     fit_messages,
     fit_tools,
-    short_id,
 )
 from mlx_provider.families.tokenizer.template_probe import has_system_role, template_form
+from mlx_provider.records.parsing import short_id
 from mlx_provider.serving.prompt import has_tools, hides_tools
 
 BASE = """\
@@ -265,11 +265,11 @@ def conversation(system: bool, rounds: list[dict[str, Any]]) -> tuple[list[Any],
 def prompt_of(name: str, messages: list[Any], tools: list[Any]) -> str:
     form = form_of(name)
     lacks = bool(tools) and hides_tools(form, messages)
-    about = described_tools(tools, None) if lacks else ""
+    about = describe_tools(tools, None) if lacks else ""
     options: Any = {"text_parts": form.text_parts, "about_tools": about}
     found: list[Any] = normalise(messages, hoist_system=False, **options).messages
     if has_tools(found) and not form.takes_calls:
-        found = fold_tools(found)
+        found = write_as_text(found)
     return render(name, fit_messages(found, form), [] if lacks else fit_tools(tools, form))
 
 

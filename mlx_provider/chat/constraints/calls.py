@@ -2,13 +2,11 @@
 tags have a rule for each schema."""
 
 import json
-import keyword
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import BadRequest
-from ...families.tokenizer.template import SHORT_ID
 from ...records.json_reading import (
     function_of,
     implied_type,
@@ -17,7 +15,7 @@ from ...records.json_reading import (
     resolve,
     value_types,
 )
-from ...records.parsing import CallGrammar, TaggedArguments
+from ...records.parsing import SHORT_ID, CallGrammar, TaggedArguments
 from .patterns import plain_pattern, whole_text
 from .schema import ONE_LINE, Function, SchemaReader, Split, Whitespace, json_rule, literal
 from .trial import MAX_GRAMMAR
@@ -106,7 +104,7 @@ class CallRules:
         if grammar.before[:1] != "{" or grammar.open + grammar.close not in ("", "[]"):
             return None
         for i, function in enumerate(self.functions):
-            root, name = f"#/$defs/{i}", shown_name(grammar, function.name)
+            root, name = f"#/$defs/{i}", grammar.name_text(function.name)
             try:
                 call = json.loads(f"{grammar.before}0{grammar.after}".replace("{name}", name))
             except ValueError:
@@ -122,7 +120,7 @@ class CallRules:
         return {**schema, "$defs": parameters}
 
     def _before(self, name: str) -> str:
-        shown = shown_name(self.grammar, name)
+        shown = self.grammar.name_text(name)
 
         def with_numbers(text: str) -> str:
             pieces = text.split("{digits}")
@@ -139,7 +137,7 @@ class CallRules:
     def _arguments(self, i: int, function: Function) -> str:
         tags = self.grammar.tagged
         properties, required = listed_parameters(function.schema)
-        if tags is None or written_as_object(tags, properties):
+        if tags is None or not tags.takes_keys(properties):
             self.rules.append(f"args_{i}: {json_rule(function.schema, self.spaces)}")
             return f"args_{i}"
         names = {}
@@ -173,18 +171,6 @@ class CallRules:
         return rest
 
 
-def shown_name(grammar: CallGrammar, name: str) -> str:
-    quoted = '"{name}"' in grammar.before
-    return json.dumps(name, ensure_ascii=False)[1:-1] if quoted else name
-
-
-def written_as_object(tags: TaggedArguments, parameters: Iterable[str]) -> bool:
-    return tags.keywords and not all(
-        name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
-        for name in parameters
-    )
-
-
 @dataclass
 class TaggedArgument:
     rule: str
@@ -197,14 +183,14 @@ class TaggedArgument:
 
     def rules(self, split: Split) -> list[str]:
         value = resolve(self.schema, self.function.schema)
-        if self.tags.text is not None:
+        if self.tags.quotes is not None:
             listed = listed_values(value, self.function.schema) or []
             if any(isinstance(one, str) for one in listed):
                 return [f"{self.rule}: {self._list_values(listed, split)}"]
         rule, root = self.rule, self.function.schema
-        if not self.tags.writes_text(value, root):
+        if not self.tags.may_be_text(value, root):
             return self._json(rule, split)
-        if not self.tags.tells_text or value_types(value, root) == {"string"}:
+        if not self.tags.marks_text or value_types(value, root) == {"string"}:
             return self._text(rule, value, split)
         either = [f"{rule}: {rule}_t | {rule}_j"]
         return either + self._text(f"{rule}_t", value, split) + self._json(f"{rule}_j", split)
@@ -225,7 +211,7 @@ class TaggedArgument:
 
     def _list_values(self, values: list[Any], split: Split) -> str:
         """A key and one of its values. Strings have their own rule if the format requires it."""
-        around = self.tags.text or ("", "")
+        around = self.tags.quotes or ("", "")
         texts = [value for value in values if isinstance(value, str)]
         others = [json.dumps(value) for value in values if not isinstance(value, str)]
         forms = []
@@ -238,7 +224,7 @@ class TaggedArgument:
         return f"({' | '.join(forms)}) {self._after(split)}"
 
     def _text(self, rule: str, value: Mapping[str, Any], split: Split) -> list[str]:
-        before, quote = self.tags.text or ("", "")
+        before, quote = self.tags.quotes or ("", "")
         closing = quote + self.tags.value_after.replace("{key}", self.name)
         head = f"{rule}: {self._key(split, text=True)} {literal(before, split)}"
         terminal = f"{rule}_TEXT".upper()

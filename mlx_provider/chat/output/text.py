@@ -228,7 +228,7 @@ class _MarkedReply:
     def read_calls(self, marker: str, emit: Emit) -> Reading[bool]:
         """False: it was text, which went to `emit`."""
         reader, parser = self.reader, self.parser
-        start, before = reader.position, reader.calls
+        start, before = reader.position, reader.calls_begun
         if not (yield from read_block(reader, self.scan(), parser, marker, emit, self.tools)):
             reader.forget_marks()
             return False
@@ -236,7 +236,7 @@ class _MarkedReply:
         reader.answer()
         self.dropping = parser.after == "drop" and reader.calls_end > start
         self.pending_space = ""
-        if reader.calls > before:
+        if reader.calls_begun > before:
             ends, markers = parser.turn_ends, parser.visible()
             self.pending_space = yield from read_turn_ends(reader, ends, self.calls, markers)
         else:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import string
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +13,8 @@ from typing import Any
 from ...bounded_process import BoundedProcesses, ProcessEnded
 from ...errors import BadRequest, RequestFailed, UnsupportedModel, for_another
 from ...records import TemplateForm
+from ...records.parsing import short_id
 
-SHORT_ID = 9
-LETTERS = string.ascii_letters + string.digits
 BLANK_LINE = "\n\n"
 Message = Mapping[str, Any]
 
@@ -40,14 +38,6 @@ def fit_messages(messages: Sequence[Message], form: TemplateForm) -> list[dict[s
 
 def fit_tools(tools: Sequence[Message], form: TemplateForm) -> list[dict[str, Any]]:
     return [_tool(tool, form) for tool in tools]
-
-
-def short_id(call_id: str) -> str:
-    """Nine letters and digits: the id itself if it has that form, else a digest of it."""
-    if len(call_id) == SHORT_ID and all(character in LETTERS for character in call_id):
-        return call_id
-    digest = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest())
-    return "".join(LETTERS[digest // 62**place % 62] for place in range(SHORT_ID))
 
 
 def call_ids(messages: Sequence[Message]) -> frozenset[str]:

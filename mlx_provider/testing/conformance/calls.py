@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from ...chat.constraints.compiler import AfterThoughts, Constraint, GrammarCompiler
-from ...chat.messages.tools_as_text import frame
 from ...protocol.requests import GenerateRequest
 from ...records import CallGrammar, ToolParser, value_types
 from .. import DEMO
@@ -155,7 +154,7 @@ ODD = (
 
 def pieces(parser: ToolParser) -> list[str]:
     grammar = parser.call_grammar()
-    before, after = frame(grammar, 1, "abcDEF123", "put")
+    before, after = grammar.frame(1, "abcDEF123", "put")
     found = [*parser.visible(), grammar.open, grammar.close, after, before]
     if (tags := grammar.tagged) is not None:
         key = f"{tags.key_before}note{tags.key_after}"
@@ -198,7 +197,7 @@ def calls(parser: ToolParser, *, nested: bool = True) -> st.SearchStrategy[dict[
 def expected_arguments(parser: ToolParser, arguments: dict[str, Any]) -> dict[str, Any]:
     """Between tags, "null" for a union of types is no text."""
     tags = parser.call_grammar().tagged
-    if tags is None or tags.text is None or tags.tells_text:
+    if tags is None or tags.quotes is None or tags.marks_text:
         return arguments
     unions = {k for k, v in SCHEMA["properties"].items() if value_types(v, SCHEMA) > {"string"}}
     return {

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 from hypothesis import strategies as st
 
-from ...chat.messages.tools_as_text import check_readable, written_call
 from ...chat.output.whole_reply import WholeReply, read_chunks
 from ...errors import BadRequest
 from ...records import ReasoningParser, ToolParser
+from ...serving.structure import check_readable
 from . import Nonconformity, NotApplicable, calls, demand, same
 from .calls import FRAGMENTS, ByteModel, cut, for_examples, replies
 
@@ -95,7 +95,7 @@ class Format:
         return replies((*self.parser.visible(), call, call[: len(call) // 2]))
 
     def call_text(self, name: str, arguments: Any, schema: Any) -> str:
-        return written_call(self.parser.call_grammar(), name, arguments, schema)
+        return self.parser.call_grammar().write(name, arguments, schema)
 
     def constraint(self, tools: Sequence[Any]) -> Any:
         grammar = self.parser.call_grammar()
