@@ -14,7 +14,7 @@ from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_health, parse_stats, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_left_behind
-from .transport import Stream, Transport, mark_not_taken, retry
+from .transport import Stream, Transport, mark_unaccepted, retry
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class HttpClient(Transport):
             try:
                 return send()
             except EngineUnavailable as error:
-                if not error.taken:
+                if not error.maybe_accepted:
                     attachment.close()
                 raise
 
@@ -105,7 +105,7 @@ class HttpClient(Transport):
         one thread at a time."""
         with self.attaching:
             former = self.attachment
-            if former is not None and former in self._threads and not former.ending:
+            if former is not None and former in self._threads and not former.close_error:
                 return former
             managed = self._start_engine is not None
             try:
@@ -115,8 +115,8 @@ class HttpClient(Transport):
                     raise
             except EngineUnavailable as error:
                 # without an engine to start, a second attempt would only repeat this error
-                error.taken = error.taken or not managed
-                if error.taken:
+                error.maybe_accepted = error.maybe_accepted or not managed
+                if error.maybe_accepted:
                     raise
             else:
                 return self._up_to_date(attachment) if managed else attachment
@@ -131,10 +131,10 @@ class HttpClient(Transport):
             try:
                 attachment = self.attach()
             except OtherProtocol as error:
-                raise mark_not_taken(error) from None
+                raise mark_unaccepted(error) from None
             if attachment.health.pid == ending:
                 attachment.close()
-                raise mark_not_taken(EngineUnavailable(f"engine process {ending} does not end"))
+                raise mark_unaccepted(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
         attachment = retry(start)

@@ -3,8 +3,7 @@ recover from device failures, by running each row alone until it has decoded onc
 
 A pass is launched before the tokens of the previous one are read, so that the device does not wait
 for the host. Only drafts need those tokens first. Each step calls `commit_and_draft`, `launch_pass`
-and `commit`, in this order.
-"""
+and `commit`, in this order."""
 
 from __future__ import annotations
 
@@ -278,7 +277,8 @@ def _retry_all(engine: Engine, fault: Fault) -> None:
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     """Requeue the rows of a failed pass, each to run alone; prompts in it start over."""
-    log.warning("a decode step of %d rows failed (%s); they run again", len(rows), fault.summary)
+    text = "a decode step failed (%s); its rows (%d unfinished) and prompts run again"
+    log.warning(text, fault.summary, len(rows))
     engine.timer.forget()
     engine.drop_rows(rows)
     for row in rows:

@@ -70,7 +70,7 @@ class Engine:
             record = self.schedule(now)
             for result in self.run(record):
                 self.commit(result)
-            if not record.begins:  # else the next record has the passes
+            if not record.to_begin:  # else the next record has the passes
                 return self.output.take()
 
     def schedule(self, now: float) -> StepRecord:
@@ -120,23 +120,23 @@ class Engine:
     def _apply_decisions(self, record: StepRecord) -> None:
         """Before the passes: end requests and rows, preempt rows, admit and begin prompts."""
         prefixes = self.prefix_cache
-        for request in record.expired:
+        for request in record.to_expire:
             self.fail(request, RequestTimedOut("the request's time limit has passed"))
-        for row in record.cut:
+        for row in record.to_end:
             decode.finish_by_length(self, row)
-        for row, tokens in record.trims.items():
-            if row.lease is not None and row not in record.preempted:
+        for row, tokens in record.to_trim.items():
+            if row.lease is not None and row not in record.to_preempt:
                 row.lease.trim(tokens)
-        if prefixes and record.lease_admitted and record.admitted in self.scheduler.waiting:
-            prefixes.lease(record.admitted)  # before preempted rows are stored, which evicts others
-        for row in record.preempted:
+        if prefixes and record.admit_in_place and record.to_admit in self.scheduler.waiting:
+            prefixes.lease(record.to_admit)  # before preempted rows are stored, which evicts others
+        for row in record.to_preempt:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])
                 self.drop_rows([row])
                 self.end_leases([row])
-        for job in (*self.scheduler.apply(record), *record.offered):
+        for job in (*self.scheduler.apply(record), *record.to_look_up):
             self.look_up(job)
-        for job in record.begins:
+        for job in record.to_begin:
             if job not in self.scheduler.waiting:
                 continue
             self.output.start(job.request)

@@ -16,10 +16,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..isolation import attempt
+from ..isolation import CircuitBreaker, attempt
 from ..records import LoadedModel, ScoresPrompts
 from ..upstream.cache_classes import sparse
-from .circuit_breaker import CircuitBreaker
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .request import PrefillJob
 

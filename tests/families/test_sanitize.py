@@ -188,19 +188,24 @@ def test_a_text_broken_as_found_has_no_control_token(texts: list[str], word: str
         assert not any(token in left for token in texts)
 
 
+@pytest.mark.parametrize("change", ["", " | lower"])
 @given(WORDS, WORDS, st.sampled_from(["<|im_start|>", "<tool_call>"]), st.data())
 def test_parts_that_a_template_joins_make_no_control_token(
-    before: str, after: str, token: str, data: st.DataObject
+    change: str, before: str, after: str, token: str, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(token)), min_size=1, max_size=4)))
-    pieces = [token[a:b] for a, b in zip([0, *cuts], [*cuts, len(token)], strict=True)]
+    typed = token.upper() if change else token
+    pieces = [typed[a:b] for a, b in zip([0, *cuts], [*cuts, len(token)], strict=True)]
     parts = [{"text": text} for text in (before, *pieces, after)]
     template = (
-        "{% for m in messages %}<s>{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+        "{% for m in messages %}<s>{% for p in m.content %}{{ p.text"
+        + change
+        + " }}{% endfor %}{% endfor %}"
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
     made = ours.render([{"role": "user", "content": parts}], [], {})
-    assert made.text == "<s>" + "".join(part["text"] for part in parts)
+    text, joined = made.text, "<s>" + "".join(part["text"] for part in parts)
+    assert (text.lower() == joined.lower()) if change else (text == joined)
     assert [t for t in made.tokens if t in ours.control.content] == [ours.fast.token_to_id("<s>")]
 
 
@@ -252,6 +257,7 @@ SWITCHES = (
     "{{ m.content | replace('/think', '') }}",
     "{{ m.content.replace('/no_think', '').replace( '/think', '').rstrip() }}",
     "{{ m.content.split('/think') | join }}",
+    "{{ (m.content | upper).replace('/THINK', '') | lower }}",
 )
 
 

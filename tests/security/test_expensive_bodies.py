@@ -107,7 +107,7 @@ class Recorded:
 def test_a_long_text_is_searched_in_slices():
     pattern = Recorded(re.compile("<end>"))
     text = "x" * (10 * sliced.SLICE) + "<end>"
-    assert [*sliced.starts(pattern, text, 5)] == [10 * sliced.SLICE]  # type: ignore[arg-type]
+    assert [*sliced.match_starts(pattern, text, 5)] == [10 * sliced.SLICE]  # type: ignore[arg-type]
     assert pattern.widest == sliced.SLICE + 4
 
 
@@ -117,6 +117,8 @@ def test_a_search_in_slices_finds_the_matches_of_one_search(text: str, source: s
     every = re.compile(f"(?={source})")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliced, "SLICE", 7)
-        assert [*sliced.starts(every, text, longest)] == [m.start() for m in every.finditer(text)]
-        found = next(sliced.starts(re.compile(source), text, longest), None)
+        assert [*sliced.match_starts(every, text, longest)] == [
+            m.start() for m in every.finditer(text)
+        ]
+        found = next(sliced.match_starts(re.compile(source), text, longest), None)
         assert (found is not None) == (re.search(source, text) is not None)

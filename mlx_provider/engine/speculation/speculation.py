@@ -9,7 +9,7 @@ from itertools import islice, takewhile
 
 import mlx.core as mx
 
-from ...isolation import Fault, attempt
+from ...isolation import CircuitBreaker, Fault, attempt
 from ...records import (
     DeviceTokens,
     Drafter,
@@ -19,7 +19,6 @@ from ...records import (
     LoadedModel,
     PrefillChunk,
 )
-from ..circuit_breaker import CircuitBreaker
 from ..execution.decode_batch import Drafts, Forward
 from ..request import PrefillJob, Row
 from ..scheduling.step import StepPlan
@@ -148,9 +147,7 @@ class Speculation:
         if len(opened) == len(self._breakers):
             return {}
         known = [self.rows[row].rates for row in rows if row in self.rows]
-        due = any(rate.due <= self.policy.steps for rates in known for rate in rates)
-        # most steps of text without repetition ask for no row
-        left_out = self.policy.rests and not due and len(known) == len(rows)
+        left_out = len(known) == len(rows) and self.policy.asks_none(known)
         able = {row: own for row in rows if not left_out and any(own := self._rates_of(row))}
         counts = self.policy.choose([*able.values()], len(rows) - len(able), seconds)
         self.policy.end_step()

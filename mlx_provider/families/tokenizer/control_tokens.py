@@ -12,7 +12,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,10 +21,10 @@ SLICE = 2**18
 """Characters that are searched in a few milliseconds, in which `re` blocks all other threads."""
 
 
-def starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
+def match_starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
     """Ascending start positions of matches, for a pattern that reads at most `longest` characters.
-    A match across the end of a slice may be found twice or hide one that begins within it. Exact
-    for patterns that consume nothing, and for whether there is a match at all."""
+    Whether there is a match is exact. All positions are exact only for lookaheads: a match that
+    consumes text across the end of a slice may overlap the next one's."""
     for begin in range(0, len(text), SLICE):
         end = begin + SLICE
         for match in pattern.finditer(text, begin, end + longest - 1):
@@ -34,68 +33,68 @@ def starts(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[int]:
 
 
 class Edges:
-    """Positions at which strings of a client end or begin within one of the sorted `texts`."""
+    """Finds parts of control tokens that a template may complete: if a client writes `im_end|>`,
+    and the template `<|` directly before it, position 0 is an edge.
 
-    def __init__(self, texts: Sequence[str], template: str | None) -> None:
-        self._texts = texts
-        self._mirrored = sorted(text[::-1] for text in texts)
-        self._reach = max(map(len, texts), default=1) - 1
-        self._first = any_of({text[0] for text in texts})
-        self._last = any_of({text[-1] for text in texts})
+    `flags`: those of a search for whole control tokens. `template`: as in `ControlTokens`.
+    """
+
+    def __init__(self, texts: Sequence[str], template: str | None, flags: re.RegexFlag) -> None:
+        fold = self._fold = _fold_case if flags & re.IGNORECASE else str
+        self._texts = sorted(map(fold, texts))
+        self._reversed = sorted(text[::-1] for text in self._texts)
+        self._first = any_of({text[0] for text in self._texts})
+        self._last = any_of({text[-1] for text in self._texts})
+        self._longest_part = max(1, max(map(len, texts), default=0) - 1)
+        written = _read_template(template)
+        removed = sorted(written.removed, key=len, reverse=True)
+        self._removed = re.compile("|".join(map(re.escape, removed)) or "(?!)", flags)
+        self._longest_removed = max(map(len, removed), default=1)
+        either = f"(?:{self._removed.pattern})|({self._first.pattern})"
+        self._removed_or_first = re.compile(either, flags)
+        # whether the template may write a part directly before, or after, a text of the client
         opens: Callable[[str], bool] = _is_sign
         closes: Callable[[str], bool] = _is_sign
-        written = None if template is None else _read_template(template)
-        if written is not None:
-            opens = {*self._parts(written.texts, texts, from_end=True)}.__contains__
-            closes = {*self._parts(written.texts, self._mirrored, from_end=False)}.__contains__
-        removed = [] if written is None else sorted(written.removed, key=len, reverse=True)
-        self._cut = re.compile("|".join(map(re.escape, removed)) or "(?!)")
-        self._longest_cut = max(map(len, removed), default=1)
-        self._cut_or_first = re.compile(f"(?:{self._cut.pattern})|({self._first.pattern})")
-        self._opened = any(opens(text[:n]) for text in texts for n in range(1, len(text)))
-        self._completions = {*_completions(texts, opens, closes)}
-        if written is not None:
-            self._completions -= written.names
+        if written.texts is not None:
+            literals, lengths = [*map(fold, written.texts)], range(1, self._longest_part + 1)
+            opens = {literal[-n:] for literal in literals for n in lengths}.__contains__
+            closes = {literal[:n] for literal in literals for n in lengths}.__contains__
+        self._may_open = any(opens(text[:n]) for text in self._texts for n in range(1, len(text)))
+        self._middles = {*_middles(self._texts, opens, closes)} - {*map(fold, written.names)}
 
-    def of(self, text: str) -> Iterator[int]:
-        yield from self._around_cuts(text)
+    def find(self, text: str) -> Iterator[int]:
+        """One position in each such part. The template may trim white space around `text`."""
+        if next(match_starts(self._removed, text, self._longest_removed), None) is not None:
+            # what stands around a removed text may join: any first letter may begin a token
+            found = self._removed_or_first.finditer(text)
+            yield from (match.start() for match in found if match[1])
         core = text.rstrip()
-        if core and self._is_begun(core):
+        if _ends_within(self._fold(core[-self._longest_part :]), self._texts, self._first):
             yield len(core) - 1
-        if core and self._opened:
+        if self._may_open:
             start = len(core) - len(core.lstrip())
-            core = core[start:]
-            if core in self._completions or self._is_ended(core):
+            window = self._fold(core[start : start + self._longest_part])
+            if window in self._middles or _ends_within(window[::-1], self._reversed, self._last):
                 yield start
 
-    def _around_cuts(self, text: str) -> Iterator[int]:
-        """Beginnings of control tokens in a text from which the template removes something."""
-        if next(starts(self._cut, text, self._longest_cut), None) is not None:
-            yield from (match.start() for match in self._cut_or_first.finditer(text) if match[1])
 
-    def _is_begun(self, core: str) -> bool:
-        window = core[max(0, len(core) - self._reach) :]
-        starts = self._first.finditer(window)
-        return any(_begins(self._texts, window[match.start() :]) for match in starts)
-
-    def _is_ended(self, core: str) -> bool:
-        window = core[: self._reach]
-        ends = self._last.finditer(window)
-        return any(_begins(self._mirrored, window[match.end() - 1 :: -1]) for match in ends)
-
-    def _parts(
-        self, literals: Iterable[str], texts: Sequence[str], *, from_end: bool
-    ) -> Iterator[str]:
-        for literal in literals:
-            for n in range(1, min(self._reach, len(literal)) + 1):
-                part = literal[-n:] if from_end else literal[:n]
-                if _begins(texts, part if from_end else part[::-1]):
-                    yield part
+def _fold_case(text: str) -> str:
+    """Without differences of case, in equally many characters."""
+    folded = text.upper().casefold()
+    if len(folded) == len(text):
+        return folded
+    forms = ((char.upper().casefold(), char.lower(), char) for char in text)
+    return "".join(next(form for form in each if len(form) == 1) for each in forms)
 
 
-def _begins(texts: Sequence[str], part: str) -> bool:
-    at = bisect_right(texts, part)
-    return at < len(texts) and texts[at].startswith(part)
+def _ends_within(window: str, texts: Sequence[str], first: re.Pattern[str]) -> bool:
+    """Whether `window` ends inside one of the sorted `texts`, whose first letters match `first`."""
+    for match in first.finditer(window):
+        part = window[match.start() :]
+        at = bisect_right(texts, part)
+        if at < len(texts) and texts[at].startswith(part):
+            return True
+    return False
 
 
 def any_of(letters: Iterable[str]) -> re.Pattern[str]:
@@ -103,12 +102,14 @@ def any_of(letters: Iterable[str]) -> re.Pattern[str]:
 
 
 def _is_sign(part: str) -> bool:
+    """Whether it has no letter or digit: what an unknown template may write around a name."""
     return not any(map(str.isalnum, part))
 
 
-def _completions(
+def _middles(
     texts: Iterable[str], opens: Callable[[str], bool], closes: Callable[[str], bool]
 ) -> Iterator[str]:
+    """Parts of tokens of which the template may write the text before and the text after."""
     for text in texts:
         starts = [n for n in range(1, len(text)) if opens(text[:n])]
         ends = [n for n in range(2, len(text)) if closes(text[n:])] if starts else []
@@ -117,19 +118,21 @@ def _completions(
 
 @dataclass(frozen=True)
 class _TemplateTexts:
-    texts: list[str]
-    """Unchanged and trimmed."""
-    names: frozenset[str]
+    texts: list[str] | None = None
+    """What it writes: each text as it is, and without white space around it. `None`: unknown."""
+    names: frozenset[str] = frozenset()
     """Names that it looks up or compares. If it writes one of these, it is intended."""
-    removed: frozenset[str]
+    removed: frozenset[str] = frozenset()
     """Texts that it replaces, or at which it splits a text to join it again."""
 
 
-def _read_template(template: str) -> _TemplateTexts | None:
+def _read_template(template: str | None) -> _TemplateTexts:
+    if template is None:
+        return _TemplateTexts()
     try:
         tokens = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]  # noqa: S701
     except jinja2.TemplateSyntaxError:
-        return None
+        return _TemplateTexts()
     data = [text for kind, text in tokens if kind == "data"]
     strings = [text[1:-1] for kind, text in tokens if kind == "string"]
     after = pairwise(tokens)
@@ -150,7 +153,6 @@ def _removed_texts(tokens: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 SPACE_SIGN = "▁"
-UNKNOWN = "\U0010fffd"
 CHANGES_CASE = re.compile("lower|upper|title|capitalize|swapcase")
 """Filters and methods in a template that can turn other text into a control token."""
 HTML_TAG = re.compile(
@@ -159,8 +161,8 @@ HTML_TAG = re.compile(
 
 
 def is_vocabulary(token: Any, template: str) -> bool:
-    """Whether an added token (`tokenizers.AddedToken`) is text: a word, white space, one sign, or
-    an HTML tag that the template neither opens nor closes."""
+    """Whether an added token (`tokenizers.AddedToken`) is text: a word, white space, one
+    character, or an HTML tag that the template neither opens nor closes."""
     shown = token.content.replace(SPACE_SIGN, " ").strip()
     pair = (shown.replace("</", "<"), shown.replace("</", "<").replace("<", "</"))
     tag = HTML_TAG.fullmatch(shown) is not None and not any(text in template for text in pair)
@@ -180,38 +182,40 @@ class ControlTokens:
         added: dict[int, Any] = fast.get_added_tokens_decoder()
         source = template or ""
         self.content = {i: t.content for i, t in added.items() if not is_vocabulary(t, source)}
+        """Texts by token id."""
         self.normalized = frozenset(i for i in self.content if added[i].normalized)
         for text in reserved:
-            token = fast.token_to_id(text)
-            if token is not None:
-                self.content.setdefault(token, text)
+            token_id = fast.token_to_id(text)
+            if token_id is not None:
+                self.content.setdefault(token_id, text)
         self.vocabulary = [token for i, token in added.items() if i not in self.content]
+        """The other added tokens."""
         self.texts = sorted({*self.content.values(), *reserved} - {""})
         flags = re.IGNORECASE if template is None or CHANGES_CASE.search(template) else re.NOFLAG
         self._find = re.compile(pattern_of(self.texts), flags)
         self._find_all = re.compile(f"(?={self._find.pattern})", flags)
         self._longest = max(map(len, self.texts), default=1)
-        self._edges = Edges(self.texts, template)
+        self._edges = Edges(self.texts, template, flags)
         self.reachable = _reachable(fast, self.content, self.normalized)
-        """Whether text without a literal control token may still encode to the id of one."""
         self._normalizer = fast.normalizer
 
     def touched(self, text: str) -> bool:
         """Whether `text` holds a control token, or a part of one that a template may complete."""
-        within = starts(self._find, text, self._longest)
-        return next(within, None) is not None or next(self._edges.of(text), None) is not None
+        within = match_starts(self._find, text, self._longest)
+        return next(within, None) is not None or next(self._edges.find(text), None) is not None
 
     def breaks(self, text: str) -> array[int]:
         """Ascending indices of characters to hide so that `text` gives no control token, alone or
         within a template. A text of megabytes may consist only of them."""
-        places = array("Q", starts(self._find_all, text, self._longest))
-        for place in self._edges.of(text):
+        places = array("Q", match_starts(self._find_all, text, self._longest))
+        for place in self._edges.find(text):
             at = bisect_left(places, place)
             if places[at : at + 1] != array("Q", [place]):
                 places.insert(at, place)
         return places
 
     def keeps(self, mark: str) -> bool:
+        """Whether the tokenizer's normaliser leaves this character in a text."""
         return self._normalizer is None or mark in self._normalizer.normalize_str(mark)
 
 
@@ -235,6 +239,9 @@ def _expression(node: Mapping[str, Any]) -> str:
 
 
 def _reachable(fast: Any, content: Mapping[int, str], normalized: frozenset[int]) -> bool:
-    changes = fast.normalizer is not None or any(SPACE_SIGN in text for text in content.values())
-    in_model = partial(fast.model.token_to_id)
-    return changes and (bool(normalized) or any(in_model(t) is not None for t in content.values()))
+    """Whether text without a literal control token may still encode to the id of one: after a
+    normaliser, or as SentencePiece writes spaces, other text can equal a token that is found after
+    normalising, or that is in the model's own vocabulary."""
+    if fast.normalizer is None and not any(SPACE_SIGN in text for text in content.values()):
+        return False
+    return bool(normalized) or any(fast.model.token_to_id(t) is not None for t in content.values())

@@ -21,13 +21,16 @@ from itertools import chain, islice
 from typing import Any
 
 from ...errors import BadRequest
-from .control_tokens import SPACE_SIGN, UNKNOWN, ControlTokens, any_of
+from .control_tokens import SPACE_SIGN, ControlTokens, any_of
 
 MARKS = (
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFD)),
     range(0xA000, 0xA48D),
 )
 """Private characters, and Yi syllables for normalizers that drop those."""
+
+UNKNOWN = "\U0010fffd"
+"""A character that no vocabulary has: the model writes it as its unknown token."""
 
 JOINED = 4096
 """Replacements whose parts are in memory at once. A part takes about a hundred bytes."""
