@@ -13,8 +13,8 @@ from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_health, parse_stats, request_body
-from .runtime_folder import OWN, PYTHON, differences, is_left_behind
-from .transport import Stream, Transport, mark_not_taken, retry
+from .runtime_folder import OWN, PYTHON, differences, is_outdated
+from .transport import Stream, Transport, mark_not_accepted, retry
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class HttpClient(Transport):
             try:
                 return send()
             except EngineUnavailable as error:
-                if not error.taken:
+                if not error.maybe_accepted:
                     attachment.close()
                 raise
 
@@ -111,12 +111,12 @@ class HttpClient(Transport):
             try:
                 attachment = self.attach()
             except OtherProtocol as error:
-                if not managed or is_left_behind() or not self.stop(error.message, "idle"):
+                if not managed or is_outdated() or not self.stop(error.message, "idle"):
                     raise
             except EngineUnavailable as error:
                 # without an engine to start, a second attempt would only repeat this error
-                error.taken = error.taken or not managed
-                if error.taken:
+                error.maybe_accepted = error.maybe_accepted or not managed
+                if error.maybe_accepted:
                     raise
             else:
                 return self._up_to_date(attachment) if managed else attachment
@@ -131,15 +131,15 @@ class HttpClient(Transport):
             try:
                 attachment = self.attach()
             except OtherProtocol as error:
-                raise mark_not_taken(error) from None
+                raise mark_not_accepted(error) from None
             if attachment.health.pid == ending:
                 attachment.close()
-                raise mark_not_taken(EngineUnavailable(f"engine process {ending} does not end"))
+                raise mark_not_accepted(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
         attachment = retry(start)
         if attachment.health.version != __version__:
-            raise _other_version(attachment, RESTART_THIS if is_left_behind() else OWN_ENGINE)
+            raise _other_version(attachment, RESTART_THIS if is_outdated() else OWN_ENGINE)
         return attachment
 
     def _up_to_date(self, attachment: Stream) -> Stream:
@@ -151,7 +151,7 @@ class HttpClient(Transport):
             changed = {OWN: f"{OWN}: {health.version}, here {__version__}"} | changed
         if not changed:
             return attachment
-        if OWN in changed and is_left_behind():
+        if OWN in changed and is_outdated():
             raise _other_version(attachment, RESTART_THIS)
         summary = "; ".join(changed.values())
         # with another Python or other settings, other clients may need the engine as it is

@@ -1,7 +1,6 @@
 """Requests of one client to an engine. A thread reads each reply, so that any thread or event loop
-may read its events. Only if an error has `taken = False` is the request sent again, because no
-engine can have accepted it: no process listens, the engine refuses because it is ending, or the
-connection is lost at once."""
+may read its events. A request is sent again only after an error without `maybe_accepted`: no
+process listens, the engine refuses because it is ending, or the connection is lost at once."""
 
 import os
 import socket
@@ -43,8 +42,8 @@ READ_AHEAD, READ_AGAIN_SECONDS = 2**18, 0.005
 time until the next look."""
 
 
-def mark_not_taken(error: EngineUnavailable) -> EngineUnavailable:
-    error.taken = False
+def mark_not_accepted(error: EngineUnavailable) -> EngineUnavailable:
+    error.maybe_accepted = False
     return error
 
 
@@ -56,8 +55,8 @@ def retry(work: Callable[[], T]) -> T:
             return work()
         except EngineUnavailable as error:
             pause = next(pauses, None)
-            if error.taken or pause is None:
-                error.taken = True  # nothing around this repeats it once more
+            if error.maybe_accepted or pause is None:
+                error.maybe_accepted = True  # nothing around this repeats it once more
                 raise
             time.sleep(pause)
 
@@ -200,7 +199,7 @@ class Transport:
         except TimeoutError:
             raise _no_answer(ANSWER_SECONDS) from None
         except EngineDied as error:
-            raise mark_not_taken(error) from None  # the connection has no request
+            raise mark_not_accepted(error) from None  # the connection has no request
 
     def close(self) -> None:
         """Cancels running requests. A later one opens a new connection."""
@@ -257,18 +256,18 @@ class Transport:
                 if response.status_code not in ok:
                     error = error_of(response.status_code, path, response.read())
                     # an ending engine refuses with exactly this class, not with a subclass
-                    raise mark_not_taken(error) if type(error) is EngineUnavailable else error
+                    raise mark_not_accepted(error) if type(error) is EngineUnavailable else error
                 yield response
         except httpx.RequestError as failure:
             if stream.ending:
                 raise stream.ending from None
             if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
                 message = f"no engine answers at {self.address}: {failure}"
-                raise mark_not_taken(EngineUnavailable(message)) from None
+                raise mark_not_accepted(EngineUnavailable(message)) from None
             if isinstance(failure, httpx.ReadTimeout) and seconds is not None:
                 raise _no_answer(seconds) from None
             died = EngineDied(f"the engine ended while it held this request: {failure}")
-            died.taken = answered or time.monotonic() - began > LOST_AT_ONCE
+            died.maybe_accepted = answered or time.monotonic() - began > LOST_AT_ONCE
             raise died from None
         except ValidationError as failure:  # of `EventStream.take`
             raise EngineUnavailable(f"the engine's events cannot be read: {failure}") from None
