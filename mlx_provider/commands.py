@@ -18,7 +18,7 @@ from .config import PREFIX, installed_version
 from .gateway.config import TIMEOUT, proxy_config
 from .gateway.engine import SeparateGateway, run_request, separate_engine, separate_gateway
 from .gateway.foreground import END_SIGNALS, ending_by_signal
-from .gateway.models import MEMORY_SHARE, device_memory, footprint_of
+from .gateway.models import device_memory, footprint_of, request_memory
 from .gateway.proxy import Proxy, require_proxy
 from .protocol.events import Delta, Done, Failed
 from .protocol.health import ModelStatus
@@ -31,17 +31,19 @@ from .upstream.runtime import active_blas, preload_blas
 if TYPE_CHECKING:
     from .records import LoadedModel
 
-# a gateway, or an engine alone
-__all__ = ["TIMEOUT", "Proxy", "SeparateGateway", "long_command", "proxy_config", "require_proxy"]
-__all__ += ["separate_engine", "separate_gateway"]
-# requests to an engine
-__all__ += ["Delta", "Done", "EngineClient", "Failed", "GenerateRequest", "ModelOptions"]
-__all__ += ["ModelStatus", "run_request"]
-# models
-__all__ += ["checkpoint", "context_in_memory", "folder_of", "full_name", "load_model"]
-# this process and its settings
-__all__ += ["PREFIX", "EngineSettings", "PluginRegistry", "active_blas", "installed_version"]
-__all__ += ["preload_blas", "prepare_mlx"]
+__all__ = [  # noqa: RUF022 (by subject)
+    # a gateway, or an engine alone
+    "TIMEOUT", "Proxy", "SeparateGateway", "long_command", "proxy_config", "require_proxy",
+    "separate_engine", "separate_gateway",
+    # requests to an engine
+    "Delta", "Done", "EngineClient", "Failed", "GenerateRequest", "ModelOptions", "ModelStatus",
+    "run_request",
+    # models
+    "checkpoint", "context_in_memory", "folder_of", "full_name", "load_model",
+    # this process and its settings
+    "PREFIX", "EngineSettings", "PluginRegistry", "active_blas", "installed_version",
+    "preload_blas", "prepare_mlx",
+]  # fmt: skip
 
 
 def prepare_mlx() -> None:
@@ -51,12 +53,12 @@ def prepare_mlx() -> None:
     prepare()
 
 
-def context_in_memory(model: str, most: int) -> int:
-    """Tokens of context, at most `most`, that fit into memory with the model. Imports MLX."""
+def context_in_memory(model: str, limit: int) -> int:
+    """Tokens of context, at most `limit`, that fit into memory with the model. Imports MLX."""
     from .serving.estimate import context_that_fits
 
-    memory = int(MEMORY_SHARE * device_memory())
-    return context_that_fits(footprint_of(checkpoint(model)), memory, most)
+    memory = request_memory(device_memory())
+    return context_that_fits(footprint_of(checkpoint(model)), memory, limit)
 
 
 def load_model(folder: Path, dtype: str | None = None, **options: Any) -> LoadedModel:

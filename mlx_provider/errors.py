@@ -155,7 +155,7 @@ class EngineUnavailable(MLXProviderError):
     status = 503
     code = "engine_unavailable"
     maybe_accepted = True
-    """Whether an engine may have accepted the request; otherwise a client may send it again."""
+    """Whether an engine may have accepted the request; if not, a client may send it again."""
 
 
 class EngineDied(EngineUnavailable):

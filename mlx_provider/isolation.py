@@ -1,19 +1,22 @@
-"""Catches any error at four boundaries: a request's work on the host (`Engine.isolate`), a pass of
-the device or a trial (`attempt`), a plugin's call, a thread of its own. Says whose code failed."""
+"""Catches any error at four boundaries, and says whose code failed: a request's work on the host
+(`Engine.isolate`), work whose caller goes on without it, as a pass of the device or a trial
+(`attempt`), a plugin's call (`plugin_call`), and a thread (`background`, or `resolve`). What keeps
+failing is disabled for a while (`CircuitBreaker`)."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .errors import MLXProviderError, PluginError, RequestFailed
 from .logs import Trace
@@ -156,6 +159,13 @@ class Fault:
         remedy = MEMORY_HINT if full else ""
         return self.of_plugin() or RequestFailed(f"{part} failed: {self.summary}{remedy}")
 
+    def log(self, part: str) -> None:
+        """A deliberate one briefly."""
+        if self.deliberate:
+            log.info("%s failed: %s", part, self.summary)
+        else:
+            log.error("%s failed\n%s", part, self.trace)
+
     def of_plugin(self) -> PluginError | None:
         """The error of a plugin that the same request would cause again. `None`: the machine is the
         cause, or a built-in plugin called the core."""
@@ -185,12 +195,12 @@ class Isolation:
     gets it."""
 
     def __init__(
-        self, failed: Callable[[Fault], None] | None = None, *, generator: bool = False
+        self, failed: Callable[[Fault], None] | None = None, *passes: type[BaseException]
     ) -> None:
-        """`failed` also gets the fault. `generator`: the block yields, and can be closed."""
+        """`failed` also gets the fault. Errors of the classes `passes` are none."""
         self.fault: Fault | None = None
         self._failed = failed
-        self._passes = (GeneratorExit,) if generator else ()
+        self._passes = passes
 
     def __enter__(self) -> Isolation:
         return self
@@ -213,6 +223,15 @@ def attempt(work: Callable[[], T]) -> T | Fault:
     return cast("Fault", tried.fault)
 
 
+def attempt_generator(
+    work: Callable[[], Generator[Any, Any, object]], *passes: type[BaseException]
+) -> Generator[Any, Any, Fault | None]:
+    """The same for a generator. Errors of the classes `passes` are no faults."""
+    with Isolation(None, GeneratorExit, *passes) as tried:
+        yield from work()
+    return tried.fault
+
+
 def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProviderError]) -> T:
     """Return the result. A fault is raised as an error of the caller."""
     found = attempt(work)
@@ -223,4 +242,62 @@ def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProvider
 
 def background(part: str) -> Isolation:
     """For work that nobody waits for. Its fault is only logged."""
-    return Isolation(lambda fault: log.error("%s failed\n%s", part, fault.trace))
+    return Isolation(lambda fault: fault.log(part))
+
+
+def resolve(future: Future[T], work: Callable[[], T]) -> None:
+    """For work that another thread waits for: `future` gets the result, or the error."""
+    with Isolation(lambda fault: future.set_exception(fault.error)):
+        future.set_result(work())
+
+
+# ---- features that keep failing
+
+TOLERATED = 1
+"""Failures after which the feature is still used."""
+FIRST_WAIT = 256
+"""Steps without failure after which the feature is tried again, or its failures are forgotten."""
+LONGEST_WAIT = 2**16
+"""About twenty minutes at fifty steps per second."""
+
+
+class CircuitBreaker:
+    """Disables a feature that keeps failing, and tries it again after waits that grow."""
+
+    def __init__(self, disabled: str = "", enabled: str = "") -> None:
+        """Texts for the log, if any: `disabled` has a place for the number of failures."""
+        self._disabled, self._enabled = disabled, enabled
+        self.closed = True
+        self.failures = 0
+        self._successes = 0
+        self._needed = FIRST_WAIT
+
+    def record_failure(self) -> bool:
+        """Count a failure of the feature or of its fallback. Returns whether this disables it."""
+        self._successes = 0
+        if not self.closed:
+            return False
+        self.failures += 1
+        self.closed = self.failures <= TOLERATED
+        if self._disabled and not self.closed:
+            log.error(self._disabled, self.failures)
+        return not self.closed
+
+    def record_success(self, *, used: bool) -> bool:
+        """Count a step without failure. Returns whether the feature is enabled again. `used`: the
+        step used the feature. The first failure of a trial ends it and doubles the next wait,
+        unless as many steps succeeded before."""
+        if self.closed and not used:
+            return False
+        self._successes += 1
+        if self._successes < self._needed:
+            return False
+        self._successes = 0
+        if self.closed:
+            self.failures, self._needed = 0, FIRST_WAIT
+            return False
+        self.closed, self.failures = True, TOLERATED
+        self._needed = min(2 * self._needed, LONGEST_WAIT)
+        if self._enabled:
+            log.info(self._enabled)
+        return True

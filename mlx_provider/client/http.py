@@ -14,7 +14,7 @@ from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_health, parse_stats, request_body
 from .runtime_folder import OWN, PYTHON, differences, is_outdated
-from .transport import Stream, Transport, mark_not_accepted, retry
+from .transport import Stream, Transport, mark_unaccepted, retry
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class HttpClient(Transport):
         one thread at a time."""
         with self.attaching:
             former = self.attachment
-            if former is not None and former in self._threads and not former.ending:
+            if former is not None and former in self._threads and not former.close_error:
                 return former
             managed = self._start_engine is not None
             try:
@@ -131,10 +131,10 @@ class HttpClient(Transport):
             try:
                 attachment = self.attach()
             except OtherProtocol as error:
-                raise mark_not_accepted(error) from None
+                raise mark_unaccepted(error) from None
             if attachment.health.pid == ending:
                 attachment.close()
-                raise mark_not_accepted(EngineUnavailable(f"engine process {ending} does not end"))
+                raise mark_unaccepted(EngineUnavailable(f"engine process {ending} does not end"))
             return attachment
 
         attachment = retry(start)

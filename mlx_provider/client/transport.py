@@ -1,6 +1,6 @@
-"""Requests of one client to an engine. A thread reads each reply, so that any thread or event loop
-may read its events. A request is sent again only after an error without `maybe_accepted`: no
-process listens, the engine refuses because it is ending, or the connection is lost at once."""
+"""Requests of one client to an engine. A thread reads each stream, so that any thread or event loop
+may read its events. A request is sent again only if no engine can have accepted it: its error then
+has `maybe_accepted = False`."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ import httpx
 from pydantic import ValidationError
 
 from ..errors import EngineDied, EngineUnavailable, MLXProviderError, RequestFailed
-from ..isolation import Isolation
+from ..isolation import attempt
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import EVENT_BATCH, Accepted, Failed
 from ..protocol.health import Health
@@ -42,7 +42,7 @@ READ_AHEAD, READ_AGAIN_SECONDS = 2**18, 0.005
 time until the next look."""
 
 
-def mark_not_accepted(error: EngineUnavailable) -> EngineUnavailable:
+def mark_unaccepted(error: EngineUnavailable) -> EngineUnavailable:
     error.maybe_accepted = False
     return error
 
@@ -56,7 +56,7 @@ def retry(work: Callable[[], T]) -> T:
         except EngineUnavailable as error:
             pause = next(pauses, None)
             if error.maybe_accepted or pause is None:
-                error.maybe_accepted = True  # nothing around this repeats it once more
+                error.maybe_accepted = True  # so that an outer `retry` gives up, too
                 raise
             time.sleep(pause)
 
@@ -71,7 +71,7 @@ class Stream:
     def __init__(self) -> None:
         self.first: Future[Any] = Future()
         """The first line. Empty: the reply ended without one."""
-        self.ending: MLXProviderError | None = None
+        self.close_error: MLXProviderError | None = None
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
 
@@ -80,14 +80,14 @@ class Stream:
         never blocks, safe from any thread. Ignored in a forked child: the connection belongs to its
         parent."""
         if os.getpid() == self._pid:
-            self.ending = self.ending or error or RequestFailed.cancellation()
+            self.close_error = self.close_error or error or RequestFailed.cancellation()
             self._shut()
 
     def trace(self, event: str, values: Mapping[str, Any]) -> None:
         """Called by httpx (extension `trace`): keeps the socket as soon as it is connected."""
         if event.endswith(("connect_unix_socket.complete", "connect_tcp.complete", "tls.complete")):
             self._socket = values["return_value"].get_extra_info("socket")
-            if self.ending:
+            if self.close_error:
                 self._shut()
 
     def _shut(self) -> None:
@@ -122,7 +122,7 @@ class EventStream(Stream):
                 raise EngineUnavailable("the engine's first event is not 'accepted'")
             self.first.set_result(first)
         self.events.put(found)
-        while self.events.unread > READ_AHEAD and not self.ending:
+        while self.events.unread > READ_AHEAD and not self.close_error:
             time.sleep(READ_AGAIN_SECONDS)
 
     def end(self, error: MLXProviderError | None) -> None:
@@ -143,10 +143,12 @@ class Transport:
 
     def _reset(self) -> None:
         self.attaching = threading.Lock()
+        """Of `HttpClient`, which attaches in one thread at a time."""
         self.attachment: Stream | None = None
         """The open connection by which engine and client notice each other's end, and the engine
         counts its clients."""
-        self._threads: dict[Stream, threading.Thread] = {}
+        self._threads: dict[Stream, threading.Thread | None] = {}
+        """Running requests. `None`: the thread that asks reads the reply."""
         self.__dict__.pop("_http", None)
 
     @cached_property
@@ -175,7 +177,7 @@ class Transport:
         return stream
 
     def send(self, path: str, body: bytes) -> Generation:
-        """Wait until the request is accepted. Raises typed errors."""
+        """Wait until the request is accepted. A thread reads the events. Raises typed errors."""
         stream = EventStream()
         return Generation(self._start(stream, "POST", path, body), stream.events, stream.close)
 
@@ -187,41 +189,49 @@ class Transport:
         body: bytes = b"",
         seconds: float | None = ANSWER_SECONDS,
     ) -> bytes:
-        with self._response(Stream(), method, path, body, ok, seconds) as response:
-            return response.read()
+        """The whole reply, read in the calling thread. Raises typed errors."""
+        stream = Stream()
+        self._threads[stream] = None
+        try:
+            with self._response(stream, method, path, body, ok, seconds) as response:
+                return response.read()
+        finally:
+            self._threads.pop(stream, None)
 
     def hold(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, Stream]:
-        """The first line of a reply (empty: none), and its connection, which stays open until one
-        side ends it. Raises typed errors."""
+        """The first line of a reply (empty: none), and its connection, which a thread keeps open
+        until one side ends it. Raises typed errors."""
         stream = Stream()
         try:
             return self._start(stream, method, path, body, ANSWER_SECONDS), stream
         except TimeoutError:
             raise _no_answer(ANSWER_SECONDS) from None
         except EngineDied as error:
-            raise mark_not_accepted(error) from None  # the connection has no request
+            raise mark_unaccepted(error) from None  # the connection has no request
 
     def close(self) -> None:
         """Cancels running requests. A later one opens a new connection."""
         threads = dict(self._threads)
         for stream in threads:
             stream.close(EngineUnavailable("this client was closed"))
-        # one that has not started yet cannot be joined
-        for thread in filter(threading.Thread.is_alive, threads.values()):
-            thread.join(CLOSE_SECONDS)
+        for thread in threads.values():
+            if thread is not None and thread.is_alive():  # else it cannot be joined yet
+                thread.join(CLOSE_SECONDS)
 
     def _start(
         self, stream: Stream, method: str, path: str, body: bytes, seconds: float | None = None
     ) -> Any:
         """Read the reply in a thread. Returns its first line or event. Raises `TimeoutError`."""
 
-        def run() -> None:
-            with Isolation() as reading, self._response(stream, method, path, body) as response:
+        def read() -> None:
+            with self._response(stream, method, path, body) as response:
                 lines = LineBuffer()
                 for piece in response.iter_raw():
                     for line in filter(None, lines.feed(piece)):
                         stream.take(line)
-            fault = reading.fault
+
+        def run() -> None:
+            fault = attempt(read)
             stream.end(None if fault is None else fault.of_request("the request to the engine"))
             self._threads.pop(stream, None)
 
@@ -256,14 +266,14 @@ class Transport:
                 if response.status_code not in ok:
                     error = error_of(response.status_code, path, response.read())
                     # an ending engine refuses with exactly this class, not with a subclass
-                    raise mark_not_accepted(error) if type(error) is EngineUnavailable else error
+                    raise mark_unaccepted(error) if type(error) is EngineUnavailable else error
                 yield response
         except httpx.RequestError as failure:
-            if stream.ending:
-                raise stream.ending from None
+            if stream.close_error:
+                raise stream.close_error from None
             if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
                 message = f"no engine answers at {self.address}: {failure}"
-                raise mark_not_accepted(EngineUnavailable(message)) from None
+                raise mark_unaccepted(EngineUnavailable(message)) from None
             if isinstance(failure, httpx.ReadTimeout) and seconds is not None:
                 raise _no_answer(seconds) from None
             died = EngineDied(f"the engine ended while it held this request: {failure}")
@@ -279,10 +289,7 @@ def _no_answer(seconds: float) -> EngineUnavailable:
 
 def _keep_alive() -> list[tuple[int, int, int]]:
     """Detect within half a minute that the engine's machine has left the network."""
-    if sys.platform == "darwin":
-        idle = socket.TCP_KEEPALIVE
-    else:
-        idle = socket.TCP_KEEPIDLE
+    idle = getattr(socket, "TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE")
     tcp = socket.IPPROTO_TCP
     values = ((idle, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((tcp, *value) for value in values)]

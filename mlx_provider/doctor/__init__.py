@@ -5,10 +5,12 @@ that `proxy.token` may start an engine. It uses the network only for a model tha
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from ..errors import MLXProviderError
-from ..isolation import Fault, Isolation, attempt
+from ..isolation import Fault, attempt
 from . import versions
 from .subject import STATES, Finding, Subject
 
@@ -85,9 +87,8 @@ def run(checks: Iterable[tuple[str, Any, str]], subject: Subject) -> list[Findin
     """The findings of all checks. If one raises, what it has found stays, with its error."""
     found: list[Finding] = []
     for name, check, remedy in checks:
-        with Isolation() as checking:
-            found += check(subject)
-        if (fault := checking.fault) is not None:
+        findings = chain.from_iterable(map(check, [subject]))  # runs nothing yet
+        if (fault := attempt(partial(found.extend, findings))) is not None:
             error = fault.error
             summary = error.message if isinstance(error, MLXProviderError) else fault.summary
             found.append(Finding(name, "fail", summary, remedy))

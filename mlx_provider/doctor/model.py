@@ -1,7 +1,9 @@
 """The checks of one model: files, memory, chat template, formats, and one token through a real
-proxy. `model_checks` in `__init__.py` lists them."""
+proxy. `model_checks` in `__init__.py` lists them. `Finding.of` an empty problem is `ok`. What a
+check raises becomes a finding that fails."""
 
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -9,27 +11,17 @@ from pathlib import Path
 
 from ..chat.output.whole_reply import read_chunks
 from ..config import PREFIX
-from ..families.checkpoint import named_context, text_fields
+from ..families.checkpoint import known_to_mlx_lm, known_to_mlx_vlm, named_context, text_fields
+from ..families.tokenizer import template_probe as probe
 from ..families.tokenizer.hf_tokenizer import common_length
 from ..families.tokenizer.template import fit_messages
-from ..families.tokenizer.template_probe import (
-    AGAIN,
-    ASKED,
-    KEY,
-    NAME,
-    SAID,
-    TOOL,
-    VALUES,
-    called_once,
-)
 from ..gateway.config import proxy_config, write_config
 from ..gateway.engine import end_when
-from ..gateway.models import device_memory
+from ..gateway.models import device_memory, request_memory
 from ..gateway.proxy import start_proxy
 from ..logs import format_size
-from ..serving.estimate import context_that_fits, footprint
+from ..serving.estimate import Footprint, context_that_fits, footprint
 from ..serving.hub import full_name
-from ..serving.memory_limit import pool_limit
 from ..serving.weight_files import broken_files, stored_tensors
 from .subject import Finding, State, Subject
 
@@ -70,9 +62,10 @@ def check_files(subject: Subject) -> Iterator[Finding]:
     problems = broken_files(subject.folder)
     if not stored_tensors(subject.folder):
         problems.append("no weights (*.safetensors)")
-    found = [f"{subject.folder}: {problem}" for problem in problems]
-    for problem in found or [""]:
-        yield Finding.of("model.files", problem, "the weights are whole", "download it again")
+    for problem in problems:
+        yield Finding("model.files", "fail", f"{subject.folder}: {problem}", "download it again")
+    if not problems:
+        yield Finding("model.files", "ok", "the weights are whole")
 
 
 def check_family(subject: Subject) -> Iterator[Finding]:
@@ -87,25 +80,29 @@ def check_family(subject: Subject) -> Iterator[Finding]:
 def check_memory(subject: Subject) -> Iterator[Finding]:
     if subject.model is None:
         return
-    checkpoint = subject.checkpoint
-    native = named_context(text_fields(checkpoint.config))
-    limit = device_memory(subject.environ)
-    limit -= pool_limit(limit)  # of free buffers
-    needed = footprint(checkpoint.config, checkpoint.weight_bytes)
-    fits = context_that_fits(needed, limit, native)
-    summary = (
-        f"weights take {format_size(needed.weights)} of {format_size(limit)}, and the KV cache "
-        f"takes {needed.kv_per_token:,} bytes per token: a context of {fits:,} tokens fits"
-    )
-    if needed.weights > limit:
-        weights = f"weights take {format_size(needed.weights)}"
-        summary = f"{weights}, but only {format_size(limit)} is available"
+    config, weights = subject.checkpoint.config, subject.checkpoint.weight_bytes
+    native = named_context(text_fields(config))
+    memory = request_memory(device_memory(subject.environ))
+    known = known_to_mlx_lm(config) or known_to_mlx_vlm(config)
+    needed = footprint(config, weights) if known else Footprint(weights, 0, 0)
+    fits = context_that_fits(needed, memory, native)
+    length = f"{fits:,} tokens" if fits < sys.maxsize else "any length"
+    sizes = f"weights take {format_size(weights)} of {format_size(memory)}"
+    cache = f"the KV cache takes {needed.kv_per_token:,} bytes per token"
+    summary = f"{sizes}, and {cache}: a context of {length} fits"
+    if weights > memory:
+        summary = f"{format_size(weights)} of weights do not fit into {format_size(memory)}"
         yield Finding("model.memory", "fail", summary, REMEDY_MEMORY)
+    elif not known:
+        summary = f"{sizes}; only the plugin of its family knows the size of the KV cache"
+        yield Finding("model.memory", "note", summary)
     elif fits < min(AGENT_CONTEXT, native or AGENT_CONTEXT):
         summary += ": too few for coding agents"
         yield Finding("model.memory", "warn", summary, REMEDY_MEMORY)
-    elif native is not None and (fits < native or native < AGENT_CONTEXT):
-        summary += f"; the model supports {native:,}, coding agents need {AGENT_CONTEXT:,} or more"
+    elif native and fits < native:
+        yield Finding("model.memory", "note", f"{summary}; the model supports {native:,}")
+    elif native and native < AGENT_CONTEXT:
+        summary += f", as the model supports; coding agents need {AGENT_CONTEXT:,} or more"
         yield Finding("model.memory", "note", summary)
     else:
         yield Finding("model.memory", "ok", summary)
@@ -140,7 +137,7 @@ def check_messages(subject: Subject) -> Iterator[Finding]:
     """Whether all texts reach the prompt, and a later turn begins with the text of the first."""
     if (tokenizer := subject.tokenizer) is None:
         return
-    texts = (("user", ASKED), ("assistant", SAID), ("user", AGAIN))
+    texts = (("user", probe.ASKED), ("assistant", probe.SAID), ("user", probe.AGAIN))
     turns = [{"role": role, "content": text} for role, text in texts]
     first, later = (
         tokenizer.apply_template(fit_messages(turns[:count], tokenizer.form), [], {})
@@ -148,9 +145,9 @@ def check_messages(subject: Subject) -> Iterator[Finding]:
     )
     problem = ""
     state: State = "warn"
-    if ASKED not in first or not all(turn["content"] in later for turn in turns):
+    if probe.ASKED not in first or not all(turn["content"] in later for turn in turns):
         problem, state = "the chat template drops messages", "fail"
-    elif common_length(first, later) < first.index(ASKED) + len(ASKED):
+    elif common_length(first, later) < first.index(probe.ASKED) + len(probe.ASKED):
         problem = "a later turn writes the first message otherwise: nothing of a prompt is reused"
     summary = "all messages reach the prompt"
     yield Finding.of("template.messages", problem, summary, REMEDY_TEMPLATE, state)
@@ -167,12 +164,12 @@ def check_tools(subject: Subject) -> Iterator[Finding]:
     if parser is None or not form.takes_calls or form.shows_tools != "always":
         return
     prompt, text = (
-        tokenizer.apply_template(fit_messages(turns, form), [TOOL], {})
-        for turns in (called_once()[:1], called_once())
+        tokenizer.apply_template(fit_messages(turns, form), [probe.TOOL], {})
+        for turns in (probe.called_once()[:1], probe.called_once())
     )
     written = text[common_length(prompt, text) :]
-    reply = read_chunks([written], tools=[TOOL], tool_parser=parser)
-    problem, same = "", reply.whole_calls == [(NAME, {KEY: VALUES[0]})]
+    reply = read_chunks([written], tools=[probe.TOOL], tool_parser=parser)
+    problem, same = "", reply.whole_calls == [(probe.NAME, {probe.KEY: probe.VALUES[0]})]
     if reply.faults or reply.cut_calls or not same:
         problem = f"calls as the template writes them are not read back by {parser.name}: "
         problem += str(list(reply.calls))
@@ -213,6 +210,6 @@ def check_draft_head(subject: Subject) -> Iterator[Finding]:
     head = has_head(stored_tensors(subject.folder), text.get("num_hidden_layers"))
     named = text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers")
     lost = "config.json names a head for drafts, and the weights have none"
-    kind = "a head for drafts" if head else "no head for drafts: only text that repeats is drafted"
     problem = lost if named and not head else ""
+    kind = "a head for drafts" if head else "no head for drafts: only text that repeats is drafted"
     yield Finding.of("speculation.head", problem, f"the checkpoint has {kind}", REMEDY_HEAD, "warn")

@@ -3,8 +3,7 @@ recover from device failures, by running each row alone until it has decoded onc
 
 A pass is launched before the tokens of the previous one are read, so that the device does not wait
 for the host. Only drafts need those tokens first. Each step calls `commit_and_draft`, `launch_pass`
-and `commit`, in this order.
-"""
+and `commit`, in this order."""
 
 from __future__ import annotations
 
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..errors import MLXProviderError
-from ..isolation import Fault, Isolation, attempt
+from ..isolation import Fault, attempt
 from ..protocol.events import Delta, Event, Finish, FinishReason
 from .execution.decode_batch import NO_DRAFTS, Drafts, Forward, Logprob, PassResult, Read
 from .execution.sampler import draw
-from .request import Request, Row
+from .request import Row
 from .scheduling.step import Chunk, StepPlan
-from .speculation.drafted_tokens import Mask, places, row_with_drafts
+from .speculation.drafted_tokens import Mask, Place, let_through, places, row_with_drafts
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -60,7 +58,7 @@ def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, 
     requested, predicts_text = drafting.plan_drafts(plan.rows, pass_seconds_with)
     if not (requested or predicts_text or must_read):
         return plan, NO_DRAFTS, None
-    make = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested, isolate_row)
+    make = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested)
     return _commit_previous(engine, plan, make)
 
 
@@ -84,14 +82,20 @@ def launch_pass(
     if not plan.rows:
         return None
     chunk = plan.chunk if plan.mixed else None
+    launched = attempt(partial(_launch, engine, plan, chunk, drafts, read_at))
+    if isinstance(launched, Fault):  # a row's cache was not copied for it, or no token can be read
+        return LaunchedPass(Forward([], None, []), chunk, launched)
+    return launched
+
+
+def _launch(
+    engine: Engine, plan: StepPlan, chunk: Chunk | None, drafts: Drafts, read_at: float | None
+) -> LaunchedPass:
     chunking, began = engine.scheduler.chunking, engine.clock()
     count = sum(map(len, drafts.values()))
     expected = chunking.with_drafts(plan)(count) if count else plan.pass_seconds
-    mixed_chunk = engine.batch.mixed.begin_pass(chunk)
     # runs all rows of the batch, which are `plan.rows`
-    forward = attempt(partial(engine.batch.forward, mixed_chunk, drafts))
-    if isinstance(forward, Fault):  # the rows' caches could not be copied for it
-        return LaunchedPass(Forward([], None, []), chunk, forward)
+    forward = engine.batch.forward(engine.batch.mixed.begin_pass(chunk), drafts)
     pass_load = chunking.load(plan.rows, chunk)
     engine.timer.launch(expected, began if read_at is None else engine.clock(), pass_load)
     if drafts and read_at is not None:
@@ -100,7 +104,7 @@ def launch_pass(
         row.corrupted = True
     if read_at is not None:
         return LaunchedPass(forward, chunk)
-    return LaunchedPass(forward, chunk, attempt(engine.batch.read), engine.clock())
+    return LaunchedPass(forward, chunk, engine.batch.read(), engine.clock())
 
 
 def commit(engine: Engine, launched: LaunchedPass) -> None:
@@ -168,32 +172,33 @@ def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
     if len(indices) < len(positions):
         logits = logits[mx.array(indices, dtype=mx.int32)]
         positions = [positions[i] for i in indices]
-    rows = [row for row, _ in positions]
+    draws = [(logits, positions)] if positions else []
     if fixed is not None:
-        for i, row in enumerate(rows):
-            by_itself = engine.isolate(row.request, "its sampling")
-            with by_itself if row.retry_alone else Isolation(partial(retry, engine, [row])):
-                batch.set_drawn([row], draw(logits[i : i + 1], [row], [grammar_mask(row)]))
-                row.retry_alone = False
-    elif rows:
-        with Isolation(partial(retry, engine, list(dict.fromkeys(rows)))):
-            drafts = forward.drafts
-            masks = [grammar_mask(row, before, drafts) for row, before in positions]
-            draft_rows = [row_with_drafts(row, drafts.get(row, ()), n) for row, n in positions]
-            batch.set_drawn(rows, draw(logits, draft_rows, masks), drafts)
-            for row in rows:
-                row.retry_alone = False  # its own pass has worked
+        draws = [(logits[i : i + 1], [place]) for i, place in enumerate(positions)]
+    for row_logits, drawn in draws:
+        fault = attempt(partial(_draw, engine, row_logits, drawn, forward.drafts))
+        if fault is not None and fixed is not None and drawn[0][0].retry_alone:
+            engine.fail_by_fault(drawn[0][0].request, "its sampling", fault)
+        elif fault is not None:
+            retry(engine, list(dict.fromkeys(row for row, _ in drawn)), fault)
+
+
+def _draw(engine: Engine, logits: mx.array, positions: Sequence[Place], drafts: Drafts) -> None:
+    masks = [grammar_mask(row, before, drafts) for row, before in positions]
+    draft_rows = [row_with_drafts(row, drafts.get(row, ()), n) for row, n in positions]
+    rows = [row for row, _ in positions]
+    engine.batch.set_drawn(rows, draw(logits, draft_rows, masks), drafts)
+    for row in rows:
+        row.retry_alone = False  # its own pass has worked
 
 
 def grammar_mask(row: Row, before: int = 0, drafts: Drafts = NO_DRAFTS) -> Mask | None:
     """The grammar's mask for the token after `before` of the row's drafts."""
     if row.constraint is None:
         return None
-    if row in drafts:  # `make_drafts` has asked the grammar
-        return row.masks[before]  # type: ignore[no-any-return]
-    with isolate_row(row, "its grammar"):
-        return row.constraint.mask()
-    return None  # its request ends with the next token
+    if row not in drafts:  # else `make_drafts` has asked the grammar
+        let_through(row, ())
+    return row.masks[before] if row.masks else None
 
 
 # -- tokens
@@ -236,12 +241,11 @@ def _apply(engine: Engine, row: Row, work: Callable[[], Progress]) -> None:
     progress: Progress = (), None
     if row.finish is not None:  # another choice made its request fail
         return
-    if row.error is None:
-        with isolate_row(row, "its text"):
-            progress = work()
     if row.error is not None:
         engine.fail(request, row.error)
         return
+    with engine.isolate(request, "its text"):
+        progress = work()
     events, reason = progress
     if events:
         engine.output.post(request, events)
@@ -259,21 +263,6 @@ def _finish(row: Row, reason: FinishReason, deltas: Sequence[Delta] = ()) -> Pro
     return [*deltas, *last, end], reason
 
 
-def isolate_row(row: Row, part: str) -> Isolation:
-    """Wraps a row's own work. An error in it ends its request as `Row.error` says."""
-
-    def store(fault: Fault) -> None:
-        row.error = log_and_convert(row.request, part, fault)
-
-    return Isolation(store)
-
-
-def log_and_convert(request: Request, part: str, fault: Fault) -> MLXProviderError:
-    if not fault.deliberate:
-        log.error("request %s: %s failed\n%s", request.id, part, fault.trace)
-    return fault.of_request(part)
-
-
 # -- after a failure
 
 
@@ -288,7 +277,8 @@ def _retry_all(engine: Engine, fault: Fault) -> None:
 
 def retry(engine: Engine, rows: Sequence[Row], fault: Fault) -> None:
     """Requeue the rows of a failed pass, each to run alone; prompts in it start over."""
-    log.warning("a decode step of %d rows failed (%s); they run again", len(rows), fault.summary)
+    text = "a decode step failed (%s); its rows (%d unfinished) and prompts run again"
+    log.warning(text, fault.summary, len(rows))
     engine.timer.forget()
     engine.drop_rows(rows)
     for row in rows:

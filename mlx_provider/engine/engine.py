@@ -14,7 +14,7 @@ from .decode import LaunchedPass
 from .execution.decode_batch import DecodeBatch
 from .inputs import FeatureCache
 from .prefill import ChunkResult
-from .prefix_cache.policy import PrefixCachePolicy, isolated_cache
+from .prefix_cache.policy import PrefixCachePolicy
 from .request import Phase, PrefillJob, Request, Row
 from .scheduling.costs import PassTimer
 from .scheduling.scheduler import Scheduler
@@ -70,7 +70,7 @@ class Engine:
             record = self.schedule(now)
             for result in self.run(record):
                 self.commit(result)
-            if not record.begins:  # else the next record has the passes
+            if not record.to_begin:  # else the next record has the passes
                 return self.output.take()
 
     def schedule(self, now: float) -> StepRecord:
@@ -120,23 +120,23 @@ class Engine:
     def _apply_decisions(self, record: StepRecord) -> None:
         """Before the passes: end requests and rows, preempt rows, admit and begin prompts."""
         prefixes = self.prefix_cache
-        for request in record.expired:
+        for request in record.to_expire:
             self.fail(request, RequestTimedOut("the request's time limit has passed"))
-        for row in record.cut:
+        for row in record.to_end:
             decode.finish_by_length(self, row)
-        for row, tokens in record.trims.items():
-            if row.lease is not None and row not in record.preempted:
+        for row, tokens in record.to_trim.items():
+            if row.lease is not None and row not in record.to_preempt:
                 row.lease.trim(tokens)
-        if prefixes and record.lease_admitted and record.admitted in self.scheduler.waiting:
-            prefixes.lease(record.admitted)  # before preempted rows are stored, which evicts others
-        for row in record.preempted:
+        if prefixes and record.admit_in_place and record.to_admit in self.scheduler.waiting:
+            prefixes.lease(record.to_admit)  # before preempted rows are stored, which evicts others
+        for row in record.to_preempt:
             if row in self.scheduler.running:  # else its request failed when another row was cut
                 self.store(row.request, [row])
                 self.drop_rows([row])
                 self.end_leases([row])
-        for job in (*self.scheduler.apply(record), *record.offered):
+        for job in (*self.scheduler.apply(record), *record.to_look_up):
             self.look_up(job)
-        for job in record.begins:
+        for job in record.to_begin:
             if job not in self.scheduler.waiting:
                 continue
             self.output.start(job.request)
@@ -181,8 +181,7 @@ class Engine:
 
     def look_up(self, job: PrefillJob) -> None:
         if self.prefix_cache is not None and job.uses_prefix_cache:
-            with isolated_cache(job.request):
-                self.prefix_cache.look_up(job)
+            self.prefix_cache.look_up(job)
 
     def cancel(self, request: Request) -> None:
         if self.abandon(request):
@@ -197,7 +196,8 @@ class Engine:
         return Isolation(partial(self.fail_by_fault, request, part))
 
     def fail_by_fault(self, request: Request, part: str, fault: Fault) -> None:
-        self.fail(request, decode.log_and_convert(request, part, fault))
+        fault.log(f"request {request.id}: {part}")
+        self.fail(request, fault.of_request(part))
 
     def abandon(self, request: Request) -> bool:
         """End a request without an event, and keep what it has computed. Returns whether it was
@@ -244,20 +244,16 @@ class Engine:
         if prefixes is None:
             return
         for job in [job for job in self.scheduler.waiting if ended and job.request is request]:
-            with isolated_cache(request) as stored:
-                prefixes.keep_prefill(job)
-            if stored.fault is not None:
+            if not prefixes.keep_prefill(job):
                 job.drop_cache()
         for row in [row for row in rows if row in self.scheduler.running and not row.corrupted]:
-            with isolated_cache(request) as stored:
-                if cached := self.batch.cached_tokens(row):
-                    prefixes.keep_row(row, row.tokens[:cached], self.batch.extract(row))
-            if stored.fault is not None:
+            tokens, extract = self.batch.cached_tokens(row), partial(self.batch.extract, row)
+            if tokens and not prefixes.keep_row(row, row.tokens[:tokens], extract):
                 row.lease = None
 
     def end_leases(self, rows: Sequence[Row]) -> None:
         """Of stored rows. Without `release`, as after a failed pass, their buffers are lost."""
         for row in rows:
             if self.prefix_cache is not None and not row.corrupted:
-                self.prefix_cache.release([row])
+                self.prefix_cache.release(row)
             row.lease = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ from .execution.decode_batch import Forward, Logprob, Pending, read_drawn, read_
 from .execution.grouped_kv import MixedChunk
 from .execution.sampler import Drawn, draw, score
 from .inputs import Inputs
-from .prefix_cache.policy import isolated_cache
 from .prefix_cache.tree import Match
 from .request import PrefillJob, Request, Row
 from .row_cache import arrays, grow_by
@@ -53,19 +53,12 @@ class ChunkResult:
 
 
 def begin(engine: Engine, job: PrefillJob) -> None:
-    """Give an admitted prompt its row cache, or start a restore from disk, and go on when it has
-    ended. Sparse prefill is for what is hardly cached, by the look-up; if less was found than that
-    promised, as files may be damaged, this is decided again."""
-    inputs, restores = job.request.inputs, job.restore is not None
+    """Give an admitted prompt its row cache, or start a restore, and go on when that has ended."""
+    inputs = job.request.inputs
     capacity = len(job.tokens) if inputs else engine.scheduler.ledger.capacity_for(job)
-    if engine.sparse_prefill is not None and job.uses_prefix_cache and not restores:
-        engine.look_up(job)
-        _choose_sparse(engine, job, job.estimated_cached)
-    expected, match = job.estimated_cached, _fill(engine, job, capacity)
+    match = _fill(engine, job, capacity)
     if job.restoring:
         return
-    if job.uses_prefix_cache and (restores or job.done < expected):
-        _choose_sparse(engine, job, job.done)
     if job.cache is None:
         job.cache = engine.make_cache()
         grow_by(job.cache, capacity)
@@ -73,41 +66,47 @@ def begin(engine: Engine, job: PrefillJob) -> None:
         job.cache = sparse(job.cache)
     if match is not None:  # its first look-up
         engine.output.add_lookup(match)
-        engine.output.recorder.count("prompt_tokens_cached", job.done)
+        engine.output.recorder.count("prompt_tokens_cached", job.computed_tokens)
+
+
+def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
+    """Give the prompt a row cache with a stored prefix, or start a restore, unless the look-up says
+    that it is one for sparse prefill. If less was found than that promised, as files may be
+    damaged, this is decided again. Returns the match if it is to be reported."""
+    match, restored = None, job.restore is not None
+    if engine.sparse_prefill is not None and not restored:
+        engine.look_up(job)
+        _choose_sparse(engine, job, job.estimated_cached)
+    expected = job.estimated_cached
+    if engine.prefix_cache is None or not job.uses_prefix_cache:
+        job.leave_prefix()
+    else:
+        match = engine.prefix_cache.begin(job, capacity)
+    if not job.restoring and (restored or job.computed_tokens < expected):
+        _choose_sparse(engine, job, job.computed_tokens)
+    return match
 
 
 def _choose_sparse(engine: Engine, job: PrefillJob, cached: int) -> None:
     """Let the prompt be scored, without a stored prefix, if few of its tokens are `cached`."""
-    if engine.sparse_prefill is not None:
+    if engine.sparse_prefill is not None and job.uses_prefix_cache:
         engine.sparse_prefill.begin(job, cached)
-    if job.scoring is not None:
-        if engine.prefix_cache is not None:
-            engine.prefix_cache.release(job.rows)
-        job.leave_prefix()
-
-
-def _fill(engine: Engine, job: PrefillJob, capacity: int) -> Match | None:
-    """Give the prompt a row cache with a stored prefix, or start a restore. Returns the match if it
-    is to be reported."""
-    if job.uses_prefix_cache:
-        if engine.prefix_cache is None:
-            return None
-        with isolated_cache(job.request):
-            return engine.prefix_cache.begin(job, capacity)
-    job.leave_prefix()  # also after a fault
-    return None
+        if job.scoring is not None:
+            engine.end_leases(job.rows)
+            job.leave_prefix()
 
 
 def run(engine: Engine, plan: StepPlan) -> ChunkResult | None:
     """Launch the chunk with its own pass, or do what comes before the chunks of a prompt."""
     job, chunk = plan.prepared, None if plan.mixed else plan.chunk
-    found: ChunkResult | Fault | None
+    work: Callable[[], ChunkResult | None]
     if job is not None and job.cache is not None:
-        found = attempt(partial(_prepare, engine, job, plan))
+        work = partial(_prepare, engine, job, plan)
     elif chunk is not None and chunk.due:  # else its request ended, or a failed pass corrupted it
-        job, found = chunk.job, attempt(partial(_run_chunk, engine, chunk, plan))
+        job, work = chunk.job, partial(_run_chunk, engine, chunk, plan)
     else:
         return None
+    found = attempt(work)
     return ChunkResult(job, fault=found) if isinstance(found, Fault) else found
 
 
@@ -124,12 +123,11 @@ def commit(engine: Engine, result: ChunkResult) -> None:
     with engine.isolate(request, "its prefill"):
         if job.wants_prompt_logprobs:
             _post_prompt_logprobs(engine, chunk, result.scored)
-        job.done = chunk.stop
+        job.computed_tokens = chunk.stop
         engine.scheduler.charge_chunk(chunk)
         engine.output.add_chunk(chunk)
         if engine.prefix_cache is not None and job.uses_prefix_cache:
-            with isolated_cache(request):
-                engine.prefix_cache.after_pass(job, chunk.start)
+            engine.prefix_cache.after_pass(job, chunk.start)
         if chunk.stop < len(job.tokens):
             return
         if request.inputs is not None:
@@ -260,7 +258,7 @@ def _end_input(engine: Engine, job: PrefillJob, inputs: Inputs) -> None:
         row.finish = "stop"
     engine.free(request, request.rows)
     engine.output.end(request, "stop")
-    if request.prefilled >= LONG_PREFILL_TOKENS:
+    if request.prefilled_tokens >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
 
 
@@ -272,9 +270,8 @@ def _end_prefill(engine: Engine, job: PrefillJob, logits: mx.array) -> None:
         if span.ready is not None:
             span.ready.drop()
     if engine.prefix_cache is not None:
-        with isolated_cache(job.request):
-            engine.prefix_cache.keep_prefill(job)
-    if job.request.prefilled >= LONG_PREFILL_TOKENS:
+        engine.prefix_cache.keep_prefill(job)
+    if job.request.prefilled_tokens >= LONG_PREFILL_TOKENS:
         mx.clear_cache()
     cache, job.cache = job.row_cache(), None  # it was stored, and is not if a row below fails
     grow_by(cache, engine.scheduler.ledger.growth_for(job))

@@ -191,11 +191,12 @@ class Request:
     """Monotonic time after which the request ends in `RequestTimedOut`."""
 
     phase: Phase = Phase.WAITING
-    cached: int = 0
+    cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
-    stored: int = 0
+    stored_tokens: int = 0
     """Further prompt tokens that the prefix cache has stored since."""
-    prefilled: int = 0
+    prefilled_tokens: int = 0
+    """Tokens that its chunks have run, again after a preemption."""
     selected: Sequence[int] | None = None
     """Ascending positions of the prompt tokens that are computed. `None`: all."""
     prefilling: str = ""
@@ -260,10 +261,10 @@ class PrefillJob:
     rows: list[Row]
     tokens: Sequence[int]
     admitted: bool = False
-    aged: float = 0.0
-    """Seconds since it was queued, at its admission. The time of other prompts is added later."""
-    done: int = 0
-    """Tokens that `cache` holds."""
+    waited_seconds: float = 0.0
+    """Seconds that it waited until its admission, and since then while other prompts ran."""
+    computed_tokens: int = 0
+    """Tokens that `cache` holds, those from the prefix cache included."""
     cache: list[Any] | None = None
     cuts: Sequence[int] = ()
     """Ascending token counts at which a chunk must end."""
@@ -305,19 +306,18 @@ class PrefillJob:
         return self.request.inputs is not None or self.wants_prompt_logprobs
 
     @property
-    def cost(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens to compute: by estimate until its prefill begins."""
-        return len(self.tokens) - max(self.done, self.estimated_cached)
+        return len(self.tokens) - max(self.computed_tokens, self.estimated_cached)
 
     @property
-    def work(self) -> int:
-        """Estimated number of tokens to compute until its request needs no more prefill."""
-        inputs = self.request.inputs
-        return self.cost if inputs is None else self.cost + inputs.later_tokens
+    def request_tokens_left(self) -> int:
+        """Also of the request's later inputs."""
+        return self.tokens_left + (self.request.inputs.later_tokens if self.request.inputs else 0)
 
     @property
     def text_follows(self) -> bool:
-        return all(span.end <= self.done for span in self.request.prompt.spans)
+        return all(span.end <= self.computed_tokens for span in self.request.prompt.spans)
 
     @property
     def spans_to_embed(self) -> list[MediaSpan]:
@@ -326,7 +326,7 @@ class PrefillJob:
         spans = {
             span.content_hash: span
             for span in self.request.prompt.spans
-            if span.end > self.done and span.content_hash not in known
+            if span.end > self.computed_tokens and span.content_hash not in known
         }
         return list(spans.values())
 
@@ -347,7 +347,7 @@ class PrefillJob:
     def restart(self) -> None:
         """Discard the computed tokens: a device failure corrupted them, or they are not needed."""
         self.drop_cache()
-        self.done, self.snapshots, self.hidden = 0, {}, []
+        self.computed_tokens, self.snapshots, self.hidden = 0, {}, []
         if self.restore is not None:
             self.restore.abandon()
             self.restore = None
@@ -363,8 +363,8 @@ class PrefillJob:
     def leave_prefix(self) -> None:
         """Use no stored prefix, so that the selection of tokens does not depend on it."""
         self.drop_cache()
-        self.done, self.estimated_cached, self.match = 0, 0, None
-        self.request.cached = 0
+        self.computed_tokens, self.estimated_cached, self.match = 0, 0, None
+        self.request.cached_tokens = 0
 
     def thin_out(self, selected: Sequence[int]) -> None:
         """Run only these tokens of the prompt, and all tokens after it."""

@@ -9,16 +9,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..isolation import Isolation
+from ..isolation import CircuitBreaker, attempt
 from ..records import LoadedModel, ScoresPrompts
 from ..upstream.cache_classes import sparse
-from .circuit_breaker import CircuitBreaker
 from .execution.grouped_kv import MixedChunk, with_wide_rows
 from .request import PrefillJob
 
@@ -97,31 +97,32 @@ class SparsePrefill:
             self._breaker.record_success(used=False)
             self._prefill_whole(job, "the scorer keeps failing")
             return
-        with self._isolate(job):
-            if why := self._whole(job, cached):
-                self._prefill_whole(job, why)
-            else:
-                job.scoring = self.scorer.scoring(list(job.tokens))
+        self._try(job, partial(self._start, job, cached))
+
+    def _start(self, job: PrefillJob, cached: int) -> None:
+        if why := self._whole(job, cached):
+            self._prefill_whole(job, why)
+        else:
+            job.scoring = self.scorer.scoring(list(job.tokens))
 
     def advance(self, job: PrefillJob, seconds: float) -> None:
         """Score pieces while they fit, at least one. After the last, the job has its tokens.
         `seconds`: limit for all pieces and for earlier work on the device. Never raises."""
+        self._try(job, partial(self._score, job, seconds))
+
+    def _score(self, job: PrefillJob, seconds: float) -> None:
         now = self.clock()
         end, most = now + seconds, OTHERS + len(job.tokens) // LEAST_PIECE_TOKENS
-        with self._isolate(job):
-            while job.scoring is not None:
-                scores = job.scoring.advance()  # the first piece also waits for the rows' pass
-                began, now = now, self.clock()
-                job.pieces += 1
-                if scores is not None:
-                    self._thin_out(job, scores)
-                elif job.pieces > most:
-                    raise Nonsense(f"no scores after {job.pieces} pieces")
-                elif now + (now - began) > end:
-                    break
-
-    def _isolate(self, job: PrefillJob) -> Isolation:
-        return Isolation(lambda fault: self._fail(job, fault.summary))
+        while job.scoring is not None:
+            scores = job.scoring.advance()  # the first piece also waits for the rows' pass
+            began, now = now, self.clock()
+            job.pieces += 1
+            if scores is not None:
+                self._thin_out(job, scores)
+            elif job.pieces > most:
+                raise Nonsense(f"no scores after {job.pieces} pieces")
+            elif now + (now - began) > end:
+                break
 
     def _whole(self, job: PrefillJob, cached: int) -> str:
         """Why all of a long prompt must be computed. Empty: it need not be."""
@@ -146,11 +147,13 @@ class SparsePrefill:
         job.request.prefilling = f"sparse: {len(selected)} of {tokens} prompt tokens were kept"
         job.thin_out(selected)
 
-    def _fail(self, job: PrefillJob, told: str) -> None:
-        log.warning("request %s: its prompt is not scored (%s)", job.request.id, told)
-        job.scoring = None
-        self._breaker.record_failure()
-        self._prefill_whole(job, "the scorer failed")
+    def _try(self, job: PrefillJob, work: Callable[[], None]) -> None:
+        """After a fault, all of the prompt is prefilled."""
+        if (fault := attempt(work)) is not None:
+            log.warning("request %s: its prompt is not scored (%s)", job.request.id, fault.summary)
+            job.scoring = None
+            self._breaker.record_failure()
+            self._prefill_whole(job, "the scorer failed")
 
     def _prefill_whole(self, job: PrefillJob, why: str) -> None:
         job.request.prefilling = f"prefilled whole: {why}"

@@ -48,11 +48,12 @@ def timings_of(request: Request, now: float) -> Timings:
 
 def log_line(request: Request, reason: str, now: float) -> str:
     times = timings_of(request, now)
-    new = request.prompt_tokens - request.cached - request.skipped_tokens
-    computed = f"{request.prefilled} of {new}" if request.prefilled < new else f"{new}"
+    new = request.prompt_tokens - request.cached_tokens - request.skipped_tokens
+    ran = request.prefilled_tokens
+    computed = f"{ran} of {new}" if ran < new else f"{new}"
     parts = [
         f"queued {times.queued:.3f} s",
-        f"prefill {computed} new / {request.cached} cached tokens",
+        f"prefill {computed} new / {request.cached_tokens} cached tokens",
         "no token" if request.first_token is None else f"first token {times.first_token:.3f} s",
         f"{request.completion_tokens} tokens, {times.tokens_per_second:.1f} tok/s",
     ]
@@ -130,7 +131,7 @@ class StepOutput:
         self.accepted += accepted
 
     def add_chunk(self, chunk: Chunk) -> None:
-        chunk.job.request.prefilled += chunk.size
+        chunk.job.request.prefilled_tokens += chunk.size
         self.recorder.count("prompt_tokens_prefilled", chunk.size)
         if chunk.job.request.background:
             self.background_tokens += chunk.size
@@ -162,8 +163,8 @@ class StepOutput:
         now = self.clock()
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
-            cached_tokens=request.cached,
-            stored_tokens=request.stored,
+            cached_tokens=request.cached_tokens,
+            stored_tokens=request.stored_tokens,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.reasoning_tokens,
             skipped_tokens=request.skipped_tokens,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from ..errors import EngineDied, MLXProviderError, for_another
-from ..isolation import Isolation, background
+from ..isolation import background, resolve
 from ..upstream.runtime import use_batch_policy
 from .engine import Engine
 from .step_output import Post
@@ -145,7 +145,8 @@ class EngineWorker:
             if item is None:
                 return False
             rest = 0
-            _resolve(*item)
+            if item[0].set_running_or_notify_cancel():
+                resolve(*item)
             if any(engine.scheduler.busy for engine in self._engines):
                 self.end_background()
 
@@ -161,11 +162,3 @@ class EngineWorker:
             if item is not None:
                 item[0].set_exception(error)
         self._died(error)
-
-
-def _resolve(future: Future[T], function: Callable[[], T]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    with Isolation(lambda fault: future.set_exception(fault.error)):
-        result = function()
-        future.set_result(result)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +19,7 @@ from ..client.http import HttpClient, When
 from ..client.runtime_folder import POLL, has_ended, holder, is_held
 from ..config import LOCK, PREFIX, runtime
 from ..errors import EngineUnavailable, MLXProviderError, OtherProtocol
-from ..isolation import Fault, attempt
+from ..isolation import resolve
 from ..protocol.health import Stats
 from ..protocol.requests import GenerateRequest, ModelOptions
 from .config import Served, write_config
@@ -202,17 +203,12 @@ def loading(served: Served, engine: HttpClient, tell: Tell) -> Iterator[None]:
     """Load the model beside the block, after which it is ready. Raises the errors of the load. The
     thread is a daemon: a pool's thread would delay the end of an interrupted process until the
     model is loaded."""
-    begun, loaded = time.monotonic(), Future[Fault | None]()
-    context = served.options.get("context_length")
-
-    def run() -> None:
-        loaded.set_result(attempt(lambda: warm_up(engine, served.model, context)))
-
-    threading.Thread(target=run, name="warm-up", daemon=True).start()
+    begun, loaded = time.monotonic(), Future[None]()
+    load = partial(warm_up, engine, served.model, served.options.get("context_length"))
+    threading.Thread(target=resolve, args=(loaded, load), name="warm-up", daemon=True).start()
     with show_load(engine.stats, tell):
         yield
-        if (fault := loaded.result()) is not None:
-            raise fault.error
+        loaded.result()
     tell("engine", f"{_engine_line(engine, served)}, {time.monotonic() - begun:.1f} s")
 
 

@@ -131,6 +131,10 @@ def device_memory(environ: Mapping[str, str] = os.environ) -> int:
     return memory_limit(chosen)
 
 
+def request_memory(limit: int) -> int:
+    return int(MEMORY_SHARE * limit)
+
+
 def candidate(
     model: str, registry: PluginRegistry, memory: int, wanted: int | None = None
 ) -> Candidate:
@@ -143,7 +147,7 @@ def candidate(
     family, _ = registry.family_for(found.config)
     own = named_context(text_fields(found.config))
     limit = wanted or min(own or MOST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS)
-    context = context_that_fits(footprint_of(found), int(MEMORY_SHARE * memory), limit)
+    context = context_that_fits(footprint_of(found), request_memory(memory), limit)
     output = max(1, min(MOST_OUTPUT_TOKENS, context // ANSWER_SHARE))
     served = Served(
         name=alias(model),

@@ -46,7 +46,8 @@ def read_block(
     emit: Emit,
     tools: Tools,
 ) -> Reading[bool]:
-    """Read a block at `marker` with `scan`. False: it was text, which went to `emit`.
+    """Read a block at `marker` with `scan`. False: it was text, which went to `emit`. The caller
+    drops the marks.
 
     | `scan` raises              | before a call was reported      | after one                  |
     |----------------------------|---------------------------------|----------------------------|
@@ -169,7 +170,7 @@ def _read_empty(reader: TextReader, marker: str, closers: tuple[str, ...]) -> Re
 # ---- for the generators of parsers
 
 _MOST_MARKERS = 16
-"""Maximum number of markers in the arguments of one call."""
+"""Maximum number of markers in the text of one block."""
 
 
 def read_marked(
@@ -178,8 +179,9 @@ def read_marked(
     """Read one block and report its calls; the reader is at one of `openers`.
 
     The block ends at the first `end` at which `parse` succeeds, because an argument may contain
-    markers; without `end`, it ends with the reply. While `parse` fails, markers count as brackets.
-    A block that they have closed is text if an opener was inside or when the next one comes."""
+    markers; without `end`, it ends with the reply. A marker inside opens a level, and `end` closes
+    one. If the first level is closed and still nothing parses, the block is text if it held an
+    opener, or when the next one comes."""
     yield from reader.accept(*openers)
     text, depth, nested = "", 1, False
     for _ in range(_MOST_MARKERS + 1):

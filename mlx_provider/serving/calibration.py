@@ -212,11 +212,12 @@ def compile_kernels(model: LoadedModel, make_cache: MakeCache, reserve: Reserve)
     CUDA up to 40 s each. Never raises: the probe reports what fails."""
     passes = OnDevice(model, make_cache, reserve, 1, SAMPLED)
     most = min(COMPILED, model.info.context_length - MIXED)
-    for width in (n for n in WIDTHS if n <= most):
-        attempt(partial(passes.chunk, width))
     lengths = [*range(1, MIXED + 1)]  # unlike, so that the merged cache has padding
-    for count, *more in (1,), (1, 0, MOST_DRAFTS), (MIXED,), (MIXED, most):
-        attempt(partial(passes.rows, lengths[:count], "grouped", *more))
+    shapes = (1,), (1, 0, MOST_DRAFTS), (MIXED,), (MIXED, most)
+    chunks = [partial(passes.chunk, width) for width in WIDTHS if width <= most]
+    rows = [partial(passes.rows, lengths[:n], "grouped", *more) for n, *more in shapes]
+    for run in (*chunks, *rows):
+        attempt(run)
 
 
 def calibrate(

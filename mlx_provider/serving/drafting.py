@@ -14,6 +14,7 @@ from ..engine.execution.grouped_kv import MixedChunk
 from ..engine.sparse_prefill import SparsePrefill, run_alone
 from ..engine.speculation.speculation import Source, Speculation, source_of
 from ..errors import MLXProviderError, wrong_option
+from ..families.logits import failure
 from ..isolation import Fault, attempt, is_machine_error
 from ..logs import Trace
 from ..protocol.health import JOINED
@@ -185,8 +186,8 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
     kinds = {type(layer).__name__ for layer in layers_of(make_cache()) if not can_skip(layer)}
     if kinds:
         return f"its layers need every token ({', '.join(sorted(kinds))})"
-    found = attempt(lambda: _trial(model, make_cache))
-    return f"a trial failed: {found.summary}" if isinstance(found, Fault) else found
+    why = failure(lambda: _trial(model, make_cache))
+    return why and f"a trial failed: {why}"
 
 
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:

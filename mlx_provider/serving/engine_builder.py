@@ -172,7 +172,7 @@ class EngineBuilder:
             f"{weights.key.kind}, {kv.key}" if fixed else kv.name,
             kv.make_cache,
             in_place=in_place,
-            least=shared,
+            min_shared=shared,
             memory=found.memory,
             shapes=fixed.shapes if fixed else None,
         )

@@ -115,9 +115,9 @@ def _filled_cache(config: dict[str, Any], dtype: mx.Dtype) -> list[Any]:
 
 
 def context_that_fits(footprint: Footprint, memory: int, limit: int | None) -> int:
-    """The most tokens of one request, including its answer. 0: none fits. `memory`: bytes for the
-    weights and the request together. `limit`: the model's own context. A smaller
-    result is a multiple of 256, the unit of row memory."""
+    """The most tokens of one request, including its answer. 0: none fits; `sys.maxsize`: any.
+    `memory`: bytes for the weights and the request together. `limit`: the model's own context. A
+    smaller result is a multiple of 256, the unit of row memory."""
     longest = sys.maxsize if limit is None else limit
     left = memory - footprint.weights - footprint.per_row
     if left < 0:

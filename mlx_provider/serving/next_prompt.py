@@ -6,7 +6,6 @@ own form. So history and reply are rendered with a placeholder for the results, 
 and prefilled while no request is here.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 from ..chat.messages.parts import reasoning_text
 from ..engine.request import Request, Row, SamplingParams
 from ..engine.worker import EngineWorker
-from ..isolation import Fault, Isolation
+from ..isolation import background
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Delta, Done, Event, Finish
 from ..protocol.requests import GenerateRequest, Sampling, WarmPrompt
@@ -26,7 +25,6 @@ from .prepared import NoText
 from .prompt import render_prompt
 from .weights import ModelView
 
-log = logging.getLogger(__name__)
 RESULT = "first result"
 OTHER = "another one"
 TAIL = 64
@@ -99,7 +97,7 @@ class NextPrompts:
         self._worker.when_idle(partial(self._pool.submit, self._render, turn))
 
     def _render(self, turn: ToolTurn) -> None:
-        with Isolation(partial(_log_fault, turn)):
+        with background(f"request {turn.wire.id}: its next prompt"):
             for request in _requests(turn):
                 begin = partial(self._begin, turn.view, request)
                 self._worker.call(partial(self._worker.when_idle, begin))
@@ -153,11 +151,6 @@ def known_head(prompt: Prompt, tokenizer: Tokenizer) -> Prompt | None:
     points = tuple(at for at in prompt.snapshot_points if at < end)
     positions = None if prompt.positions is None else prompt.positions[:, :end]
     return Prompt(prompt.tokens[:end], positions=positions, snapshot_points=points)
-
-
-def _log_fault(turn: ToolTurn, fault: Fault) -> None:
-    if not fault.deliberate:  # else the template refuses it, it is too long, or the model is gone
-        log.error("the prompt after request %s is not rendered\n%s", turn.wire.id, fault.trace)
 
 
 def warm_requests(

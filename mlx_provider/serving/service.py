@@ -27,7 +27,7 @@ from ..errors import (
     RequestFailed,
     for_another,
 )
-from ..isolation import Fault, attempt
+from ..isolation import Fault, plugin_call
 from ..logs import Trace
 from ..protocol.event_queue import Deliver, EventQueue
 from ..protocol.events import Accepted, Done, Failed
@@ -95,12 +95,13 @@ class ChatService:
         Blocks (host work, model load). Raises the errors of `mlx_provider.errors`."""
         claim = self.media.claim(request.id, tenant(request))
         entry = Entry(request.id, queue, claim, request.model, time.monotonic())
-        self.in_flight.arrive(entry)
-        found = attempt(lambda: self._accept(request, entry))
-        if isinstance(found, Fault):
+
+        def refuse(fault: Fault) -> MLXProviderError:
             self.in_flight.leave(entry)
-            raise for_another(_refusal(request, found))
-        return found
+            return _refusal(request, fault)
+
+        self.in_flight.arrive(entry)
+        return plugin_call(lambda: self._accept(request, entry), refuse)
 
     def count(self, request: GenerateRequest) -> int:
         """Tokens of the prompt that `submit` would use; a lower limit if that exceeds the context.
@@ -111,10 +112,7 @@ class ChatService:
             return error.tokens
 
     def tokenize(self, request: GenerateRequest) -> PromptTokens:
-        found = attempt(lambda: self._tokenize(request))
-        if isinstance(found, Fault):
-            raise for_another(_refusal(request, found))
-        return found
+        return plugin_call(lambda: self._tokenize(request), partial(_refusal, request))
 
     def cancel(self, request_id: str) -> None:
         """End a request in any phase, also during `submit`. Ignores unknown ids; never blocks."""
@@ -338,7 +336,7 @@ def _refusal(request: ModelRequest, fault: Fault) -> MLXProviderError:
         request.id, request.model, summary.status, summary.code, summary.message,
         "" if fault.deliberate else Trace(f"\n{fault.trace}"),
     )  # fmt: skip
-    return summary
+    return for_another(summary)
 
 
 def device_name() -> str:

@@ -76,7 +76,7 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
 class Alternating(Scheduler):
     """Without the rule that brief prompts run before rows decode."""
 
-    def _precedes(self, job: PrefillJob) -> bool:
+    def _may_precede(self, job: PrefillJob) -> bool:
         return False
 
 
@@ -133,7 +133,7 @@ def new_engine(
     policy = None
     if prefix_cache is not None:
         policy = PrefixCachePolicy(
-            prefix_cache, model, "", fresh, in_place=in_place and fixed is None, least=least,
+            prefix_cache, model, "", fresh, in_place=in_place and fixed is None, min_shared=least,
             memory=memory, shapes=fixed,
         )  # fmt: skip
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)

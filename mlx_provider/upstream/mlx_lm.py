@@ -182,7 +182,7 @@ def load(
             folder, get_model_classes=choose, trust_remote_code=trust_remote_code
         )
         if adapter is not None:
-            model = _apply_adapter(upstream, model, adapter)
+            model = apply_adapter(upstream.load_adapters, model, adapter)
         model.eval()
         tokenizer = upstream.load_tokenizer(
             folder,
@@ -198,10 +198,10 @@ def load(
     return Loaded(model, tokenizer._tokenizer, renderer, stops, config)
 
 
-def _apply_adapter(upstream: Any, model: Any, adapter: Path) -> Any:
-    """Raises `BadRequest` if the adapter cannot be loaded."""
+def apply_adapter(load: Callable[[Any, str], Any], model: Any, adapter: Path) -> Any:
+    """With mlx-lm's or mlx-vlm's `load`. Raises `BadRequest` if the adapter cannot be loaded."""
     return plugin_call(
-        lambda: upstream.load_adapters(model, str(adapter)),
+        lambda: load(model, str(adapter)),
         lambda fault: wrong_option("adapter", f"{adapter} cannot be used: {fault.summary}"),
     )
 

@@ -184,6 +184,8 @@ def preload_blas() -> str:
         # OpenBLAS ignores the quota of a container: too many spinning threads are slower than one
         if not any(os.environ.get(name) for name in THREAD_VARIABLES):
             os.environ["OPENBLAS_NUM_THREADS"] = str(cores())
+        # after a product, its threads spin for 2^20 ticks (0.4 ms), not 2^26, until the next step
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
         any(_load(path) for path in _candidates())
     return active_blas()
 
@@ -214,11 +216,9 @@ def _candidates() -> Iterator[str]:
 
 
 def _load(path: str) -> bool:
-    try:
-        if not hasattr(ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL), SYMBOL):
-            return False
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    except OSError:
-        return False
-    _loaded[:] = [f"({path})"]
-    return True
+    with suppress(OSError):
+        if hasattr(ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL), SYMBOL):
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            _loaded[:] = [f"({path})"]
+            return True
+    return False

@@ -47,8 +47,8 @@ def restarted(layers: Kind, budget: int, *, start: int) -> Restarted:
         files = len(list(Path(folder).rglob("*.safetensors")))
     prompt = len(turns[1].prompt)
     return Restarted(
-        layers, budget, prompt, request.cached, request.prefilled,
-        round(request.prefilled / prompt, 4), files, EDGE * TOKEN_BYTES_8B,
+        layers, budget, prompt, request.cached_tokens, request.prefilled_tokens,
+        round(request.prefilled_tokens / prompt, 4), files, EDGE * TOKEN_BYTES_8B,
     )  # fmt: skip
 
 

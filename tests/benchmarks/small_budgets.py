@@ -81,21 +81,21 @@ class Server:
                 self.calls.run()
             self.policy.begin(job, len(asked.prompt) + len(asked.reply))
         ids = as_ids(asked.prompt + asked.reply)
-        while job.cost:
-            start, job.done = job.done, self._next(job)
-            self.model.feed(job.row_cache(), ids, start, job.done)
-            request.prefilled += job.done - start
+        while job.tokens_left:
+            start, job.computed_tokens = job.computed_tokens, self._next(job)
+            self.model.feed(job.row_cache(), ids, start, job.computed_tokens)
+            request.prefilled_tokens += job.computed_tokens - start
             self.policy.after_pass(job, start)
         self.policy.keep_prefill(job)
         row.tokens = [*asked.reply]
         row.finish = "tool_calls" if calls else "stop"
-        self.model.feed(job.row_cache(), ids, job.done, len(ids))
-        self.policy.keep_row(row, row.tokens, job.row_cache())
+        self.model.feed(job.row_cache(), ids, job.computed_tokens, len(ids))
+        self.policy.keep_row(row, row.tokens, job.row_cache)
         return request
 
     def _next(self, job: PrefillJob) -> int:
-        whole = (job.done // self.chunk + 1) * self.chunk
-        return min(whole, len(job.tokens), *[cut for cut in job.cuts if cut > job.done])
+        whole = (job.computed_tokens // self.chunk + 1) * self.chunk
+        return min(whole, len(job.tokens), *[cut for cut in job.cuts if cut > job.computed_tokens])
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def replay(
             if turn:
                 last, now = len(session[turn - 1].prompt), len(session[turn].prompt)
                 prompts.append(now)
-                computed.append(request.prefilled)
+                computed.append(request.prefilled_tokens)
                 least.append(now - min(last, max(0, budget // len(every) - ends)))
     mean = [sum(each) // len(each) for each in (prompts, computed, least)]
     return Turns(layers, len(every), budget, *mean, max(0, over))

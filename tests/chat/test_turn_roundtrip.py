@@ -247,6 +247,10 @@ def candidates(message: dict[str, Any], thought: str, answer: str) -> Iterator[d
             yield {**message, "reasoning_content": before + thought + after}
 
 
+def test_a_template_that_refuses_the_trial_has_no_layout() -> None:
+    assert layout_of(lambda messages: str(1 / 0), None, None) == TurnLayout()
+
+
 def test_a_continued_answer_keeps_its_first_space() -> None:
     form = FORMATS["an answer behind a space"]
     own = layout(form)

@@ -235,12 +235,17 @@ def test_an_unread_generation_does_not_delay_another(
     assert len(events) < 1000
 
 
-def test_a_question_to_a_silent_engine_ends_at_its_time_limit() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+def test_a_question_to_a_silent_engine_ends_at_its_time_limit_or_with_its_client() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
         client = HttpClient(Address(f"http://127.0.0.1:{silent.getsockname()[1]}"))
         with pytest.raises(EngineUnavailable, match=r"did not answer within 0\.2 s"):
             client.ask("GET", "/health", seconds=0.2)
-        client.close()
+        silent.accept()[0].close()
+        asking = pool.submit(client.cache_report)
+        with silent.accept()[0]:
+            client.close()
+            with pytest.raises(EngineUnavailable, match="closed"):
+                asking.result(PATIENCE)
 
 
 def test_the_error_of_an_unsent_request_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

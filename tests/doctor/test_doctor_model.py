@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlx_provider.commands import context_in_memory
 from mlx_provider.doctor import Finding, Subject, examine, machine, model
 from mlx_provider.serving import hub
 from mlx_provider.serving.hub import Outline
@@ -148,6 +149,25 @@ def test_memory_of_a_token_and_a_short_context_are_reported(folder: Path, subjec
     assert told.state == "note"
     assert "bytes per token" in told.what
     assert "coding agents need 32,768" in told.what
+
+
+def test_unknown_and_unlimited_caches_are_no_faults(folder: Path, subject: Make) -> None:
+    edit(folder, "config.json", model_type="of_a_plugin_alone")
+    [told] = model.check_memory(subject(folder))
+    assert (told.state, "plugin of its family" in told.what) == ("note", True)
+    mamba = {"state_size": 4, "conv_kernel": 4, "time_step_rank": 2, "use_conv_bias": True}
+    unlimited = {"model_type": "mamba", "max_position_embeddings": None}
+    edit(folder, "config.json", **unlimited, **mamba, use_bias=False)
+    [told] = model.check_memory(subject(folder))
+    assert (told.state, told.what.endswith("a context of any length fits")) == ("ok", True)
+
+
+def test_doctor_and_launch_find_the_same_context(
+    whole: Path, subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", "4M")
+    [told] = model.check_memory(subject(whole, environ={"MLX_PROVIDER_MEMORY_LIMIT": "4M"}))
+    assert f" {context_in_memory(str(whole), 10**9):,} tokens fits" in told.what
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_joining_and_leaving_rows_get_their_plain_tokens(reciting: Any, drafting
     run(engine)
     again = asked([SENT, SENT + 60])
     run(engine, *again)
-    assert all(request.cached > SENT - 2 for request in again)
+    assert all(request.cached_tokens > SENT - 2 for request in again)
     assert requests[2].rows[0].finish == "cancelled"
     assert_as_alone(reciting, [*requests, *again])
     assert sum(request.drafted for request in requests) > 30

@@ -167,6 +167,16 @@ def test_predictions_do_not_change_rows_that_join_wait_or_are_cancelled(reciting
     assert sum(request.accepted for request in requests) > 50
 
 
+def test_a_grammar_of_calls_that_cannot_be_compiled_ends_only_the_prediction(
+    reciting: Reciting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(COMPILER, "calls", lambda *given: 1 / 0)
+    request = asked(0)
+    run(drafting_engine(reciting, ForcedText(), Eager()), request)
+    assert tokens([request])[0] == TEXT[PLACES[0] :][: LENGTHS[0]]
+    assert (request.rows[0].predictor, request.drafted) == (None, 0)
+
+
 class Wrong:
     """Predicts what never comes."""
 

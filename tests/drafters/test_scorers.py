@@ -81,7 +81,7 @@ def test_a_failed_or_invalid_scorer_makes_the_prompt_prefill_whole(
     request, short = new_request(text(300)), new_request(text(30))
     run(thinning(qwen3, scorer), request, short)
     assert request.prefilling == "prefilled whole: the scorer failed"
-    assert (request.selected, request.prefilled) == (None, 300)
+    assert (request.selected, request.prefilled_tokens) == (None, 300)
     assert request.rows[0].tokens == plain(qwen3, text(300))
     assert short.rows[0].tokens == plain(qwen3, text(30))
 
@@ -150,7 +150,7 @@ def test_a_short_cached_prefix_does_not_prevent_sparse_prefill(qwen3: TextModel)
     engine = thinning(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
     run(engine, new_request(text(50)))
     run(engine, cached)
-    assert (cached.cached, cached.selected) == (0, fresh.selected)
+    assert (cached.cached_tokens, cached.selected) == (0, fresh.selected)
     assert cached.rows[0].tokens == fresh.rows[0].tokens
 
 
@@ -168,7 +168,7 @@ def test_a_sparse_prompt_is_never_stored_in_the_prefix_cache(
     engine.submit(request)
     stages = {
         "scored": lambda: any(job.scoring for job in engine.scheduler.waiting),
-        "prefilled": lambda: request.prefilled >= 64,
+        "prefilled": lambda: request.prefilled_tokens >= 64,
         "decoding": lambda: len(request.rows[0].tokens) > 20,
         "": lambda: False,
     }
@@ -189,7 +189,7 @@ def test_a_whole_prompt_does_not_wait_for_the_prefix_of_a_sparse_one(qwen3: Text
     submit(engine, whole, steps=1)
     assert [job.admitted for job in engine.scheduler.waiting] == [True, True]
     run(engine)
-    assert whole.cached == 0
+    assert whole.cached_tokens == 0
     assert whole.rows[0].tokens == plain(qwen3, text(700))
     assert sparse.selected is not None
 
@@ -244,7 +244,7 @@ def test_rows_decode_between_the_pieces_of_a_scoring(qwen3: TextModel) -> None:
     step_until(engine, lambda: len(stream.rows[0].tokens) >= 5)
     engine.submit(long)
     gaps = []
-    while long.prefilled == 0:
+    while long.prefilled_tokens == 0:
         before, tokens = now[0], len(stream.rows[0].tokens)
         engine.step()
         gaps.append(now[0] - before)

@@ -105,7 +105,7 @@ def test_a_sparse_row_attends_only_to_kept_tokens_at_their_positions(qwen3: Text
         run(thinning(qwen3, share=share, max_chunk=64), request)
         assert request.selected is not None
         assert abs(len(request.selected) - share * length) < 48 or share * length < 200
-        assert request.prefilled == len(request.selected) < length
+        assert request.prefilled_tokens == len(request.selected) < length
         assert request.rows[0].tokens == said(qwen3, request)
 
 
@@ -138,7 +138,7 @@ def test_the_time_of_scoring_counts_as_waiting_for_other_prompts(qwen3: TextMode
     submit(engine, new_request(text(600), may_skip=False), steps=1)
     (other,) = engine.scheduler.waiting
     submit(engine, new_request(text(300)), steps=1)
-    assert (now, other.aged) == (2.0, 2.0)
+    assert (now, other.waited_seconds) == (2.0, 2.0)
     run(engine)
 
 
@@ -233,10 +233,10 @@ def test_sparse_rows_in_a_batch_get_the_tokens_of_each_alone(
     assert [each.selected for each in found] == [each.selected for each in expected]
     for each, other in zip(again, expected, strict=True):
         assert each.selected == other.selected
-        assert each.selected is None or each.cached == 0
+        assert each.selected is None or each.cached_tokens == 0
     assert tokens_of(again) == tokens_of(expected)
-    assert again[4].cached > 500, "whole prompts are found again"
-    reused = sum(each.cached for each in (*found, *again))
+    assert again[4].cached_tokens > 500, "whole prompts are found again"
+    reused = sum(each.cached_tokens for each in (*found, *again))
     assert kept.report()["reused_tokens"] == reused, "what is not used is no hit"
     if drafts:
         assert all(each.drafted for each in found if each.selected)

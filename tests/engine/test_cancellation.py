@@ -34,8 +34,8 @@ def test_cancel_while_queued_in_prefill_and_in_decode(
     assert engine.batch.layout.passes() == []
     lines = [record.message for record in caplog.records]
     assert "prefill 5 new" in lines[0]
-    assert f"prefill {prefilling.prefilled} of 200 new" in lines[1]
-    assert 0 < prefilling.prefilled < 200
+    assert f"prefill {prefilling.prefilled_tokens} of 200 new" in lines[1]
+    assert 0 < prefilling.prefilled_tokens < 200
     assert "prefill 0 of 300 new" in lines[2]
     assert ["no token" in line for line in lines] == [False, True, True]
 
@@ -95,6 +95,6 @@ def test_of_a_row_that_leaves_right_after_it_joined_the_cached_tokens_are_stored
     engine.cancel(first)
     again = new_request([*tokens, *reply, 5, 6], max_tokens=5)
     run(engine, again)
-    assert again.cached == len(tokens) + (steps if steps > 1 else 0)
+    assert again.cached_tokens == len(tokens) + (steps if steps > 1 else 0)
     assert_as_alone(qwen3, again)
     assert not caplog.records

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from failing import Failing, First, decoding, streams
-from mlx_provider.engine import circuit_breaker
-from mlx_provider.engine.circuit_breaker import CircuitBreaker
+from mlx_provider import isolation
 from mlx_provider.engine.execution import batch_layout
 from mlx_provider.families.text import TextModel
-from mlx_provider.testing.driver import new_engine, new_request, run
+from mlx_provider.isolation import CircuitBreaker
+from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from references import assert_as_alone
 from stepping import step_until
 
@@ -19,7 +19,7 @@ WAIT = 8
 
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "FIRST_WAIT", WAIT)
+    monkeypatch.setattr(isolation, "FIRST_WAIT", WAIT)
 
 
 def steps_until_tried(breaker: CircuitBreaker) -> int:
@@ -33,7 +33,7 @@ def steps_until_tried(breaker: CircuitBreaker) -> int:
 def test_a_breaker_opens_at_the_second_failure_and_waits_twice_as_long_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(circuit_breaker, "LONGEST_WAIT", 4 * WAIT)
+    monkeypatch.setattr(isolation, "LONGEST_WAIT", 4 * WAIT)
     breaker = CircuitBreaker()
     assert (breaker.record_failure(), breaker.closed) == (False, True)
     for wait in (WAIT, 2 * WAIT, 4 * WAIT, 4 * WAIT):
@@ -156,17 +156,20 @@ def test_a_model_with_only_the_solo_layout_never_tries_to_batch_rows(qwen3: Text
     assert_as_alone(qwen3, *requests)
 
 
+@pytest.mark.parametrize("ends", [False, True])
 def test_a_mixed_pass_that_failed_once_does_not_fail_again(
-    qwen3: TextModel, caplog: pytest.LogCaptureFixture
+    qwen3: TextModel, caplog: pytest.LogCaptureFixture, *, ends: bool
 ) -> None:
     """The only row has its next pass alone, so no chunk may share that pass."""
     model = Failing(qwen3)
     engine = new_engine(model, mixes=True, max_chunk=32)  # type: ignore[arg-type]
     requests = [*decoding(engine, 1), new_request(range(100, 300), max_tokens=9)]
     engine.submit(requests[1])
-    step_until(engine, lambda: requests[1].prefilled >= 64)
+    step_until(engine, lambda: requests[1].prefilled_tokens >= 64)
+    if ends:  # with the token that is read while the pass runs
+        requests[0].max_tokens = len(output_of(requests[0]).tokens) + 1
     model.fails = First(1, lambda tokens, places: len(tokens) > 5)
     run(engine)
-    assert "of 0 rows" not in caplog.text
+    assert ("(0 unfinished)" in caplog.text) == ends
     assert engine.batch.mixes
     assert_as_alone(qwen3, *requests)

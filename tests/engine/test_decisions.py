@@ -141,10 +141,10 @@ def traced(
             record = super().schedule(now, **more)
             assert self.state() == before, "deciding changes nothing"
             assert super().schedule(now, **more) == record
-            for row in record.preempted:
+            for row in record.to_preempt:
                 trace.add(f"preempt {trace.name(row)}")
-            if record.admitted is not None:
-                trace.add(f"admit {trace.numbers[id(record.admitted.request)]}")
+            if record.to_admit is not None:
+                trace.add(f"admit {trace.numbers[id(record.to_admit.request)]}")
             trace.planned(record.plan)
             made(record)
             return record
@@ -256,8 +256,8 @@ def test_decisions_equal_the_recorded_ones(qwen3: TextModel, name: str) -> None:
 def test_step_records_equal_the_traced_admissions_preemptions_and_passes(qwen3: TextModel) -> None:
     made: list[StepRecord] = []
     lines = trace_of(qwen3, CASES["memory_drafts"], made.append)
-    assert sum(each.admitted is not None for each in made) == begin(lines, "admit")
-    assert sum(len(each.preempted) for each in made) == begin(lines, "preempt") > 0
+    assert sum(each.to_admit is not None for each in made) == begin(lines, "admit")
+    assert sum(len(each.to_preempt) for each in made) == begin(lines, "preempt") > 0
     ran = sum(bool(each.plan.rows or each.plan.chunk) for each in made)
     assert 0 < ran <= begin(lines, "plan"), "rows may end with the tokens that drafts need"
     assert any(each.plan.mixed for each in made)

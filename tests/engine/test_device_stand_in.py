@@ -68,7 +68,7 @@ def test_chunks_have_few_shapes(name: str) -> None:
     engine, shapes = beside_streams(DEVICES[name]()), set[tuple[int, int]]()
     for length in (8000, 7001, 3333, 6500):
         engine.until(engine.ask(length))
-        inner = [chunk for chunk in engine.chunks if chunk.job.cost or chunk.stop < length]
+        inner = [chunk for chunk in engine.chunks if chunk.job.tokens_left or chunk.stop < length]
         shapes |= {(chunk.size, chunk.start) for chunk in inner if chunk.stop < length - 1}
         engine.chunks.clear()
     whole = {(size, start) for size, start in shapes if size in (256, 512, 1024, 2048)}

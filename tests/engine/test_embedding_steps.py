@@ -129,10 +129,10 @@ def test_a_stream_gets_a_token_in_every_step_beside_200_long_texts(qwen3: TextMo
     request = new_embedding(texts)
     engine.submit(request)
     while stream.phase is not Phase.DONE:
-        before, prefilled = len(output_of(stream).tokens), request.prefilled
+        before, prefilled = len(output_of(stream).tokens), request.prefilled_tokens
         engine.step()
         assert len(output_of(stream).tokens) == before + 1 or stream.phase is Phase.DONE
-        assert 0 < request.prefilled - prefilled <= 32
+        assert 0 < request.prefilled_tokens - prefilled <= 32
     assert_as_alone(qwen3, stream)
     engine.cancel(request)
     run(engine)
@@ -147,7 +147,7 @@ def test_a_prompt_runs_before_the_rest_of_many_texts(qwen3: TextModel) -> None:
     while not engine.idle:
         ended += [r for r, events in engine.step() if isinstance(events[-1], Done)]
     assert ended == [few, prompt, many]
-    assert many.prompt_tokens == many.prefilled == 450
+    assert many.prompt_tokens == many.prefilled_tokens == 450
 
 
 def test_texts_do_not_use_the_prefix_cache(
@@ -160,10 +160,10 @@ def test_texts_do_not_use_the_prefix_cache(
         request = new_embedding([prompt, prompt])
         submit(engine, request, steps=1)
         run(engine)
-        assert request.prefilled == 200
+        assert request.prefilled_tokens == 200
     stopped = new_embedding([prompt])
     submit(engine, stopped, steps=4)
-    assert stopped.prefilled > 32
+    assert stopped.prefilled_tokens > 32
     engine.cancel(stopped)
     run(engine)
     assert kept.nbytes == 0
@@ -224,10 +224,10 @@ def test_a_text_starts_again_when_the_pass_before_it_has_failed(qwen3: TextModel
     submit(engine, new_request([40] * 5, max_tokens=30), steps=1)
     request = new_embedding([TEXTS[1]], "mean")
     submit(engine, request, steps=3)
-    assert 0 < request.prefilled < 90
+    assert 0 < request.prefilled_tokens < 90
     assert engine.batch.mixed.restart_prompts() is False
     (job,) = engine.scheduler.waiting
-    assert (job.cache, job.done) == (None, 0)
+    assert (job.cache, job.computed_tokens) == (None, 0)
     (again,) = vectors_of(events_of(engine, request))
     (wanted,) = embedded(new_engine(qwen3, max_chunk=16), [TEXTS[1]], "mean")
     assert again.tobytes() == wanted.tobytes()

@@ -108,7 +108,7 @@ def test_a_cached_prefix_has_no_states(qwen3: TextModel) -> None:
     again = new_request(TEXT[:70], max_tokens=8)
     noting = serve(qwen3, [again], prefix_cache=kept)
     check(qwen3, noting)
-    assert noting.seen[0][1].shape[0] <= 1 + 70 - again.cached + 8 < KEPT
+    assert noting.seen[0][1].shape[0] <= 1 + 70 - again.cached_tokens + 8 < KEPT
 
 
 def test_a_preempted_row_starts_again_with_the_states_of_its_reply(qwen3: TextModel) -> None:

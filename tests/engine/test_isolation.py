@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from failing import Failing, First, decoding, fail_once
 from mlx_provider.engine.engine import Engine
+from mlx_provider.engine.execution.sampler import draw
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
-from mlx_provider.engine.scheduling.scheduler import Scheduler
-from mlx_provider.engine.scheduling.step import StepPlan
+from mlx_provider.engine.scheduling.chunking import FixedShapes
 from mlx_provider.families.text import TextModel
 from mlx_provider.isolation import Isolation
 from mlx_provider.protocol.events import Failed
@@ -108,7 +108,7 @@ def test_a_poisoned_row_fails_alone(qwen3: TextModel, layout: str) -> None:
     assert engine.scheduler.idle
 
 
-@pytest.mark.parametrize("part", ["insert", "match", "acquire", "release", "save_prefill"])
+@pytest.mark.parametrize("part", "insert match acquire release save_prefill _forks".split())
 def test_no_request_fails_if_the_prefix_cache_is_broken(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -118,11 +118,60 @@ def test_no_request_fails_if_the_prefix_cache_is_broken(
         raise ValueError("prefix_cache exploded")
 
     prefix_cache = PrefixCache(budget=lambda: 2**24)
-    monkeypatch.setattr(prefix_cache, part, broken)
     engine = new_engine(qwen3, prefix_cache=prefix_cache, available=lambda: 300, reserve=4)
+    owner = prefix_cache if hasattr(prefix_cache, part) else engine.prefix_cache
+    monkeypatch.setattr(owner, part, broken)
     requests = start(engine, [[60 + i] * 50 for i in range(2)])
     run(engine)
+    requests += start(engine, [[60] * 50])
+    run(engine)
     assert_as_alone(qwen3, *requests)
+
+
+def test_a_reproducible_row_whose_sampling_keeps_failing_fails_alone(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(qwen3, fixed=FixedShapes(rows=3, tokens=16))
+    requests = start(engine, prompts(3))
+
+    def fails(logits: Any, rows: Any, masks: Any) -> Any:
+        if rows[0].request is requests[1] and len(rows[0].tokens) >= 4:
+            raise Odd("no sample")
+        return draw(logits, rows, masks)
+
+    monkeypatch.setattr("mlx_provider.engine.decode.draw", fails)
+    run(engine)
+    assert "its sampling failed: Odd: no sample" in error_of(requests[1])
+    assert_as_alone(qwen3, requests[0], requests[2])
+
+
+def test_a_row_that_cannot_be_stored_loses_its_buffers(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix_cache, released = PrefixCache(budget=lambda: 2**24), list[Any]()
+    monkeypatch.setattr(prefix_cache, "insert", lambda *args, **more: 1 / 0)
+    monkeypatch.setattr(prefix_cache, "release", lambda lease, **more: released.append(lease))
+    engine = new_engine(qwen3, prefix_cache=prefix_cache, layout="solo", max_chunk=64)
+    left = new_request([50] * 300, max_tokens=3)
+    submit(engine, left, steps=2)
+    assert engine.scheduler.waiting[0].rows[0].lease is not None
+    engine.cancel(left)
+    whole = new_request([40] * 50, max_tokens=3)
+    run(engine, whole)
+    assert not released
+    assert_as_alone(qwen3, whole)
+
+
+def test_a_look_up_that_fails_late_leaves_no_prefix(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24))
+    run(engine, new_request([40] * 50, max_tokens=3))
+    monkeypatch.setattr(engine.prefix_cache, "_explain", lambda job, match: 1 / 0)
+    again = new_request([*[40] * 40, *[41] * 10], max_tokens=3)
+    run(engine, again)
+    assert again.cached_tokens == 0
+    assert_as_alone(qwen3, again)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +199,25 @@ def test_a_copy_that_fails_as_a_row_leaves_costs_no_other_request(
         if not failed:
             break
     assert at > 1
+
+
+def test_a_prompt_whose_storing_failed_is_no_entry_but_its_rows_keep_their_prefix(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = PrefixCache(budget=lambda: 2**24)
+    engine = new_engine(qwen3, prefix_cache=kept, least=16, layout="solo")
+    first, second = ([*range(30, 94), end, 9] for end in (7, 8))
+    (one,) = start(engine, [first])
+    step_until(engine, lambda: engine.scheduler.running)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlx_provider.engine.prefix_cache.cache.prune", lambda leaf: 1 / 0)
+        (two,) = start(engine, [second], n=2)
+        step_until(engine, lambda: two.rows[1] in engine.scheduler.running)
+    assert {row.lease.row for row in two.rows} == {None}
+    assert {row.lease.base for row in two.rows} == {one.rows[0].lease.base}
+    run(engine)
+    assert_as_alone(qwen3, one, two)
+    assert kept.in_use == 0
 
 
 @pytest.mark.parametrize("name", ["contiguous", "eval"])
@@ -185,7 +253,7 @@ def test_the_buffers_of_a_row_that_ended_in_a_failed_pass_are_not_used_again(
         engine.step()
     again = new_request([*[40] * 50, *output_of(ended).tokens, 7], max_tokens=3)
     run(engine, again)
-    assert (again.cached, other.cached) == (0, 0)
+    assert (again.cached_tokens, other.cached_tokens) == (0, 0)
     assert_as_alone(qwen3, ended, other, again)
 
 
@@ -204,25 +272,6 @@ def test_a_time_limit_ends_the_request_alone(qwen3: TextModel) -> None:
     assert_as_alone(qwen3, free)
 
 
-def test_rows_that_outgrow_the_memory_take_turns(qwen3: TextModel) -> None:
-    class Watched(Scheduler):
-        """Checks before each pass that the rows are within their limit."""
-
-        def charge_step(self, plan: StepPlan) -> None:
-            assert self.live_bytes <= 260
-            super().charge_step(plan)
-
-    engine = new_engine(qwen3, available=lambda: 260, reserve=4, scheduler=Watched)
-    requests = [new_request([40 + i] * 60, max_tokens=40) for i in range(3)]
-    submit(engine, *requests)
-    waits = 0
-    while not engine.idle:
-        engine.step()
-        waits += any(w.rows[0].tokens for w in engine.scheduler.waiting)
-    assert waits > 0
-    assert_as_alone(qwen3, *requests)
-
-
 def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: TextModel) -> None:
     limit = 10**6
     prefixes = PrefixCache(budget=lambda: 2**24)
@@ -237,8 +286,8 @@ def test_a_request_that_fails_as_one_row_is_cut_has_no_preempted_row(qwen3: Text
     cut.output = Raising(part="finish")
     limit = 10
     record = engine.scheduler.schedule(0.0)
-    assert record.cut == [cut]
-    assert record.preempted == [preempted]
+    assert record.to_end == [cut]
+    assert record.to_preempt == [preempted]
     run(engine)
     assert "odd" in error_of(request)
     limit = 10**6

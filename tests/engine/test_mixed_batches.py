@@ -47,7 +47,7 @@ def test_a_prompt_with_mixed_chunks_is_stored_in_the_prefix_cache(qwen3: TextMod
     first, again = (new_request(LONG, max_tokens=4) for _ in range(2))
     run(engine, first)
     run(engine, again)
-    assert again.cached == len(LONG) - 1
+    assert again.cached_tokens == len(LONG) - 1
     assert_as_alone(qwen3, again)
 
 
@@ -75,7 +75,7 @@ def test_a_cancelled_prompt_leaves_no_cache_behind(qwen3: TextModel) -> None:
     others = decoding(engine)
     long = new_request(LONG, max_tokens=9)
     engine.submit(long)
-    step_until(engine, lambda: long.prefilled)
+    step_until(engine, lambda: long.prefilled_tokens)
     (job,) = engine.scheduler.waiting
     left = weakref.ref(job.row_cache()[0])
     del job
@@ -99,8 +99,8 @@ def test_a_draw_that_fails_in_a_mixed_pass_is_repeated(
     failures: list[int] = []
 
     def fails(logits: mx.array, rows: Any, masks: Any) -> Any:
-        if len(rows) == len(others) and long.prefilled >= done and not failures:
-            failures.append(long.prefilled)
+        if len(rows) == len(others) and long.prefilled_tokens >= done and not failures:
+            failures.append(long.prefilled_tokens)
             raise RuntimeError("[metal::malloc] out of memory")
         return draw(logits, rows, masks)
 

@@ -58,7 +58,7 @@ rows = found.memory
 # one that no busy machine changes
 curve = Curve(((1, 0.001), (256, 0.01)), ((1, 1e-9), (256, 2e-9)))
 measured = calibrate(model, model.make_cache, found).passes
-passes = PassMemory.of(measured, curve, seconds=100, most=256)
+passes = PassMemory.of(measured, curve, seconds=100, max_chunk=256)
 engine = new_engine(model, layout="solo", max_chunk=256, row_bytes=rows.row_bytes)
 vars(engine.scheduler.ledger).update(pass_bytes=passes)
 request = new_request([5 + i % 90 for i in range(1500)], max_tokens=4)
@@ -88,7 +88,7 @@ def test_the_peak_of_a_request_is_within_its_reservation(family: str, tmp_path: 
 def test_a_deep_chunk_is_as_narrow_as_its_time_demands() -> None:
     curve = Curve(((1, 0.005), (64, 0.32)), ((1, 1e-7), (64, 64e-7)))
     passes = PassMemory.of(PassBytes(row=10, token=100, pair=1), curve, 0.5, 64)
-    assert (passes.widest, passes.least) == (64, 16)
+    assert (passes.widest, passes.min_chunk) == (64, 16)
     assert passes(10, 1) == 10 + 1000 + 100
     assert passes(500, 2) == 20 + 6400 + 64 * 500
     # limit: 64 new tokens after 28,125; 16, the fewest, may follow any number
@@ -140,8 +140,8 @@ def test_a_failed_measurement_reserves_nothing() -> None:
 def test_memory_is_reserved_for_the_large_chunks_of_a_slow_device() -> None:
     slow = Curve(((1, 0.6), (2000, 2.6)), depths=((1, 1e-6), (64, 64e-6)))
     passes = PassMemory.of(PassBytes(pair=1), slow, 0.5, 2048)
-    assert passes.widest >= passes.least >= 1000
-    assert passes(100_000, 1) == passes.least * 100_000
+    assert passes.widest >= passes.min_chunk >= 1000
+    assert passes(100_000, 1) == passes.min_chunk * 100_000
 
 
 def test_the_memory_of_metal_cuda_and_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_a_failed_chunk_after_the_rows_is_run_again(qwen3: TextModel) -> None:
     engine.submit(stream)
     step_until(engine, lambda: engine.scheduler.running)
     engine.submit(long)
-    step_until(engine, lambda: long.prefilled)
+    step_until(engine, lambda: long.prefilled_tokens)
     read = engine.batch.read
 
     def failing() -> Any:
@@ -159,7 +159,7 @@ def test_a_failed_chunk_after_the_rows_is_run_again(qwen3: TextModel) -> None:
     engine.batch.read = failing  # type: ignore[method-assign]
     (job,) = engine.scheduler.waiting
     engine.step()
-    assert job.done == 0
+    assert job.computed_tokens == 0
     run(engine)
     assert_as_alone(qwen3, stream, long)
 

@@ -99,8 +99,8 @@ def test_each_turn_reuses_the_part_that_fits(
         server.check(asked)
         fits = what_fits(model, cache.limit)
         request = server.serve(asked)
-        assert request.cached + request.prefilled == len(asked.prompt)
-        assert request.cached >= min(stored, fits)
+        assert request.cached_tokens + request.prefilled_tokens == len(asked.prompt)
+        assert request.cached_tokens >= min(stored, fits)
         stored = len(history) - (0 if layers in ("kv", "quantised") else WORTH_A_PASS + len(TAIL))
         history = history + TAIL + [5, 6, 7] + traffic.tokens(growth)
     server.check(SimRequest(history, (len(history),), []))
@@ -125,7 +125,7 @@ def test_an_agent_on_a_small_budget_computes_little_more_than_it_must(
         request = server.serve(now)
         state = {"kv": 0, "window": 3 * 8, "hybrid": 30}[layers]
         grid = {"kv": 0, "window": WORTH_A_PASS, "hybrid": GRID + WORTH_A_PASS}[layers]
-        assert request.cached >= min(len(last.prompt), budget - state) - grid - len(TAIL)
+        assert request.cached_tokens >= min(len(last.prompt), budget - state) - grid - len(TAIL)
 
 
 @pytest.mark.parametrize("layers", ["window", "hybrid"])
@@ -140,7 +140,7 @@ def test_a_reply_with_another_tokenization_evicts_no_state_of_its_prompt(
     server.serve(SimRequest(history, (70,), traffic.tokens(15)))
     after = SimRequest(history + traffic.tokens(40), (70,), traffic.tokens(15))
     server.check(after)
-    assert server.serve(after).cached == len(history)
+    assert server.serve(after).cached_tokens == len(history)
 
 
 def test_a_replay_counts_computed_tokens() -> None:
@@ -173,7 +173,7 @@ def test_agents_that_take_turns_each_keep_a_share(layers: Layers, agents: int) -
         for name, asked in enumerate(every):
             request = server.serve(asked[turn], str(name))
             if turn > 2:  # each agent has returned by then
-                assert request.cached >= what_fits(model, 500 * model.unit) - len(TAIL)
+                assert request.cached_tokens >= what_fits(model, 500 * model.unit) - len(TAIL)
 
 
 @pytest.mark.parametrize(
@@ -206,13 +206,13 @@ def test_the_next_session_gets_the_whole_budget_after_one_ends() -> None:
     for seed, name in enumerate(("one", "other"), 1):
         for last, now in pairwise(agent(seed, 900, 3)):
             server.serve(last, name)
-            assert server.serve(now, name).cached == len(last.prompt) + 2
+            assert server.serve(now, name).cached_tokens == len(last.prompt) + 2
     for now in agent(3, 900, 2):
         server.serve(now, "one")
         server.serve(now, "third")
     for now in agent(4, 900, 12):  # the others do not return
         request = server.serve(now, "fourth")
-    assert request.cached == 1000
+    assert request.cached_tokens == 1000
 
 
 @pytest.mark.parametrize("will_return", [{}, {"calls": True}, {"retain": True}])
@@ -232,5 +232,5 @@ def test_a_session_that_will_return_is_evicted_after_others(
     server.serve(second, "second")
     server.serve(third, "third")
     stays, goes = (first, second) if will_return else (second, first)
-    assert server.serve(stays).cached > 900
-    assert server.serve(goes).cached < 900
+    assert server.serve(stays).cached_tokens > 900
+    assert server.serve(goes).cached_tokens < 900

@@ -431,6 +431,18 @@ def test_a_row_holds_its_whole_entry_where_the_head_of_another_session_ends_in_i
     check_integrity(prefix_cache)
 
 
+def test_a_row_is_charged_as_before_if_the_budget_cannot_be_asked() -> None:
+    def budget() -> int:
+        raise OSError("no budget")
+
+    prefix_cache = PrefixCache(budget=budget)
+    row = cold(PLAIN, range(1, 9), 8)
+    lease = Reuse(prefix_cache.totals, True, inf).lease_row(row)
+    with pytest.raises(OSError, match="no budget"):
+        prefix_cache.insert(KEY, list(range(1, 9)), row, {}, lease=lease)
+    assert lease.stored_bytes == 0
+
+
 def test_evicted_memory_is_freed_although_its_session_is_remembered(prefix_cache) -> None:
     keep(prefix_cache, SyntheticModel("hybrid"), [1, 2, 3, 4], session="s")
     node = prefix_cache.match(KEY, [1, 2, 3, 4, 5], 4).path[-1]

@@ -100,7 +100,7 @@ def test_other_requests_decode_between_two_files_of_a_restore(restarted: Restart
     assert calls >= PIECES
     assert overtaken
     run(engine)
-    assert (asked.cached, asked.prefilled) == (len(PROMPT), 2)
+    assert (asked.cached_tokens, asked.prefilled_tokens) == (len(PROMPT), 2)
     for request in (neighbour, asked, brief):
         assert output_of(request).tokens == output_of(alone(restarted.model, request)).tokens
 
@@ -109,7 +109,7 @@ def test_prefixes_in_memory_are_not_read_from_disk(restarted: Restarted) -> None
     restarted.served(PROMPT[:100])
     (at,) = [path for path in restarted.names() if path.stat().st_ino == _first(restarted)]
     at.write_bytes(b"not ours")
-    assert restarted.served([*PROMPT, 50]).cached == len(PROMPT)
+    assert restarted.served([*PROMPT, 50]).cached_tokens == len(PROMPT)
 
 
 def _first(restarted: Restarted) -> int:
@@ -136,7 +136,7 @@ def test_a_cancelled_restore_frees_its_row(restarted: Restarted, reads: int) -> 
     restarted.engine.cancel(asked)
     assert layers_alive(restarted.model) == before
     run(restarted.engine)
-    assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
+    assert restarted.served([*PROMPT, 51]).cached_tokens == len(PROMPT)
 
 
 def test_a_prompt_that_begins_a_restore_releases_its_lease(
@@ -162,7 +162,7 @@ def test_a_deadline_ends_a_restore(restarted: Restarted) -> None:
     restarted.now = 6.0
     restarted.engine.step()
     assert asked.phase is Phase.DONE
-    assert restarted.served([*PROMPT, 51]).cached == len(PROMPT)
+    assert restarted.served([*PROMPT, 51]).cached_tokens == len(PROMPT)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 100, None])
@@ -171,8 +171,8 @@ def test_the_restore_ends_at_a_damaged_file(restarted: Restarted, damage: bytes 
     (third,) = [h for h in headers if h.start == 80]
     path = restarted.folder / "prefixes" / third.name
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8 if damage is None else damage)
-    assert restarted.served([*PROMPT, 50]).cached == 80
-    assert restarted.served([*PROMPT, 51]).cached == len(PROMPT), "it was computed and kept"
+    assert restarted.served([*PROMPT, 50]).cached_tokens == 80
+    assert restarted.served([*PROMPT, 51]).cached_tokens == len(PROMPT), "it was computed and kept"
 
 
 def test_a_prompt_is_written_while_it_is_computed(restarted: Restarted) -> None:
@@ -181,9 +181,9 @@ def test_a_prompt_is_written_while_it_is_computed(restarted: Restarted) -> None:
     for _ in range(9):
         restarted.engine.step()
     (job,) = restarted.engine.scheduler.waiting
-    assert 80 < job.done < len(PROMPT)
+    assert 80 < job.computed_tokens < len(PROMPT)
     flush(restarted.cache.disk)
-    assert len(set(restarted.names()) - before) == job.done // 40
+    assert len(set(restarted.names()) - before) == job.computed_tokens // 40
     run(restarted.engine)
 
 
@@ -200,7 +200,7 @@ def test_tokens_that_the_full_queue_refuses_are_written_with_a_later_turn(
     monkeypatch.setattr(disk_tier, "EDGE", 40)
     restarted.served([*prompt, 50, 51])
     restarted.restart()
-    assert restarted.served([*prompt, 50, 51, 52]).cached == len(prompt) + 2
+    assert restarted.served([*prompt, 50, 51, 52]).cached_tokens == len(prompt) + 2
 
 
 def test_the_engine_thread_waits_for_the_disk_without_polling(
@@ -225,7 +225,7 @@ def test_the_engine_thread_waits_for_the_disk_without_polling(
         events += asked.events.get(300) or []
     worker.close()
     cache.close()
-    assert asked.cached == len(PROMPT)
+    assert asked.cached_tokens == len(PROMPT)
     assert steps < 3 * (PIECES + 3)
 
 

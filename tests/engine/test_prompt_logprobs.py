@@ -83,10 +83,10 @@ def test_a_stored_prompt_is_run_again_and_its_reply_is_stored(
         request = scored()
         engine.submit(request)
         (found,) = told(engine, request)
-        assert len(found) == request.prefilled == 100
+        assert len(found) == request.prefilled_tokens == 100
     plain = new_request(PROMPT, max_tokens=4)
     run(engine, plain)
-    assert plain.cached > 90
+    assert plain.cached_tokens > 90
     assert not caplog.records
 
 
@@ -103,4 +103,4 @@ def test_a_prefill_that_starts_again_reports_nothing_twice(qwen3: TextModel) -> 
     job.restart()
     found += told(engine, request)[0]
     assert [each.id for each in found] == PROMPT
-    assert request.prefilled > 100
+    assert request.prefilled_tokens > 100

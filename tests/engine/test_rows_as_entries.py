@@ -1,6 +1,7 @@
 """A finished row becomes the entry for the next turn: counted bytes, and events in between."""
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,8 +16,8 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.prefix_cache.tree import ID_BYTES, CacheKey, segment_of
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import profile
-from mlx_provider.engine.scheduling.ledger import STEP_TOKENS
-from mlx_provider.engine.scheduling.step import StepBuilder, StepRecord, buffers_of
+from mlx_provider.engine.scheduling.ledger import STEP_TOKENS, StepMemory, buffers_of
+from mlx_provider.errors import BadRequest
 from mlx_provider.families.text import TextModel
 from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
@@ -59,7 +60,7 @@ def test_a_hit_within_the_capacity_copies_nothing() -> None:
     asked(engine, [1] * 3000)
     before = stored.nbytes
     with counted() as copies:
-        assert asked(engine, [*[1] * 3000, 2, 3, 4]).cached == 3000
+        assert asked(engine, [*[1] * 3000, 2, 3, 4]).cached_tokens == 3000
     assert copies.nbytes <= 16 * TOKEN_BYTES, "the reply that the prompt replaces"
     assert stored.nbytes - before <= 32 * (TOKEN_BYTES + 8), "one row, and the other reply"
 
@@ -77,7 +78,7 @@ def test_conversations_with_a_common_head_copy_nothing_else(qwen3: TextModel) ->
             check_integrity(stored)
             token_bytes = segment_of(next(stored.nodes())).token_bytes
             assert copies.nbytes <= len(head) * token_bytes
-            assert request.cached == (len(tokens) - 2 if turn else len(head) * (i > 0))
+            assert request.cached_tokens == (len(tokens) - 2 if turn else len(head) * (i > 0))
             assert_as_alone(qwen3, request)
             talks[i] = [*tokens, *output_of(request).tokens, 50, 51]
     rows = [*stored.totals.rows]
@@ -94,7 +95,7 @@ def test_both_branches_of_a_conversation_stay(qwen3: TextModel) -> None:
     other = [*COMMON[:100], 70, 71, 72, 73]
     assert_as_alone(qwen3, asked(engine, whole), asked(engine, other))
     again = asked(engine, whole), asked(engine, other), asked(engine, [*other, 74, 75])
-    assert [request.cached for request in again] == [len(whole) - 1, len(other) - 1, len(other)]
+    assert [r.cached_tokens for r in again] == [len(whole) - 1, len(other) - 1, len(other)]
     assert_as_alone(qwen3, *again)
 
 
@@ -150,7 +151,7 @@ def test_a_row_that_ends_with_its_first_token_is_an_entry(
     fails_at = -1
     with counted() as copies:
         again = asked(engine, [*before, 60, 61])
-    assert again.cached == len(before)
+    assert again.cached_tokens == len(before)
     assert copies.nbytes == 0
     assert_as_alone(qwen3, again)
 
@@ -169,7 +170,7 @@ def test_no_part_of_a_failed_row_becomes_an_entry(qwen3: TextModel) -> None:
     engine.schedule(0.0)
     assert {*stored.nodes()} == nodes, "a decision drops nothing"
     again = asked(engine, COMMON), asked(engine, other)
-    assert [request.cached for request in again] == [20, len(other) - 1]
+    assert [request.cached_tokens for request in again] == [20, len(other) - 1]
     assert_as_alone(qwen3, *again)
 
 
@@ -217,7 +218,7 @@ def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextMode
     rows, nbytes = most_of(engine, stored)
     assert rows == 8
     assert nbytes <= each * (len(PREFIX) + 9 * STEP_TOKENS)
-    assert min(request.cached for request in requests[1:]) >= len(PREFIX) - 1
+    assert min(request.cached_tokens for request in requests[1:]) >= len(PREFIX) - 1
     assert_as_alone(qwen3, *requests)
 
 
@@ -247,7 +248,7 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     room = 2**26
     run(engine)
     again = asked(engine, [*COMMON, *output_of(first).tokens, 50])
-    assert again.cached > len(COMMON)
+    assert again.cached_tokens > len(COMMON)
     assert_as_alone(qwen3, again)
     stored.evict(0)
     assert stored.nbytes == 0
@@ -258,6 +259,8 @@ def test_eight_choices_take_the_memory_of_one_prompt(qwen3: TextModel) -> None:
     params = SamplingParams(temperature=1.0, seed=3)
     request = new_request([*PREFIX, *range(40, 40 + TAIL)], max_tokens=REPLY, n=8, params=params)
     engine.scheduler.check(request)
+    with pytest.raises(BadRequest):  # without a prefix in common
+        engine.scheduler.check(replace(request, echoed=True))
     engine.submit(request)
     rows, nbytes = most_of(engine, stored)
     assert rows == 8
@@ -281,6 +284,7 @@ def test_choices_behind_a_shared_prefix_reserve_what_they_take(
     engine.submit(request := new_request([*common, *own], max_tokens=REPLY, n=n))
     reserve, offers = engine.scheduler.ledger.reservation, engine.scheduler.prefixes.offers
     claims = offers(engine.scheduler.waiting[0])
+    assert len({*claims}) == n, "each row has its own"
     expected = reserve(request.rows, dict(zip(request.rows, claims, strict=True)))
     expected += sum(each.stored for each in buffers_of(claims))
     step_until(engine, lambda: request.rows[0] in engine.scheduler.running, most=100)
@@ -329,7 +333,7 @@ def test_a_prefix_that_admitted_a_prompt_is_kept_until_the_prompt_starts(
     start = engine.output.start
     monkeypatch.setattr(engine.output, "start", lambda each: (stored.evict(0), start(each)))
     again = asked(engine, [*PREFIX, 60, 61])
-    assert again.cached == len(PREFIX)
+    assert again.cached_tokens == len(PREFIX)
     assert_as_alone(qwen3, again)
 
 
@@ -363,7 +367,7 @@ class Shrinking:
         self.engine.submit(request)
         while len(output_of(request).tokens) < 3:
             self.engine.step()
-        assert request.cached == len(tokens) - 2
+        assert request.cached_tokens == len(tokens) - 2
         return request
 
 
@@ -434,7 +438,7 @@ def test_a_turn_uses_the_capacity_of_its_own_entry(qwen3: TextModel) -> None:
     assert own.stored.nbytes > whole
     own.room = whole
     again = asked(own.engine, tokens)
-    assert again.cached == len(tokens) - 1
+    assert again.cached_tokens == len(tokens) - 1
     assert_as_alone(qwen3, again)
 
 
@@ -469,7 +473,7 @@ def test_a_prompt_that_waits_keeps_its_stored_prefix(qwen3: TextModel) -> None:
     own.room = reserved + own.stored.nbytes + own.memory.row_bytes(len(PREFIX)) // 4
     own.engine.submit(other := new_request([*PREFIX, *range(40, 340)], max_tokens=12))
     run(own.engine)
-    assert other.cached == len(PREFIX)
+    assert other.cached_tokens == len(PREFIX)
     assert_as_alone(qwen3, first, other)
 
 
@@ -527,9 +531,9 @@ def test_what_a_victim_and_the_waiting_prompt_use_counts_once(qwen3: TextModel) 
         while not row.tokens:
             own.engine.step()
     own.engine.submit(new_request([*LONG, 50, 51], max_tokens=12, tenant="b"))
-    step = StepBuilder(own.scheduler, StepRecord(own.engine.clock()))
+    memory = StepMemory(own.scheduler.ledger, own.scheduler.prefixes, rows)
     leases = own.scheduler.prefixes.offers(own.scheduler.waiting[0])
     assert buffers_of(leases) == buffers_of([rows[1].lease])
-    freed = [-step._newly_pinned(leases, rows[:n]) for n in range(3)]
+    freed = [-memory.newly_pinned(rows[n:], leases) for n in range(3)]
     assert freed == [0, rows[0].lease.stored_bytes, rows[0].lease.stored_bytes]
-    assert -step._newly_pinned((), rows) == own.stored.in_use
+    assert -memory.newly_pinned((), ()) == own.stored.in_use

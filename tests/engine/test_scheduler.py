@@ -16,7 +16,7 @@ from mlx_provider.engine.scheduling.chunking import GRID, LITTLE_MORE, LONGEST_G
 from mlx_provider.engine.scheduling.costs import Costs, Curve, Load
 from mlx_provider.engine.scheduling.ledger import Limits
 from mlx_provider.engine.scheduling.scheduler import Scheduler
-from mlx_provider.engine.scheduling.step import Chunk, StepPlan, StepRecord
+from mlx_provider.engine.scheduling.step import TRIED_PER_STEP, Chunk, StepPlan, StepRecord
 from mlx_provider.errors import BadRequest
 from mlx_provider.protocol.event_queue import EventQueue
 from mlx_provider.records import MediaSpan, Prompt
@@ -61,7 +61,7 @@ def scheduler(
 def next_chunk(plan: Scheduler, now: float = 0.0) -> Chunk | None:
     """The chunk of the next step, after admission."""
     record = decide(plan, now)
-    return (decide(plan, now) if record.begins else record).plan.chunk
+    return (decide(plan, now) if record.to_begin else record).plan.chunk
 
 
 def some_chunk(plan: Scheduler, now: float = 0.0) -> Chunk:
@@ -73,16 +73,16 @@ def some_chunk(plan: Scheduler, now: float = 0.0) -> Chunk:
 def decide(plan: Scheduler, now: float = 0.0) -> StepRecord:
     record = plan.schedule(now)
     plan.apply(record)
-    for job in record.begins:
+    for job in record.to_begin:
         job.cache = []
     return record
 
 
 def ran(plan: Scheduler, chunk: Chunk) -> None:
     """Report the chunk as computed; rows decode after their whole prompt."""
-    chunk.job.done = chunk.stop
+    chunk.job.computed_tokens = chunk.stop
     plan.charge_chunk(chunk)
-    if chunk.job.cost == 0:
+    if chunk.job.tokens_left == 0:
         plan.end_prefill(chunk.job)
         for row in chunk.job.rows:
             plan.add_row(row)
@@ -97,7 +97,7 @@ def test_images_keep_a_row_out_of_a_full_memory_but_never_the_only_one() -> None
         made.check(request)
         made.submit(request, 0.0)
     chunk = some_chunk(made)  # its own images may be what is beside it
-    while chunk.job.cost:
+    while chunk.job.tokens_left:
         chunk = some_chunk(made)
         ran(made, chunk)
     assert next_chunk(made) is None
@@ -148,12 +148,12 @@ def test_the_budget_is_kept_and_every_request_ends_once(
         plan.charge_step(StepPlan(tuple(plan.running)))
         record = plan.schedule(now)
         assert record == plan.schedule(now), "deciding changes nothing"
-        for row in record.cut:
-            assert plan.active_rows - len(record.preempted) == 1
+        for row in record.to_end:
+            assert plan.active_rows - len(record.to_preempt) == 1
             row.request.max_tokens = len(row.tokens)
             end(plan, row, ended)
         plan.apply(record)
-        for job in record.begins:
+        for job in record.to_begin:
             job.cache = []
         chunk = record.plan.chunk
         if chunk is not None:
@@ -197,19 +197,18 @@ def test_a_row_is_admitted_if_others_give_back_memory() -> None:
 
     plan = scheduler(available=lambda: free, reclaim=reclaim, available_alone=lambda: 200)
     plan.submit(make(100), 0.0)
-    assert decide(plan).admitted is None
+    assert decide(plan).to_admit is None
     assert free > 50, "memory is reclaimed for it"
-    assert decide(plan).admitted is not None
+    assert decide(plan).to_admit is not None
 
 
 def test_memory_of_idle_models_is_free_for_rows() -> None:
     plan = scheduler(memory=50, unloadable=lambda need, pinned: 150)
     plan.submit(make(100), 0.0)
     record = plan.schedule(0.0)
-    assert record.admitted is not None
-    assert record.reclaim == plan.ledger.reservation(record.admitted.rows), (
-        "they are unloaded for it"
-    )
+    assert record.to_admit is not None
+    need = plan.ledger.reservation(record.to_admit.rows)
+    assert record.to_reclaim == need, "they are unloaded for it"
 
 
 def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None:
@@ -221,13 +220,13 @@ def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None
         while (chunk := next_chunk(plan, float(at))) is not None:
             ran(plan, chunk)
     plan.charge_step(StepPlan(tuple(plan.running)))
-    assert not decide(plan).preempted
+    assert not decide(plan).to_preempt
     plan.submit(brief := make(8), 5.0)
     limit = 2 * plan.ledger.reservation(requests[0].rows) + plan.ledger.reservation(brief.rows) + 1
     record = decide(plan)
-    assert [row.request for row in record.preempted] == [requests[3], requests[2]]
-    assert record.admitted is None, "these are considered before it"
-    assert not record.cut
+    assert [row.request for row in record.to_preempt] == [requests[3], requests[2]]
+    assert record.to_admit is None, "these are considered before it"
+    assert not record.to_end
     assert plan.live_bytes <= limit
 
 
@@ -250,10 +249,24 @@ def test_no_row_is_preempted_for_a_prompt_that_waits_for_the_prefix_of_another()
     request = make(1001)
     request.tenant = "another"
     job = plan.submit(request, 0.0)
-    assert plan.schedule(0.0).preempted
+    assert plan.schedule(0.0).to_preempt
     leader.ids, job.ids = np.arange(1000), np.arange(1001)
     record = plan.schedule(0.0)
-    assert (record.preempted, record.admitted) == ([], None)
+    assert (record.to_preempt, record.to_admit) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "memory", "length", "preempted"),
+    [(20, 1500, 600, 6), (20, 1500, 1000, 0), (14, 10**9, 5000, 1)],
+)
+def test_rows_give_way_only_while_their_tenant_keeps_as_much_memory(
+    max_rows: int, memory: int, length: int, preempted: int
+) -> None:
+    plan = beside_rows(scheduler(max_rows=max_rows, memory=memory), 14, 100)
+    request = make(length)
+    request.tenant = "another"
+    plan.submit(request, 0.0)
+    assert len(plan.schedule(0.0).to_preempt) == preempted
 
 
 def test_a_prompt_of_low_priority_does_not_stop_started_ones() -> None:
@@ -325,7 +338,7 @@ def test_an_idle_device_takes_small_chunks_of_a_deep_prompt() -> None:
     plan = scheduler(max_chunk=2048, curve=curve)
     job = plan.submit(make(60_000), 0.0)
     for depth in range(1024, 60_000, 1024):
-        job.done = depth
+        job.computed_tokens = depth
         assert plan.chunking.duration(job, some_chunk(plan).size) <= LONGEST_GAP
 
 
@@ -448,7 +461,7 @@ def test_an_image_has_a_separate_pass_and_text_after_an_image_is_mixed() -> None
     job = plan.submit(request, 0.0)
     decide(plan)
     assert not plan.schedule(0.0, mixes=True).plan.mixed
-    job.done = 150
+    job.computed_tokens = 150
     assert plan.schedule(0.0, mixes=True).plan.mixed
 
 
@@ -461,7 +474,7 @@ def test_a_brief_prompt_is_not_cut_up() -> None:
         ran(plan, chunk)
     assert stops == [200, 300]
     cached = plan.submit(make(10_000), 0.0)
-    cached.estimated_cached = cached.done = 9_700
+    cached.estimated_cached = cached.computed_tokens = 9_700
     assert some_chunk(plan).stop == 10_000
 
 
@@ -560,7 +573,7 @@ def test_with_recurrent_state_no_pass_ends_at_a_measured_time(
     job = plan.submit(make(length), 0.0)
     job.cuts = [cut for cut in cuts if cut < length]
     if resumed and job.cuts:
-        job.done = job.cuts[0]
+        job.computed_tokens = job.cuts[0]
     decide(plan)
     for factor in slow:
         chunk = plan.schedule(0.0, stalled=10.0).plan.chunk
@@ -570,14 +583,14 @@ def test_with_recurrent_state_no_pass_ends_at_a_measured_time(
         assert length - chunk.stop >= TAIL or chunk.stop in (*job.cuts, length)
         ran(plan, chunk)
         plan.costs.update(1.0, factor)
-    assert job.done == length
+    assert job.computed_tokens == length
 
 
 def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> None:
     plan = scheduler(memory=300, max_rows=10)
     holder, big, small = make(200, 1), make(150, 1), make(20, 1)
     plan.submit(holder, 0.0)
-    some_chunk(plan).job.done = 64
+    some_chunk(plan).job.computed_tokens = 64
     plan.submit(big, 0.0)
     plan.submit(small, 0.0)
     started = set()
@@ -595,6 +608,15 @@ def test_a_prompt_that_does_not_fit_now_waits_and_lets_smaller_ones_pass() -> No
     assert some_chunk(plan, 2.0).job.request is big
 
 
+@pytest.mark.parametrize("waiting", [TRIED_PER_STEP - 1, TRIED_PER_STEP])
+def test_a_step_tries_few_prompts_that_do_not_fit(waiting: int) -> None:
+    plan = beside_rows(scheduler(memory=300, max_rows=10), 1, 200)
+    for _ in range(waiting):
+        plan.submit(make(150), 0.0)
+    plan.submit(make(20), 20.0)
+    assert (plan.schedule(20.0).to_admit is not None) == (waiting < TRIED_PER_STEP)
+
+
 def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
     """The memory of the widest pass of the longest prompt; prompts wait for it, too."""
     plan = scheduler(memory=800, pass_bytes=lambda tokens, rows: 3 * tokens + rows)
@@ -604,10 +626,10 @@ def test_the_memory_of_a_pass_is_reserved_once_for_all_rows() -> None:
     assert plan.ledger.reservation([]) == 0
     for request in (long, short, make(80)):  # each more urgent than the one before
         plan.submit(request, 0)
-        assert decide(plan).admitted
+        assert decide(plan).to_admit
     assert plan.live_bytes == 154 + 104 + 84 + 450 + 3
     plan.submit(make(60), 0)
-    assert not decide(plan).admitted
+    assert not decide(plan).to_admit
     plan.check(make(190))
     with pytest.raises(BadRequest):
         plan.check(make(200))

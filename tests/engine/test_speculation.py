@@ -217,7 +217,8 @@ def test_a_chunk_whose_rows_end_before_its_pass_has_its_own(qwen3: TextModel) ->
     step_until(engine, lambda: len(first.rows[0].tokens) >= 4)
     serve(engine, [newcomer])
     assert_as_alone(qwen3, first, newcomer)
-    assert sum(step.chunk for step in engine.output.steps) == first.prefilled + newcomer.prefilled
+    prefilled = first.prefilled_tokens + newcomer.prefilled_tokens
+    assert sum(step.chunk for step in engine.output.steps) == prefilled
 
 
 def test_a_client_that_wants_no_drafts_has_none(qwen3: TextModel) -> None:
@@ -267,7 +268,7 @@ def test_of_a_cancelled_row_with_drafts_the_accepted_tokens_are_stored(qwen3: Te
     run(engine)
     again = new_request([*PROMPTS[3], *request.rows[0].tokens, 7], max_tokens=9)
     run(engine, again)
-    assert again.cached >= len(PROMPTS[3]) + 28
+    assert again.cached_tokens >= len(PROMPTS[3]) + 28
     assert_as_alone(qwen3, again)
 
 
@@ -374,6 +375,20 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
     serve(drafted(qwen3, oracle), requests)
     assert_as_alone(qwen3, *requests[:2], *requests[3:])
     assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=300))
+
+
+def test_a_grammar_whose_forced_text_fails_changes_no_token(qwen3: TextModel) -> None:
+    class Broken(Counting):
+        def forced_tokens(self) -> Any:
+            failures.append(self)
+            raise ValueError("nothing forced")
+
+    failures, requests = list[Any](), asked()
+    oracle = knowing(qwen3, requests)
+    requests[2].rows[0].constraint = Broken(lambda at: set(range(384)))
+    serve(drafted(qwen3, oracle), requests)
+    assert failures
+    assert_as_alone(qwen3, *requests)
 
 
 class Always(Eager):

@@ -51,7 +51,7 @@ def test_two_floods_share_the_device_by_tokens_while_both_run() -> None:
 
 
 def served(jobs: list[PrefillJob]) -> int:
-    return sum(job.done for job in jobs)
+    return sum(job.computed_tokens for job in jobs)
 
 
 def test_an_account_with_a_larger_share_gets_more() -> None:
@@ -70,7 +70,7 @@ def test_a_prompt_of_a_larger_share_counts_as_a_shorter_one() -> None:
     run = laptop()
     run.ask(SHORT, REPLY, tenant="a")
     longer = run.submit(2 * SHORT, REPLY, tenant="b", share=4)
-    while not longer.done:
+    while not longer.computed_tokens:
         run.step()
     assert not run.first
 
@@ -81,7 +81,7 @@ def test_long_prompts_of_one_account_run_although_short_ones_of_another_never_en
     for _ in range(LONG // SHORT + 2):
         ahead, now = run.ask(SHORT, 1, tenant="b"), ahead
         run.until(now)
-    assert not long.cost
+    assert not long.tokens_left
 
 
 def test_each_account_keeps_one_row() -> None:

@@ -65,7 +65,8 @@ def check(model: LoadedModel, ask: Any, chunk: int, stored: bool) -> None:
     requests = run_schedule(model, prompts, found.layout, chunk, store)
     if store is not None:
         again = run_schedule(model, prompts, found.layout, chunk, store)
-        assert sum(request.cached for request in again) > sum(r.cached for r in requests)
+        cached = [sum(r.cached_tokens for r in each) for each in (requests, again)]
+        assert cached[1] > cached[0]
         check_integrity(store)
         requests += again
     alone = [greedy(model, prompt, COUNT) for prompt in prompts]

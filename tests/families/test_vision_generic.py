@@ -162,7 +162,7 @@ def test_an_image_is_reused_from_turn_to_turn(name: str, load_generic, monkeypat
         prompt = model.prepare(turns, tools=[], media=media, variables={})
         request = new_request(prompt, max_tokens=4)
         run(engine, request)
-        assert request.cached >= before
+        assert request.cached_tokens >= before
         done.append(request)
         before = prompt.snapshot_points[-1] - 1
         assert before > len(prompt.tokens) - 16

@@ -64,7 +64,7 @@ def test_prefix_hits_with_mtp_drafts_get_the_tokens_of_plain_decoding(tiny: Tiny
     for _ in range(2):
         requests = served(found.model, arrivals, speculation=drafted(MTP, found), prefix_cache=kept)
     check(found.model, arrivals, requests)
-    assert all(request.cached for request in requests)
+    assert all(request.cached_tokens for request in requests)
 
 
 def test_most_mtp_drafts_of_the_hybrid_demo_are_accepted() -> None:

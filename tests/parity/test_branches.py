@@ -38,7 +38,7 @@ def ask(engine: Engine, content: Any, media: list[MediaItem] | None = None) -> R
 
 
 def reused(request: Request) -> float:
-    return request.cached / len(request.prompt.tokens)
+    return request.cached_tokens / len(request.prompt.tokens)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,7 +49,7 @@ def test_questions_on_a_document_reuse_it(tiny: Callable[..., TextModel], family
     engine = new_engine(model, prefix_cache=prefix_cache, max_chunk=256)
     text = document(150)
     first, second, third = (ask(engine, f"{text}\n{each}") for each in QUESTIONS[:3])
-    assert first.cached == 0
+    assert first.cached_tokens == 0
     assert reused(second) >= 0.85
     assert reused(third) >= 0.9
     assert_near_alone(model, first, second, third)
@@ -66,7 +66,7 @@ def test_third_prompt_resumes_at_the_branch(tiny: Callable[..., TextModel], fami
     asked = [ask(engine, f"{text}\n{each} " + each[::-1] * 12) for each in QUESTIONS[:3]]
     shared = common_length(asked[1].prompt.tokens, asked[2].prompt.tokens)
     assert shared < 0.7 * len(asked[2].prompt.tokens)
-    assert shared - 64 < asked[2].cached <= shared
+    assert shared - 64 < asked[2].cached_tokens <= shared
     assert_near_alone(model, *asked)
 
 

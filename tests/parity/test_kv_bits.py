@@ -130,5 +130,5 @@ def test_kv_bits_keep_the_tokens_of_each_alone(name: str, bits: int | None, wide
         run(engine)
         for request, want in zip(requests, wanted, strict=True):
             assert_same(output_of(request), want, bits)
-        reused = sum(request.cached for request in requests)
+        reused = sum(request.cached_tokens for request in requests)
         assert not again or reused > sum(len(r.prompt.tokens) for r in requests) // 3

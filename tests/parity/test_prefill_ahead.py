@@ -47,7 +47,7 @@ def test_a_prompt_computes_only_its_tokens_after_the_prefilled_ones(
     assert counted["lookups"] == before["lookups"], "no client has asked"
     assert engine.output.background_tokens >= len(HEAD) - len(STORED)
     request = ask(engine)
-    assert request.cached == len(HEAD)
+    assert request.cached_tokens == len(HEAD)
     assert_near_alone(model, request)
 
 
@@ -63,7 +63,7 @@ def test_an_arriving_request_ends_a_background_prefill_soon(tiny: Tiny, family: 
     assert engine.scheduler.live_bytes == 0
     request = ask(engine)
     assert engine.output.background_tokens == done
-    assert request.cached > len(STORED), "what was computed helps"
+    assert request.cached_tokens > len(STORED), "what was computed helps"
     assert_as_alone(model, request)
 
 
@@ -72,7 +72,7 @@ def test_another_tenant_cannot_reuse_a_background_prefill(tiny: Tiny) -> None:
     engine.prefill_in_background(new_request(HEAD, max_tokens=0))
     run(engine)
     assert engine.output.background_tokens
-    assert ask(engine, salt="other").cached == 0
+    assert ask(engine, salt="other").cached_tokens == 0
 
 
 def test_a_future_prompt_needs_memory_that_nothing_uses(tiny: Tiny) -> None:
@@ -80,7 +80,7 @@ def test_a_future_prompt_needs_memory_that_nothing_uses(tiny: Tiny) -> None:
     engine.prefill_in_background(new_request(HEAD, max_tokens=0))
     assert engine.idle, "the prefixes hold that memory"
     request = ask(engine)
-    assert request.cached == len(STORED)
+    assert request.cached_tokens == len(STORED)
 
 
 def test_a_prompt_without_a_stored_beginning_or_without_new_tokens_is_not_computed(

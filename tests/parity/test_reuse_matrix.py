@@ -51,24 +51,24 @@ def test_repeats_turns_and_results_reuse_prefixes(tiny: Tiny, family: str, busy:
     model = tiny(family)
     engine = new_engine(model, prefix_cache=PrefixCache(budget=lambda: 2**24), max_chunk=64)
     cold = ask(engine, FIRST)
-    assert cold.cached == 0
+    assert cold.cached_tokens == 0
     before_tail = cold.prompt.snapshot_points[-1]
 
     repeat = ask(engine, FIRST, busy)
-    assert repeat.cached >= before_tail - 1
+    assert repeat.cached_tokens >= before_tail - 1
 
     answer = {"role": "assistant", "content": "Sunny."}
     next_turn = ask(engine, [*FIRST, answer, {"role": "user", "content": "And Rome?"}], busy)
-    assert next_turn.cached >= before_tail
+    assert next_turn.cached_tokens >= before_tail
 
     other_user = ask(engine, [SYSTEM, {"role": "user", "content": "Who are you?"}], busy)
     shared = common_length(other_user.prompt.tokens, cold.prompt.tokens)
-    assert 32 < shared - HEADER <= other_user.cached < before_tail
+    assert 32 < shared - HEADER <= other_user.cached_tokens < before_tail
 
     # Gemma's template has no tool messages; a result is the user's text
     role = "user" if family == "gemma3_text" else "tool"
     after_tool = ask(engine, [*FIRST, answer, {"role": role, "content": "22 degrees"}], busy)
-    assert after_tool.cached >= before_tail
+    assert after_tool.cached_tokens >= before_tail
 
     assert_near_alone(model, cold, repeat, next_turn, other_user, after_tool)
 
@@ -94,8 +94,8 @@ def test_a_snapshot_is_worth_its_pass() -> None:
 def test_tenants_do_not_share(tiny: Tiny) -> None:
     engine = new_engine(tiny("qwen3"), prefix_cache=PrefixCache(budget=lambda: 2**24))
     ask(engine, FIRST, salt="one")
-    assert ask(engine, FIRST, salt="two").cached == 0
-    assert ask(engine, FIRST, salt="one").cached > 0
+    assert ask(engine, FIRST, salt="two").cached_tokens == 0
+    assert ask(engine, FIRST, salt="one").cached_tokens > 0
 
 
 def test_the_same_new_prefix_is_prefilled_once(tiny: Tiny) -> None:
@@ -104,7 +104,7 @@ def test_the_same_new_prefix_is_prefilled_once(tiny: Tiny) -> None:
     shared = [30 + i % 300 for i in range(600)]
     requests = [new_request([*shared, 40 + i], max_tokens=5) for i in range(4)]
     run(engine, *requests)
-    assert sorted(r.cached for r in requests) == [0, 600, 600, 600]
+    assert sorted(r.cached_tokens for r in requests) == [0, 600, 600, 600]
     assert_as_alone(model, *requests)
 
 
@@ -124,7 +124,7 @@ def test_the_next_request_reuses_a_cancelled_prefill(tiny: Tiny) -> None:
     engine.cancel(first)
     second = new_request(tokens, max_tokens=5)
     run(engine, second)
-    assert second.cached == 4 * 32
+    assert second.cached_tokens == 4 * 32
 
 
 def test_entries_are_evicted_for_running_rows(tiny: Tiny) -> None:

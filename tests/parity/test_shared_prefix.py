@@ -88,7 +88,7 @@ def test_running_rows_share_one_copy_of_their_prefix(tiny: Tiny, family: str) ->
     own = len(COMMON)
     for request in requests[1:]:
         decoding(engine, request)
-        assert request.cached >= own - LEAST
+        assert request.cached_tokens >= own - LEAST
     held = prefixes(engine)
     each_layer = [each for each in layers(engine) if prefix_of(each) is not None]
     assert len(each_layer) == len(held), "one prefix a layer, and one group of all rows"
@@ -158,7 +158,7 @@ def test_a_row_behind_a_part_of_a_prefix_reserves_the_rest(tiny: Tiny) -> None:
     part, own = 120, 400
     early = new_request([*COMMON[:part], *(90 + i % 100 for i in range(own))], max_tokens=REPLY)
     decoding(engine, early)
-    assert min(prefix.length for prefix in prefixes(engine)) == early.cached == part
+    assert min(prefix.length for prefix in prefixes(engine)) == early.cached_tokens == part
     reserved = engine.scheduler.ledger.reservation
     room = part + whole_steps(own + REPLY)  # its own buffers have whole steps
     stored = part + own  # its prompt is an entry already

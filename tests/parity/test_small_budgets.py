@@ -53,7 +53,7 @@ def test_tokens_are_those_of_a_cold_prompt(
     )
     asked = talk(engine, 4)
     cold = talk(new_engine(model, make_cache=make_cache, max_chunk=64), 4)
-    assert all(request.cached >= 64 for request in asked[1:])
+    assert all(request.cached_tokens >= 64 for request in asked[1:])
     for mine, its in zip(asked, cold, strict=True):
         assert output_of(mine).tokens == output_of(its).tokens
     assert cache.nbytes <= limit

@@ -167,19 +167,19 @@ def test_repeats_and_next_turns_with_images_reuse_their_prefix(vision: Load, fam
     turn = Turn(0, (0,), 15, 8, False, None)  # long enough for its own snapshot
     cold = ask(engine, model, turn)
     span = cold.prompt.spans[0]
-    assert cold.cached == 0
+    assert cold.cached_tokens == 0
 
     repeat = ask(engine, model, turn)
-    assert repeat.cached >= cold.prompt.snapshot_points[-1] - 1 > span.end
+    assert repeat.cached_tokens >= cold.prompt.snapshot_points[-1] - 1 > span.end
 
     other_question = ask(engine, model, replace(turn, words=1))
     next_turn = ask(engine, model, replace(turn, history=True))
-    assert next_turn.cached > span.end
-    assert other_question.cached >= span.end
+    assert next_turn.cached_tokens > span.end
+    assert other_question.cached_tokens >= span.end
 
     other_image = ask(engine, model, replace(turn, images=(4,)))
     assert picture(4).pixels.shape == picture(0).pixels.shape
-    assert other_image.cached <= other_image.prompt.spans[0].start
+    assert other_image.cached_tokens <= other_image.prompt.spans[0].start
     assert_as_alone(model, repeat, other_question, next_turn, other_image)
 
 

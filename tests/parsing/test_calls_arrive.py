@@ -35,7 +35,7 @@ def _pieces(name: str, text: str) -> tuple[list[ToolCallDelta], int]:
     thoughts = thoughts if thoughts is not None and thoughts.whole else None
     reply = Reply(tools=TOOLS, tool_parser=PARSERS[name], reasoning_parser=thoughts)
     deltas = [delta for character in text for delta in reply.push_text(character)]
-    return [piece for delta in deltas for piece in delta.tool_calls], reply.calls
+    return [piece for delta in deltas for piece in delta.tool_calls], reply.complete_calls
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))

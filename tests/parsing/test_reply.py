@@ -100,7 +100,7 @@ def test_a_cut_call_is_partial_and_keeps_the_finish_reason() -> None:
     assert found.calls[0][0] == "f"
     assert found.whole_calls == []
     assert (found.content, reason) == ("", "length")
-    assert reply.calls == 0
+    assert reply.complete_calls == 0
 
 
 def test_a_complete_call_without_its_closing_tag_is_read() -> None:

@@ -207,7 +207,7 @@ def test_rows_with_one_prefix_have_the_bits_of_each_alone(
         layers = [layer for each in engine.batch.layout.passes() for layer in layers_of(each.cache)]
         own = [part for layer in layers for part in getattr(layer, "parts", [layer])]
         assert not any(map(prefix_of, own))
-    assert {other.cached for other in others} == {64}
+    assert {other.cached_tokens for other in others} == {64}
     assert bits(request) == expected
 
 
@@ -224,10 +224,10 @@ def test_rows_that_start_again_give_the_same_bits(
     company.engine.submit(request)
     while len(request.rows[1].tokens) < 3:
         company.engine.step()
-    computed = request.prefilled
+    computed = request.prefilled_tokens
     company.play((event,))
     run(company.engine)
-    assert request.prefilled > computed
+    assert request.prefilled_tokens > computed
     assert bits(request) == expected
 
 
@@ -251,11 +251,11 @@ def test_a_request_after_a_prefix_hit_has_the_bits_of_a_cold_one(
             prompt = text[:shared] + [33 + (more * i) % 270 for i in range(more)]
             first, again = (new_request(prompt, max_tokens=5, logprobs=1) for _ in range(2))
             run(engine, first)
-            assert first.cached % SHAPES.tokens == 0
+            assert first.cached_tokens % SHAPES.tokens == 0
             expected = alone(model, new_request(prompt, max_tokens=5, logprobs=1))
             assert bits(first) == expected
             run(engine, again)
-            assert again.cached == SHAPES.whole(len(prompt) - 1)
+            assert again.cached_tokens == SHAPES.whole(len(prompt) - 1)
             assert bits(again) == expected
             text = prompt + output_of(first).tokens + text[len(prompt) :]
 
@@ -273,7 +273,7 @@ def test_a_recurrent_state_is_stored_under_exactly_its_tokens(
         run(engine, request)
         twin = new_request(BASE[:length], max_tokens=6, logprobs=1)
         assert bits(request) == alone(model, twin)
-    assert request.cached == 32
+    assert request.cached_tokens == 32
 
 
 def test_a_failed_row_does_not_change_the_bits_of_others(load: Callable[..., LoadedModel]) -> None:

@@ -25,10 +25,10 @@ def test_fixed_chunks_ignore_snapshot_points_and_measured_times() -> None:
     job = plan.submit(new_request(range(20, 70)), 0.0)
     job.admitted, job.cache, job.cuts = True, [], [5, 21]
     sizes = []
-    while job.done < len(job.tokens):
+    while job.computed_tokens < len(job.tokens):
         chunk = plan.schedule(0.0).plan.chunk
         sizes.append(chunk.size)
-        job.done = chunk.stop
+        job.computed_tokens = chunk.stop
         plan.costs.pace["chunk"] *= 1000
     assert sizes == [16, 16, 16, 2]
 

@@ -54,6 +54,6 @@ def test_a_prompt_with_an_image_gives_equal_bits_cold_and_cached(
         assert output_of(request).tokens == expected.tokens
         assert output_of(request).logprobs == expected.logprobs
     spans = cold.prompt.spans
-    assert requests[3].cached % 32 == 0
-    assert all(not span.start < requests[3].cached < span.end for span in spans)
-    assert requests[3].cached >= SHAPES.whole(spans[0].start)
+    assert requests[3].cached_tokens % 32 == 0
+    assert all(not span.start < requests[3].cached_tokens < span.end for span in spans)
+    assert requests[3].cached_tokens >= SHAPES.whole(spans[0].start)

@@ -16,7 +16,8 @@ from mlx_provider.upstream.runtime import active_blas, preload_blas
 before = active_blas()
 said = preload_blas()
 assert said == active_blas()
-print(before, said, os.environ.get("OPENBLAS_NUM_THREADS"), sep="|")
+names = ("OPENBLAS_NUM_THREADS", "OPENBLAS_THREAD_TIMEOUT")
+print(before, said, *map(os.environ.get, names), sep="|")
 """
 
 
@@ -31,19 +32,19 @@ def test_the_first_optimised_blas_replaces_the_bundled_one() -> None:
     first = next((path for path in runtime._candidates()), None)
     if first is None:
         pytest.skip("no optimised BLAS is installed here")
-    before, said, threads = run()
+    before, said, threads, spins = run()
     assert before.startswith("bundled")
     assert Path(first).name.split(".so")[0] in said
-    assert threads == str(cores())
+    assert (threads, spins) == (str(cores()), "20")
 
 
 @linux
-def test_the_users_thread_count_is_kept() -> None:
-    assert run(OMP_NUM_THREADS="1")[2] == "None"
+def test_what_the_user_has_set_is_kept() -> None:
+    assert run(OMP_NUM_THREADS="1", OPENBLAS_THREAD_TIMEOUT="26")[2:] == ["None", "26"]
 
 
 @linux
 def test_no_blas_is_loaded_after_mlx_was_imported() -> None:
     program = "import sys, types; sys.modules['mlx.core'] = types.ModuleType('x')\n" + PROGRAM
-    before, said, _ = run(program)
+    before, said, *_ = run(program)
     assert before == said

@@ -243,9 +243,9 @@ def test_rows_share_a_prefix_where_its_copies_would_fill_the_memory(
     load.calibrate(lambda found: replace(MEASURED, probe=found, least_shared=NOT_FASTER))
     policy, shared = engine_builder.PrefixCachePolicy, []
 
-    def made(*given: Any, memory: MemoryProfile, least: int, **more: Any) -> Any:
-        shared.append(least * memory.token_bytes < 2**23)
-        return policy(*given, memory=memory, least=least, **more)
+    def made(*given: Any, memory: MemoryProfile, min_shared: int, **more: Any) -> Any:
+        shared.append(min_shared * memory.token_bytes < 2**23)
+        return policy(*given, memory=memory, min_shared=min_shared, **more)
 
     monkeypatch.setattr(engine_builder, "PrefixCachePolicy", made)
     for memory in (2**25, 2**33):

@@ -15,7 +15,7 @@ from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request, SamplingParams
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.speculation.speculation import Source, Speculation
-from mlx_provider.isolation import Isolation
+from mlx_provider.isolation import resolve
 from mlx_provider.records import DraftRow, LoadedModel
 from mlx_provider.testing.driver import (
     Alternating,
@@ -40,9 +40,7 @@ class Calls:
         return future
 
     def run(self) -> None:
-        future, function = self._waiting.get(timeout=300)
-        with Isolation(lambda fault: future.set_exception(fault.error)):
-            future.set_result(function())
+        resolve(*self._waiting.get(timeout=300))
 
 
 def steps_of(engine: Engine, requests: Iterable[Request]) -> int:

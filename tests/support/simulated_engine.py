@@ -194,7 +194,7 @@ class Engine:
         scheduler, device = self.scheduler, self.device
         record = scheduler.schedule(self.now, mixes=True, stalled=self.now - self.read)
         scheduler.apply(record)
-        for job in record.begins:
+        for job in record.to_begin:
             job.cache = []
         plan = record.plan
         self.expected += plan.pass_seconds + plan.chunk_seconds
@@ -226,9 +226,9 @@ class Engine:
             self.scheduler.remove_request(row.request)
 
     def _prefilled(self, job: PrefillJob, chunk: Chunk) -> None:
-        job.done += chunk.size
+        job.computed_tokens += chunk.size
         self.scheduler.charge_chunk(chunk)
-        if job.cost:
+        if job.tokens_left:
             return
         if not self.scheduler.running:
             self.read = self.now

@@ -89,7 +89,7 @@ def conversation(engine: Engine, turns: int, first: int, each: int) -> list[Turn
             run(engine)
         held = (len(prompt) + REPLY) * TOKEN_BYTES
         peak = (mx.get_peak_memory() - before) / held
-        found.append(Turn(len(prompt) + REPLY, request.cached, copies.nbytes, peak))
+        found.append(Turn(len(prompt) + REPLY, request.cached_tokens, copies.nbytes, peak))
         prompt = [*prompt, *request.rows[0].tokens, *([2 + turn] * each)]
     return found
 

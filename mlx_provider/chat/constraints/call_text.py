@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...isolation import Isolation
 from ...protocol.requests import GenerateRequest
 from ...records import ToolParser
 from ...records.parsing import CallGrammar
@@ -98,8 +97,7 @@ def _submit(
     if pool is not None:
         return pool.submit(make)
     done: Future[LLMatcher | None] = Future()
-    with Isolation(lambda fault: done.set_exception(fault.error)):
-        done.set_result(make())
+    done.set_result(make())
     return done
 
 
@@ -177,11 +175,10 @@ class CallPredictor:
     def _start_matcher(self) -> bool:
         """False: its grammar is still being compiled."""
         future = self._matchers.compile(self._spelling)
-        if not future.done():
+        if not future.done() or future.cancelled():
             return False
-        with Isolation():
-            matcher = future.result()
-            self._matcher = matcher and matcher.deep_copy()
+        matcher = future.result()
+        self._matcher = matcher and matcher.deep_copy()
         return True
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ from .trial import MAX_GRAMMAR
 MAX_CALLS = 16
 """Without a limit, a model could call for ever."""
 _PLACES = {"{digits}": "/[0-9]{1,3}/", "{id}": f"/[A-Za-z0-9]{{{SHORT_ID}}}/"}
-"""Of `CallGrammar.before` and `after`."""
+"""What these stand for in `CallGrammar.before` and `after`."""
 
 
 def tool_functions(
@@ -78,8 +78,8 @@ def _read_parameters(
 
 @dataclass
 class CallRules:
-    """The rule `calls`, and those that it refers to: only these functions can be called. Raises
-    `BadRequest` if they are too long."""
+    """`lark`: the rule `calls`, and those that it refers to. Only these functions can be called.
+    Raises `BadRequest` if the rules are too long."""
 
     grammar: CallGrammar
     functions: Sequence[Function]
@@ -126,11 +126,13 @@ class CallRules:
         return {**schema, "$defs": parameters}
 
     def _literal(self, text: str, name: str = "") -> str:
-        pieces = re.split("({digits}|{id})", text)
+        """Lark of a text of the format, in which a call has its name, numbers and ids."""
+        pieces = re.split(r"(\{digits\}|\{id\})", text)
         texts = [_PLACES.get(p) or literal(p.replace("{name}", name), self.split) for p in pieces]
         return " ".join(texts)
 
     def _arguments(self, i: int, function: Function) -> str:
+        """An expression; adds the rules to which it refers."""
         tags = self.grammar.tagged
         properties, required = listed_parameters(function.schema)
         if tags is None or not tags.takes_keys(properties):
@@ -172,7 +174,7 @@ class CallRules:
 
 @dataclass(frozen=True)
 class TaggedArgument:
-    """One parameter with a value between tags."""
+    """One parameter with a value between tags. `rule`: the name of its rule."""
 
     rule: str
     name: str
@@ -196,6 +198,7 @@ class TaggedArgument:
             return self._json(rule)
         if not self.tags.marks_text or value_types(value, root) == {"string"}:
             return self._text(rule, value)
+        # the marks show whether a value is text
         either = [f"{rule}: {rule}_t | {rule}_j"]
         return either + self._text(f"{rule}_t", value) + self._json(f"{rule}_j")
 
@@ -246,6 +249,7 @@ class TaggedArgument:
         return [text, lazy, f"{head} {rule}_text {beyond}"]
 
     def _exclude(self, closing: str) -> str:
+        """To append to a terminal: text that it must not hold."""
         barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
         return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
 

@@ -39,9 +39,9 @@ def write_as_text(
     messages: Sequence[Mapping[str, Any]], parser: ToolParser | None = None, tools: Tools = ()
 ) -> list[dict[str, Any]]:
     """Write calls into the assistant's text in the format of `parser`, and results into user text.
-    Takes and returns canonical messages (`messages.normalise`). Results of parallel calls name
-    their calls. Messages of one role in a row become one, so that user and assistant alternate;
-    system messages stay."""
+    Takes and returns canonical messages (`messages.normalise`), in which results have the
+    order of their calls. Results of parallel calls name their calls. Messages of one role in a row
+    become one, so that user and assistant alternate; system messages stay."""
     functions = map(function_of, tools)
     schemas = {str(function.get("name")): function.get("parameters") for function in functions}
     written: list[dict[str, Any]] = []

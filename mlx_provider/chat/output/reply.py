@@ -5,7 +5,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, Protocol
 
 from ...protocol.event_queue import compact
@@ -61,6 +61,7 @@ class Reply:
         self._reader = TextReader()
         self._stops = StopText(stops)
         self._edge = AnswerEdge(layout.before_call) if tool_parser is not None else None
+        """Holds back the white space that may stand before a call."""
         self._reading = read_reply(
             self._reader, self._note, reasoning_parser, tool_parser, tools, reasoning_open, layout
         )
@@ -68,11 +69,12 @@ class Reply:
         """Failures of the parsers; the text concerned is sent as text."""
         self._new_deltas: list[Delta] = []
         self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
-        self._fed = self._cut = 0
-        """Characters of text so far, and those behind a stop string."""
+        self._received = 0
+        """Characters of text."""
+        self._after_stop = 0
+        """Characters of content after a stop string, and of the string itself."""
         self._calls_begun = 0
-        self.calls = 0
-        """Complete ones."""
+        self.complete_calls = 0
         self._ended = False
         self.stopped = ""
         self.in_reasoning = False
@@ -92,8 +94,8 @@ class Reply:
             raise TypeError("a reply without a detokenizer takes text, not tokens")
         text = self._detokenizer.push(token)
         if logprob is not None:
-            end = self._fed + len(text) + (1 if self._detokenizer.pending else 0)
-            self._logprobs.append((end, logprob))
+            unfinished = 1 if self._detokenizer.pending else 0  # a character ends in a later token
+            self._logprobs.append((self._received + len(text) + unfinished, logprob))
         before = self.in_reasoning
         self._feed(text)
         if before or self.in_reasoning:
@@ -108,8 +110,8 @@ class Reply:
         return self._deltas()
 
     def finish(self, reason: FinishReason) -> tuple[list[Delta], FinishReason]:
-        """`tool_calls` if complete calls were emitted and the model ended the reply itself.
-        `length` and `cancelled` stay, unless the held-back text contains a stop string."""
+        """The reason becomes `tool_calls` if complete calls were emitted and the model ended the
+        reply itself. `length` becomes `stop` if a stop string was found. Others stay."""
         if not self._ended:
             self._ended = True
             if not self.stopped:
@@ -123,13 +125,11 @@ class Reply:
             if self.stopped and reason == "length":
                 reason = "stop"
         deltas = self._deltas(last=True)
-        if reason == "stop" and self.calls:
-            return deltas, "tool_calls"
-        return deltas, reason
+        return deltas, "tool_calls" if reason == "stop" and self.complete_calls else reason
 
     def _feed(self, text: str) -> None:
         if text:
-            self._fed += len(text)
+            self._received += len(text)
             self._reader.feed(text)
             self._advance()
 
@@ -151,7 +151,7 @@ class Reply:
                     self._new_deltas.append(Delta(index=self._index, reasoning=event.text))
             case "reason" | "answer":
                 self.in_reasoning = event.kind == "reason"
-            case _:
+            case "call" | "arguments" | "close":
                 self.in_reasoning = False
                 if event.kind == "call" and self._edge is not None:
                     self._push_content(self._edge.call())
@@ -166,25 +166,23 @@ class Reply:
             return
         number = self._calls_begun - 1
         if event.kind == "close":
-            self.calls += 1
+            self.complete_calls += 1
             return
         if event.kind == "call":
-            own = self._call_id(number, event.id)
-            piece = ToolCallDelta(index=number, id=own, name=event.text)
+            new_id = self._choose_id(number, event.id)
+            piece = ToolCallDelta(index=number, id=new_id, name=event.text)
         else:
             piece = ToolCallDelta(index=number, arguments=event.text)
         self._new_deltas.append(Delta(index=self._index, tool_calls=[piece]))
 
-    def _call_id(self, number: int, written: str) -> str:
-        """The model's own id, unless it is in use: the next prompt then repeats its text."""
-        fits = _OWN_ID.fullmatch(written) and written not in self._used_ids
-        own = (
-            written
-            if fits
-            else next(new for new in map(self._ids, count(number)) if new not in self._used_ids)
-        )
-        self._used_ids.add(own)
-        return own
+    def _choose_id(self, number: int, written: str) -> str:
+        """The id that the model wrote, so that the next prompt repeats its text; a new one if it is
+        unusable or in use."""
+        usable = [written] if _OWN_ID.fullmatch(written) else []
+        ids = chain(usable, map(self._ids, count(number)))
+        chosen = next(x for x in ids if x not in self._used_ids)
+        self._used_ids.add(chosen)
+        return chosen
 
     def _flush(self) -> None:
         self._add_content(self._stops.flush())
@@ -195,7 +193,7 @@ class Reply:
         self._add_content(passed)
         if self._stops.matched and not self.stopped:
             self.stopped = self._stops.matched
-            self._cut = before + len(text) - len(passed)
+            self._after_stop = before + len(text) - len(passed)
 
     def _add_content(self, text: str) -> None:
         if text:
@@ -211,10 +209,12 @@ class Reply:
         return [*before, end.model_copy(update={"logprobs": logprobs})]
 
     def _known_logprobs(self, last: bool) -> list[TokenLogprob]:
-        limit = self._fed + 1
+        """Those of tokens whose text has been sent: the text that was read, less what `_stops` and
+        `_edge` hold back, less the text from a stop string on. At the end, all."""
+        limit = self._received + 1
         if self.stopped or not last:
             edge = self._edge.waiting if self._edge is not None else 0
-            limit = self._reader.position - self._stops.waiting - edge - self._cut
+            limit = self._reader.position - self._stops.waiting - edge - self._after_stop
         found: list[TokenLogprob] = []
         while self._logprobs and self._logprobs[0][0] <= limit:
             found.append(self._logprobs.popleft()[1])

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from ...isolation import Isolation
+from ...isolation import attempt_generator
 from ...records.blocks import read_block, scan_block
 from ...records.parsing import ReasoningParser, ToolParser, Tools, Whole
 from ...records.reading import Emit, NotACall, Reading, TextEnded, TextReader, read_turn_ends
@@ -16,32 +17,31 @@ Note = Callable[[str, str], None]
 def read_reply(
     reader: TextReader,
     note: Note,
-    thoughts: ReasoningParser | None,
-    calls: ToolParser | None,
+    reasoning_parser: ReasoningParser | None,
+    tool_parser: ToolParser | None,
     tools: Tools,
-    is_open: bool | None,
+    thought_is_open: bool | None,
     layout: TurnLayout,
 ) -> Reading[None]:
-    """Read a whole reply. `is_open`: whether the prompt ended inside a thought; `None`: unknown."""
-    for kind, parser in (("reasoning", thoughts), ("tool", calls)):
+    """Read a whole reply. `thought_is_open`: where the prompt ended; `None`: unknown."""
+    for kind, parser in (("reasoning", reasoning_parser), ("tool", tool_parser)):
         if parser is not None and parser.whole is not None:
             name = f"{kind} parser {parser.name!r}"
-            return _read_whole(parser.whole, name, reader, tools if calls else None, note)
-    thoughts = thoughts or ReasoningParser(name="", start="", end="", calls=())
-    parser = calls or ToolParser(name="", start="", end="")
-    breaks = {} if calls else dict(thoughts.calls)
-    return _MarkedReply(reader, note, thoughts, parser, breaks, tools, layout).run(is_open)
+            return _read_whole(parser.whole, name, reader, tools if tool_parser else None, note)
+    thoughts = reasoning_parser or ReasoningParser(name="", start="", end="")
+    calls = tool_parser or ToolParser(name="", start="", end="")
+    breaks = {} if tool_parser else dict(thoughts.calls)
+    return _MarkedReply(reader, note, thoughts, calls, breaks, tools, layout).run(thought_is_open)
 
 
 def _read_whole(
     read: Whole, parser: str, reader: TextReader, tools: Tools | None, note: Note
 ) -> Reading[None]:
     """Run a parser of whole replies. Text that it leaves unread after a failure is content."""
-    with Isolation(generator=True) as isolation:
-        yield from read(reader, tools)
-    if isolation.fault is None:
+    fault = yield from attempt_generator(partial(read, reader, tools))
+    if fault is None:
         return
-    note(f"{parser} failed: {isolation.fault.summary}", isolation.fault.trace)
+    note(f"{parser} failed: {fault.summary}", fault.trace)
     reader.give_up()
     reader.answer()
     yield from reader.pass_until((), reader.content)
@@ -49,26 +49,37 @@ def _read_whole(
 
 @dataclass
 class _MarkedReply:
-    """Reads a reply in which markers separate thoughts, answer and calls."""
+    """Reads a reply in which markers separate thoughts, answer and calls.
+
+    White space between these parts is text, without that which the chat template writes there
+    itself (`layout`). Where that is unknown, all of it is dropped, after a thought up to the last
+    line end.
+    """
 
     reader: TextReader
     note: Note
-    thoughts: ReasoningParser
-    parser: ToolParser
-    breaks: Mapping[str, str]
+    reasoning_parser: ReasoningParser
+    """`hidden` markers are dropped, a `header` is a word after an opener, `unmarked` says what text
+    before any marker is."""
+    tool_parser: ToolParser
+    """Markers in `first` open a call only where the reply or the answer begins."""
+    thought_breaks: Mapping[str, str]
+    """Openers of calls that end a thought although no parser reads the calls, with the characters
+    that must follow; empty: any."""
     tools: Tools
     layout: TurnLayout
     pending_space: str = ""
     """White space that is text only if more text of its kind follows."""
     pending_closers: int = 0
-    """Closers still to come, for openers inside a thought or a call that broke one: no text."""
+    """Closers still expected after a thought, which are dropped: one for each opener inside it, and
+    one if a call ended it."""
     dropping: bool = False
     """Whether text after a call is discarded."""
 
     def __post_init__(self) -> None:
-        self.openers = self.thoughts.openers()
-        self.closers = self.thoughts.closers()
-        self.calls = self.parser.openers()
+        self.openers = self.reasoning_parser.openers()
+        self.closers = self.reasoning_parser.closers()
+        self.call_openers = self.tool_parser.openers()
 
     def add_content(self, text: str) -> None:
         if text and not self.dropping:
@@ -81,97 +92,81 @@ class _MarkedReply:
         self.pending_space = text[len(thought) :]
         self.reader.reasoning(thought)
 
-    def run(self, is_open: bool | None) -> Reading[None]:
-        thoughts = self.thoughts
-        self.reader.content(thoughts.prefix)
-        if not self.closers or is_open is False:
-            yield from self.begin_answer()
-        elif is_open or thoughts.unmarked == "reasoning":
-            self.reader.reason()
+    def run(self, thought_is_open: bool | None) -> Reading[None]:
+        reader, unmarked = self.reader, self.reasoning_parser.unmarked
+        reader.content(self.reasoning_parser.prefix)
+        if thought_is_open is None and unmarked != "wait":
+            thought_is_open = unmarked == "reasoning"
+        if thought_is_open and self.closers:
             yield from self.read_thought()
-        elif thoughts.unmarked == "content":
-            yield from self.begin_answer()
         else:
-            yield from self.read_undecided()
-        while (yield from self.read_answer()):
+            space = yield from reader.space()
+            self.pending_space = space.removeprefix(self.layout.turn_open or "")
+            if not (yield from reader.peek()):
+                reader.content(self.pending_space)
+            called = yield from self.read_first_calls()
+            if thought_is_open is None and self.closers and not called:
+                yield from self.read_undecided()
+        while (yield from self.read_to_next_marker()):
             pass
-
-    def begin_answer(self) -> Reading[None]:
-        space = yield from self.reader.space()
-        self.pending_space = space.removeprefix(self.layout.turn_open or "")
-        if not (yield from self.reader.peek()):
-            self.reader.content(self.pending_space)
-            self.pending_space = ""
-        yield from self.try_first()
 
     def read_undecided(self) -> Reading[None]:
         """The text up to the first marker, which decides whether it is a thought."""
-        reader, thoughts = self.reader, self.thoughts
-        space = yield from reader.space()
-        self.pending_space = space.removeprefix(self.layout.turn_open or "")
-        if (yield from self.try_first()):
-            return
+        reader, parser = self.reader, self.reasoning_parser
         parts: list[str] = []
-        markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls, *self.breaks)
+        call_openers = (*self.call_openers, *self.thought_breaks)
+        markers = (*self.openers, *self.closers, *parser.hidden, *call_openers)
         found = yield from reader.pass_until(markers, parts.append)
         text = "".join(parts)
-        called = found in self.calls or found in self.breaks
-        if found in self.closers or (called and thoughts.unmarked_call == "reasoning" and text):
-            self.pending_space = ""
-            reader.reason()
-            if thoughts.header:
-                text = text.removeprefix(thoughts.header + "\n")
-            self.add_thought(text.lstrip())
-            if found in self.closers:
-                reader.skip(len(found))
-            yield from self.end_thought()
-        elif text:
+        called = text and found in call_openers and parser.unmarked_call == "reasoning"
+        if not called and found not in self.closers:
             self.add_content(text)
-        elif not found:
-            reader.content(self.pending_space)
-            self.pending_space = ""
+            return
+        self.pending_space = ""
+        reader.reason()
+        self.add_thought(text.removeprefix(parser.header + "\n").lstrip())
+        if found in self.closers:
+            reader.skip(len(found))
+        yield from self.end_thought()
 
-    def read_answer(self) -> Reading[bool]:
-        """Up to and with the next marker. False: the reply has ended."""
-        reader = self.reader
-        markers = (*self.openers, *self.closers, *self.thoughts.hidden, *self.calls)
+    def read_to_next_marker(self) -> Reading[bool]:
+        """Read answer up to a marker, and what the marker opens. False: the reply has ended."""
+        reader, hidden = self.reader, self.reasoning_parser.hidden
+        markers = (*self.openers, *self.closers, *hidden, *self.call_openers)
         found = yield from reader.pass_until(markers, self.add_content)
         if not found:
             return False
         if found in self.openers:
             reader.skip(len(found))
-            reader.reason()
-            self.pending_space = ""
             yield from self.read_thought()
-        elif found in self.thoughts.hidden:
+        elif found in hidden:
             reader.skip(len(found))
-        elif found in self.closers:
-            if self.pending_closers:
-                self.pending_closers -= 1
-                reader.skip(len(found))
-                self.pending_space = ""
-                self.pending_space = yield from reader.space()
-            else:
-                self.add_content(reader.skip(len(found)))
-        else:
+        elif found not in self.closers:
             yield from self.read_calls(found, self.add_content)
+        elif self.pending_closers:
+            self.pending_closers -= 1
+            reader.skip(len(found))
+            self.pending_space = yield from reader.space()
+        else:
+            self.add_content(reader.skip(len(found)))
         return True
 
     def read_thought(self) -> Reading[None]:
-        reader, thoughts = self.reader, self.thoughts
+        """Read from behind an opener to the end of the thought, or of the call that ends it."""
+        reader, header = self.reader, self.reasoning_parser.header
+        reader.reason()
         space = yield from reader.space()
-        if (yield from reader.accept(*self.openers)):
+        if (yield from reader.accept(*self.openers)):  # a prompt and a model may both write it
             space = ""
-        if thoughts.header:
-            yield from reader.accept(thoughts.header + "\n")
+        if header:
+            yield from reader.accept(header + "\n")
         space += yield from reader.space()
         self.pending_space = after_joint(space, self.layout.thought_open)
-        markers = (*self.closers, *self.openers, *self.calls, *self.breaks)
+        markers = (*self.closers, *self.openers, *self.call_openers, *self.thought_breaks)
         while True:
             found = yield from reader.pass_until(markers, self.add_thought)
             if not found:
                 reader.reasoning(self.pending_space)
-                self.pending_space = ""
                 return
             if found in self.closers:
                 reader.skip(len(found))
@@ -181,7 +176,7 @@ class _MarkedReply:
             if found in self.openers:
                 self.pending_closers += 1
                 self.add_thought(reader.skip(len(found)))
-            elif found in self.calls:
+            elif found in self.call_openers:
                 if (yield from self.read_calls(found, self.add_thought)):
                     self.pending_closers += 1
                     return
@@ -194,7 +189,7 @@ class _MarkedReply:
 
     def breaks_thought(self, marker: str) -> Reading[bool]:
         """Whether `marker` opens a call here; runs no parser."""
-        reader, follows = self.reader, self.breaks[marker]
+        reader, follows = self.reader, self.thought_breaks[marker]
         if not follows:
             return True
         mark = reader.mark()
@@ -206,55 +201,46 @@ class _MarkedReply:
 
     def end_thought(self) -> Reading[None]:
         """Skip repeated closers and the line ends before the answer."""
-        reader = self.reader
+        reader, joint = self.reader, self.layout.answer_open
         reader.answer()
-        self.pending_space = ""
         while True:
             space = yield from reader.space()
             if not self.closers or not (yield from reader.accept(*self.closers)):
                 break
             self.pending_closers = max(0, self.pending_closers - 1)
-        joint = self.layout.answer_open
-        beyond = space[space.rfind("\n") + 1 :]
-        self.pending_space = beyond if joint is None else after_joint(space, joint)
-        yield from self.try_first()
+        last_line = space[space.rfind("\n") + 1 :]
+        self.pending_space = last_line if joint is None else after_joint(space, joint)
+        yield from self.read_first_calls()
 
-    def try_first(self) -> Reading[bool]:
-        if not self.parser.first:
+    def read_first_calls(self) -> Reading[bool]:
+        """Read calls with an opener that counts only here, if there are any."""
+        if not self.tool_parser.first:
             return False
-        found = yield from self.reader.at(*self.parser.first)
+        found = yield from self.reader.at(*self.tool_parser.first)
         return bool(found) and (yield from self.read_calls(found, self.add_content))
 
     def read_calls(self, marker: str, emit: Emit) -> Reading[bool]:
         """False: it was text, which went to `emit`."""
-        reader, parser = self.reader, self.parser
+        reader, parser = self.reader, self.tool_parser
         start, before = reader.position, reader.calls_begun
-        scan = self.isolate(scan_block(parser, reader, self.tools))
-        if not (yield from read_block(reader, scan, parser, marker, emit, self.tools)):
-            reader.forget_marks()
-            return False
+        is_block = yield from read_block(reader, self.scan(), parser, marker, emit, self.tools)
         reader.forget_marks()
+        if not is_block:
+            return False
         reader.answer()
         self.dropping = parser.after == "drop" and reader.calls_end > start
-        self.pending_space = ""
         if reader.calls_begun > before:
             ends, markers = parser.turn_ends, parser.visible()
-            self.pending_space = yield from read_turn_ends(reader, ends, self.calls, markers)
+            self.pending_space = yield from read_turn_ends(reader, ends, self.call_openers, markers)
         else:
             self.pending_space = yield from reader.space()
         return True
 
-    def isolate(self, scan: Reading[None]) -> Reading[None]:
+    def scan(self) -> Reading[None]:
         """If the parser fails, only this call is lost, and its text is shown."""
-        failure: Exception | None = None
-        with Isolation(generator=True) as isolation:
-            try:
-                yield from scan
-            except (NotACall, TextEnded) as found:
-                failure = found
-        if isolation.fault is not None:
-            summary, trace = isolation.fault.summary, isolation.fault.trace
-            self.note(f"tool parser {self.parser.name!r} failed: {summary}", trace)
-            failure = NotACall(summary)
-        if failure is not None:
-            raise failure
+        parser = self.tool_parser
+        scan = partial(scan_block, parser, self.reader, self.tools)
+        fault = yield from attempt_generator(scan, NotACall, TextEnded)
+        if fault is not None:
+            self.note(f"tool parser {parser.name!r} failed: {fault.summary}", fault.trace)
+            raise NotACall(fault.summary)

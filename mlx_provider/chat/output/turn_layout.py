@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...records import ReasoningParser, ToolParser
 
 THOUGHT, ANSWER = "xTHOUGHTx", "xANSWERx"
@@ -65,13 +66,9 @@ def layout_of(
 
 def _measure(find: Callable[[str], TurnLayout]) -> TurnLayout:
     """`find` takes the white space around each text. Its errors are ignored."""
-    found: list[TurnLayout] = []
-    for pad in ("", PAD):
-        with Isolation():
-            found.append(find(pad))
-    if len(found) < 2:
+    plain, padded = (attempt(partial(find, pad)) for pad in ("", PAD))
+    if isinstance(plain, Fault) or isinstance(padded, Fault):
         return NO_LAYOUT
-    plain, padded = found
     return TurnLayout(
         **{
             field.name: _exact(

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ...isolation import Fault, attempt
+from ...isolation import CircuitBreaker, Fault, attempt
 from ...records import DeviceTokens, HiddenStatesModel, LoadedModel
 from ...upstream.batch_caches import RowCache
-from ..circuit_breaker import CircuitBreaker
 from ..request import Row
 from ..scheduling.chunking import FixedShapes
 from .batch_layout import APART, Layout, Pass

@@ -14,11 +14,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...isolation import CircuitBreaker
 from ...upstream.attention import Parts, Run
 from ...upstream.batch_caches import RowCache, columns
 from ...upstream.cache_classes import ArraysCache, by_layer, layers_of, take_back
 from ...upstream.recurrent import StateParts, StateRun
-from ..circuit_breaker import CircuitBreaker
 from ..request import PrefillJob
 from ..scheduling.step import Chunk
 

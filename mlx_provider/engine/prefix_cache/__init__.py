@@ -1,2 +1,2 @@
-"""KV and states of earlier prompts: `tree` (nodes, match), `cache` (four verbs), `policy` (how an
-engine uses it), `segments` and `buffers` (what nodes store), `eviction`, `disk`, `files`."""
+"""KV and states of earlier prompts: `tree`, `cache` (four verbs), `policy` (how an engine uses it),
+`segments`, `buffers` and `handover` (what nodes store), `eviction`, `disk`, `files`."""

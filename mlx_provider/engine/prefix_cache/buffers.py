@@ -4,25 +4,8 @@ MLX updates a row's layers in place only while nothing else refers to their arra
 refers to the layers, and cuts views out of them only while they are read. When a second row
 branches off within a row's tokens, these are copied once, into a `Prefix`.
 
-The tokens of a row. Nodes count positions from 0, too, so a division moves none of them:
-
-    0          base_tokens       refers_from        stop           offset         capacity
-    |  in `base`    |  doubled, in    |  in `nodes`    |  charged to  |  spare, counts |
-    |               |  others, too    |                |  the row     |  once idle     |
-                    |<----- `stored`, in bytes ------->|
-                    |<------------------ the arrays of `layers` ---------------------->|
-
-| buffers of  | `users`         | `intact` | `nodes`       | `base`  | until                       |
-|-------------|-----------------|----------|---------------|---------|-----------------------------|
-| running row | its lease       | no       | from `insert` | or none | `release`: idle; else lost  |
-| idle entry  | none, or claims | yes      | some          | or none | `fill_in_place`: row again  |
-| prefix      | leases of rows  | yes      | or none       | none    | no row and no node has it   |
-| lost row    | none            | no       | some          | or none | `PrefixCache.drop_lost`     |
-
 A row begins with `fill_in_place`, `lease_row` or `fork`; `divide_at` moves its first tokens into a
-prefix; `evict` removes nodes in buffers that are not `needed`. A lease that goes without `release`
-means a failed pass, which may also show later (`lose_unread`). `tests/support/integrity.py` checks
-this after each step.
+prefix; `evict` removes nodes in buffers that are not `is_pinned`. See `handover` for the rest.
 """
 
 from __future__ import annotations
@@ -32,19 +15,20 @@ import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any, Self
 
 import mlx.core as mx
 
-from ...isolation import Isolation
+from ...isolation import Fault, attempt
 from ...upstream.cache_classes import layers_of
 from ...upstream.shared_kv import Prefix, divide, undivide
 from ...upstream.shared_kv import start as begin_with
 from ..row_cache import append_layers, extend, kv_arrays, own_arrays, set_arrays
 from ..scheduling.ledger import STEP_TOKENS, whole_steps
-from .tree import Match, Node, Totals, segment_of, split
+from .handover import Totals
+from .tree import Match, Node, segment_of, split
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +82,8 @@ class RowBuffers:
         return bool(self.users)
 
     @property
-    def needed(self) -> bool:
-        return self.in_use or any(each.stored for each in self.tails)
+    def is_pinned(self) -> bool:
+        return self.in_use or any(tail.stored for tail in self.tails)
 
     @property
     def lost(self) -> bool:
@@ -114,12 +98,12 @@ class RowBuffers:
         """Views of tokens `[start, stop)`. Drop them before the row's next pass."""
         layer = self.layers[layer_index]
         found = own_arrays(layer) if isinstance(layer, Prefix) else kv_arrays(layer)
-        return [each[..., start:stop, :] for each in found]
+        return [array[..., start:stop, :] for array in found]
 
     def prefix_of_length(self, length: int) -> Mapping[int, Prefix]:
         """The same objects while a row has them: rows with the same ones attend to them at once."""
         known = self._prefixes.setdefault(length, weakref.WeakValueDictionary())
-        found = {i: known.get(i) or each.first_tokens(length) for i, each in self.layers.items()}
+        found = {i: known.get(i) or layer.first_tokens(length) for i, layer in self.layers.items()}
         known.update(found)
         return found
 
@@ -132,14 +116,16 @@ class RowBuffers:
 
     def trim(self, length: int) -> None:
         """Free the capacity after so many tokens, layer by layer, as far as the device can."""
-        used = length - self.base_tokens  # a pass of the row may have failed
-        with Isolation(lambda fault: log.warning("a row keeps its capacity: %s", fault.summary)):
-            for layer in self.layers.values():
-                cut = [mx.contiguous(a[..., :used, :]) for a in own_arrays(layer)]
-                mx.eval(cut)
-                set_arrays(layer, cut)
-                if not isinstance(layer, Prefix):
-                    layer.offset = min(layer.offset, length)
+        if fault := attempt(partial(self._trim, length)):  # a pass of the row may have failed
+            log.warning("a row keeps its capacity: %s", fault.summary)
+
+    def _trim(self, length: int) -> None:
+        for layer in self.layers.values():
+            cut = [mx.contiguous(a[..., : length - self.base_tokens, :]) for a in own_arrays(layer)]
+            mx.eval(cut)
+            set_arrays(layer, cut)
+            if not isinstance(layer, Prefix):
+                layer.offset = min(layer.offset, length)
 
     def move_to(self, cache: Sequence[Any], length: int) -> None:
         """Hand tokens `[0, length)` over to a fresh row cache."""
@@ -198,8 +184,8 @@ class Lease:
         return 0 if self.base is None else self.base_tokens * self.base.token_bytes
 
     def acquire(self) -> Self:
-        for each in self.buffers:
-            each.add_user(self)
+        for buffers in self.buffers:
+            buffers.add_user(self)
         if self.row is not None:
             self.row.intact = False
         return self
@@ -207,7 +193,7 @@ class Lease:
     def row_of(self, cache: Sequence[Any]) -> RowBuffers | None:
         """`None`: `cache` has other buffers, because the row was merged."""
         layers, every = {} if self.row is None else self.row.layers, layers_of(cache)
-        return self.row if all(every[i] is each for i, each in layers.items()) else None
+        return self.row if all(every[i] is layer for i, layer in layers.items()) else None
 
     @property
     def buffers(self) -> tuple[RowBuffers, ...]:
@@ -225,15 +211,15 @@ class Lease:
 
     def trim(self, tokens: int) -> None:
         if self.row is not None:
-            self.row.trim(max(tokens, *(each.offset for each in self.row.layers.values())))
+            self.row.trim(max(tokens, *(layer.offset for layer in self.row.layers.values())))
             self.capacity = self.row.capacity
 
     def extra_bytes(self, tokens: int) -> int:
         """How much more a row of this capacity takes because the tokens after its common prefix are
         rounded up to whole steps separately. May be negative."""
         whole = self.base_tokens + whole_steps(tokens - self.base_tokens)
-        each = 0 if self.base is None else self.base.token_bytes
-        return (whole - whole_steps(tokens)) * each
+        token_bytes = 0 if self.base is None else self.base.token_bytes
+        return (whole - whole_steps(tokens)) * token_bytes
 
 
 @dataclass(eq=False)
@@ -261,7 +247,7 @@ class Reuse:
     _totals: Totals
     _in_place: bool
     """Else rows only copy."""
-    _least: float
+    _min_shared: float
     """Fewest tokens to share. Infinite unless the layers of this model are divisible."""
 
     def claim(self, match: Match, rows: int) -> Claim:
@@ -313,11 +299,11 @@ class Reuse:
         row = None if lease is None else lease.row_of(cache)
         if row is not None and row.base is None:
             length = _tokens_of(row)
-            if length > self._least:
+            if length > self._min_shared:
                 self._divide(row, length - 1, row.path)
         copied = deepcopy(cache)
         if row is None:
-            return copied, None
+            return copied, lease and Lease(None, lease.base, lease.base_tokens).acquire()
         other = RowBuffers(append_layers(copied), row.base_tokens, row.base)
         other.trim(capacity)
         return copied, Lease(other, row.base, row.base_tokens, capacity=other.capacity).acquire()
@@ -334,18 +320,17 @@ class Reuse:
             end = min(end, tokens - 1)  # one token at least stays the row's own
             if 2 * end < tokens:
                 return None  # too few for the copy
-        if end < self._least:
+        if end < self._min_shared:
             return None
         return Claim(base=row, base_tokens=end, nbytes=(end - more) * row.token_bytes)
 
     def _divide(self, row: RowBuffers, at: int, path: Sequence[Node]) -> RowBuffers | None:
         """Copy the buffers once. Returns the prefix, unless it fails. `path`: the nodes in them."""
-        with Isolation() as tried:  # a failed pass of that row must not fail this one
-            prefix = row.divide_at(at)
-        if tried.fault is not None:
+        prefix = attempt(partial(row.divide_at, at))
+        if isinstance(prefix, Fault):  # a failed pass of that row must not fail this one
             for layer in row.layers.values():  # the layers of a row have the same prefix
                 undivide(layer)
-            log.warning("a prefix in use is not shared: %s", tried.fault.summary)
+            log.warning("a prefix in use is not shared: %s", prefix.summary)
             return None
         for node in [n for n in path if n.start < at]:
             upper = split(node, at - node.start) if node.stop > at else node
@@ -360,7 +345,7 @@ def _tokens_of(row: RowBuffers) -> int:
 def _take_over(path: Sequence[Node], length: int) -> Claim | None:
     """Buffers that no row uses, intact, and with the whole match, if fewer tokens follow it."""
     row = path[-1].row if path else None
-    if row is None or row.is_prefix or row.needed or not row.intact:
+    if row is None or row.is_prefix or row.is_pinned or not row.intact:
         return None
     start, stop = row.path[0].start, row.path[-1].stop
     has_all = all(node.row is row for node in path if node.start >= start)

@@ -17,7 +17,6 @@ change of the tree, a `Match` is no longer valid (`is_valid`).
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Any
@@ -28,9 +27,10 @@ from ..scheduling.ledger import MemoryProfile
 from . import tree
 from .buffers import Lease, Reuse, RowBuffers
 from .disk import DiskTier
-from .eviction import Sessions, evict_nodes, fit, inherit, prune
+from .eviction import Sessions, fit_path, prune, shrink
+from .handover import Totals, budget_after, leave_in_place
 from .segments import RowFiller, Snapshot, row_segment, take_snapshot
-from .tree import ID_BYTES, CacheKey, Ids, Match, NewPath, Node, Totals, as_ids, segment_of
+from .tree import ID_BYTES, CacheKey, Ids, Match, NewPath, Node, as_ids, segment_of
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,8 @@ class PrefixCache:
         """`budget()`: bytes that the prefix cache may use now."""
         self.disk = disk
         self.budget = budget
-        self.totals = Totals()
+        self.totals = Totals(max_buffers)
         self._roots: dict[CacheKey, Node] = {}
-        self._layouts: dict[CacheKey, tuple[Any, ...]] = {}
-        self._max_buffers = max_buffers
-        self._clock = 0
-        """Bytes stored so far, plus one per use."""
         self.sessions = Sessions()
         self._counted = Counter(dict.fromkeys(COUNTED, 0))
         self._warned: set[str] = set()
@@ -93,56 +89,28 @@ class PrefixCache:
         room: int = 0,
         reuse: Reuse | None = None,
         rows: int = 1,
-        counted: bool = True,
+        count_lookup: bool = True,
     ) -> tuple[list[Any], Lease | None]:
-        """A fresh row cache with the first `match.length` tokens, and capacity for `room` more.
-        Call it for the first row of a prompt with `rows`, also for length 0: it counts the look-up
-        (`counted`). `reuse`: the row takes over, or shares, buffers of entries if it can; `None`:
-        it copies. Raises `ValueError` if the match is no longer valid, or `make_cache` makes
+        """A fresh row cache with tokens `[0, match.length)`, and capacity for `room` more. Call it
+        for the first of a prompt's `rows`, also for length 0. `reuse`: the row takes over, or
+        shares, buffers of entries if it can; `None`: it copies. `count_lookup`: a client has asked
+        for the prompt. Raises `ValueError` if the match is no longer valid, or `make_cache` makes
         another kind of cache than the stored one."""
         if not self.is_valid(match):
             raise ValueError("the prefix cache has changed since the match")
-        cache = make_cache()
-        lease, in_place = None, 0
+        cache, lease, in_place = make_cache(), None, 0
         if reuse is not None:
             spare = max(0, self.budget() - self.nbytes) // SPARE_SHARE
             lease, in_place = reuse.fill_in_place(match, rows, cache, room, spare)
         if match.length:
             state = match.path[-1].snapshot
             filler = RowFiller(cache, match.length, room, state.layers if state else (), in_place)
-            for node in match.path:
-                stop = min(node.stop, match.length)
-                filler.put(segment_of(node).views(), node.start, stop, skip=0)
+            filler.put_nodes(match.path, match.length)
             filler.finish(match.length, state)
         elif room:
             grow_by(cache, room)
-        self.count(match, counted=counted)
+        self.count_use(match, count_lookup=count_lookup)
         return cache, lease
-
-    def count(self, match: Match, restored: int = 0, *, counted: bool = True) -> None:
-        """The nodes were used. `counted`: so is the look-up, as a client has asked for the prompt.
-        `restored`: tokens that came from disk, if it had more."""
-        self._clock += 1
-        for node in match.path:
-            node.used, node.hits = self._clock, node.hits + 1
-        if counted:
-            reused = restored or match.length
-            self._counted.update(prompt_tokens=match.total, reused_tokens=reused)
-            self._counted.update(lookups=1, restored_tokens=restored)
-
-    def release(self, lease: Lease, *, merged: bool = False) -> None:
-        """A row ends or is merged, and none of its passes has failed. Its capacity counts as that
-        of its nodes, as far as it fits. Of a prefix that no other row uses, only what nodes store
-        remains, but all of it while a merged row reads it."""
-        row, base = lease.row, lease.base
-        lease.row, lease.capacity = None, 0
-        if not merged and base is not None and base.users == [lease] and base.nodes:
-            self._trim_row(base)
-        if row is not None:
-            row.intact = True
-        if row is not None and row.nodes:
-            self.totals.set_spare(row, row.spare(row.path[-1].stop))
-            self._trim(self.budget())
 
     def insert(
         self,
@@ -165,22 +133,21 @@ class PrefixCache:
         token count. `reply_at`: tokens before the reply, if it is included. `awaited`: the next
         request of the session will come. `ends_here`: the cache holds no more tokens, which a cache
         with only states does not show."""
-        ids = as_ids(tokens)
-        self.drop_lost()
-        states = {n: s for n, s in snapshots.items() if 0 < n <= len(ids)}
-        leaf = None
+        ids, leaf = as_ids(tokens), None
+        states = {n: state for n, state in snapshots.items() if 0 < n <= len(ids)}
+        self.totals.remove_lost()
         try:
             kv, has_no_more = row_segment(cache, len(ids))
-            ends_here = ends_here and has_no_more
-            if not ends_here and not kv.complete:  # its state belongs to a later token
+            if ends_here and has_no_more:
+                if (last := take_snapshot(cache)) is not None:
+                    states[len(ids)] = last
+            elif not kv.complete:  # the state in the cache is that after a later token
                 ids = ids[: max(states, default=0)]
+            reply_at = len(ids) if reply_at is None else reply_at
             found = self.match(key, ids, len(ids))
-            if ends_here and (last := take_snapshot(cache)) is not None:
-                states[kv.length] = last
+            new = NewPath(ids, kv, states, reply_at, found.shared, len(ids))
             row = None if lease is None else lease.row_of(cache)
-            reply_at = kv.length if reply_at is None else reply_at
-            new = NewPath(ids, kv, states, reply_at, row, found.shared, len(ids))
-            leaf = self._add(key, new, found, session)
+            leaf = self._add(key, new, found, row, session)
             if self.disk is not None:
                 self.disk.save(key, ids, kv, states, reply_at=reply_at)
         except Unstorable as reason:
@@ -194,40 +161,55 @@ class PrefixCache:
             self.sessions.pin(session, leaf, len(ids) * new.token_bytes, awaited=awaited)
         return min(leaf.stop, len(ids))
 
-    def drop_lost(self) -> None:
-        """Nodes in buffers that may be corrupted go, with all below, unless others have a copy."""
-        for row in [row for row in self.totals.rows if row.lost]:
-            for node in reversed(row.path):
-                if node.row is row and not inherit(node):  # else it went with one of another row
-                    tree.remove(node)
-            self._drop_empty()
+    def _add(
+        self, key: CacheKey, new: NewPath, found: Match, row: RowBuffers | None, session: Hashable
+    ) -> Node | None:
+        """Store a path as far as its session's share permits, evicting others for it. Returns the
+        last stored node, if any. Raises `Unstorable` if it cannot be joined with stored ones."""
+        root = self._roots.get(key) or tree.new_root(self.totals)
+        first = next(iter(root.children.values()), None)
+        if first is not None and segment_of(first).layout != new.kv.layout:
+            raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
+        stored = tree.split_path(found, new)
+        budget = self.budget() if row is None else budget_after(row, new, self.budget)
+        new = new if row is None else leave_in_place(row, new, stored)
+        new, path = fit_path(new, stored, self.sessions.share(session, budget))
+        added = new.added_bytes
+        if self.nbytes > (limit := budget - added):
+            others = self.sessions.split_at_shares(session, budget)
+            self.evict(limit, keep={*path, *others})  # spare the shares of other sessions
+            self.evict(limit, keep=path)  # unless their states make them too large
+        if new.stop == 0:
+            return None
+        self._roots = {k: r for k, r in self._roots.items() if r.children} | {key: root}
+        leaf = tree.add_nodes(path[-1] if path else root, new)
+        self.totals.clock += added + 1
+        for node in leaf.path():
+            node.used = self.totals.clock
+        return leaf
 
     def evict(self, limit: float = inf, *, keep: Collection[Node] = ()) -> int:
-        """Shrink to `limit` bytes, and to the number of buffers that is possible, if rows and
-        `keep` permit. Returns the freed bytes. If unused capacity is enough, only that is freed,
-        the least recently used first. Else nodes go, then the capacity of rows that have lost
-        nodes, then as much other capacity as is needed."""
-        self.drop_lost()
-        totals, most, before = self.totals, self._max_buffers, self.nbytes
-        if before <= limit and totals.buffers <= most:
-            return 0
-        if before - limit <= sum(totals.rows.values()):
-            self._trim(limit)
-        stored, last = {row: row.stored for row in totals.rows}, -1
-        # again while anything goes: a prefix can go once no entry continues it
-        while (totals.nbytes > limit or totals.buffers > most) and totals.nbytes != last:
-            last = totals.nbytes
-            evict_nodes(
-                [*self.nodes()], totals, limit, most, clock=self._clock,
-                weights=self.sessions.weights(), keep=frozenset(keep),
-            )  # fmt: skip
-        for row in [row for row in totals.rows if row.stored < stored[row]]:
-            self._trim_row(row)
-        self._trim(limit)
-        self._drop_empty()
+        """Shrink to `limit` bytes and `max_buffers` device buffers, as far as rows and `keep`
+        permit. Returns the freed bytes."""
+        self.totals.remove_lost()
+        before = self.nbytes
+        shrink(self._roots.values(), self.totals, self.sessions, limit, {*keep})
         freed = before - self.nbytes
         self._counted["evicted_bytes"] += freed
         return freed
+
+    def release(self, lease: Lease, *, merged: bool = False) -> None:
+        """See `Totals.release`."""
+        self.totals.release(lease, self.budget, merged=merged)
+
+    def count_use(self, match: Match, restored: int = 0, *, count_lookup: bool = True) -> None:
+        """A row uses the nodes of a match. `restored`: its tokens from disk, if that had more."""
+        self.totals.clock += 1
+        for node in match.path:
+            node.used, node.hits = self.totals.clock, node.hits + 1
+        if count_lookup:
+            self._counted.update(lookups=1, prompt_tokens=match.total, restored_tokens=restored)
+            self._counted["reused_tokens"] += restored or match.length
 
     def snapshot(self, cache: list[Any], at: int | None = None) -> Snapshot | None:
         """A copy of the states and windows, which cannot be cut out of a longer row later. `at`:
@@ -250,16 +232,14 @@ class PrefixCache:
 
     def storable_tokens(self, memory: MemoryProfile, session: Hashable) -> int:
         """Tokens of a row that fit the session's share, with the state at their end."""
-        windows = sum(window * nbytes for window, nbytes in memory.windows)
         # the end of the prompt may have windows of its own, which take little
-        states = memory.state_bytes + 2 * windows
+        states = memory.state_bytes + 2 * sum(size * nbytes for size, nbytes in memory.windows)
         nbytes = self.sessions.share(session, self.budget()) - states
         return max(0, nbytes // (memory.token_bytes + ID_BYTES))
 
     def clear(self) -> None:
         for node in [node for root in self._roots.values() for node in root.children.values()]:
             tree.remove(node)  # or the memory waits for the collector, as nodes form cycles
-        self._drop_empty()
         self.sessions.clear()
         if self.disk is not None:
             self.disk.clear()
@@ -286,79 +266,12 @@ class PrefixCache:
         }
 
     def stats(self) -> PrefixCacheStats:
-        found = self.report()
-        if (disk := found["disk"]) is not None:
-            found |= {"disk_bytes": disk["bytes"], "disk_limit": disk["limit"]}
-        return PrefixCacheStats(**found)  # without what it does not know
+        found = self.report()  # has more than the stats
+        disk = found["disk"] or {"bytes": 0, "limit": 0}
+        return PrefixCacheStats(**found, disk_bytes=disk["bytes"], disk_limit=disk["limit"])
 
     def nodes(self) -> Iterator[Node]:
         return chain.from_iterable(map(tree.nodes, self._roots.values()))
-
-    def _add(self, key: CacheKey, new: NewPath, found: Match, session: Hashable) -> Node | None:
-        """Store a path as far as its session's share permits, evicting others for it. Returns the
-        last stored node, if any. Raises `Unstorable` if it cannot be joined with stored ones."""
-        if self._layouts.get(key, new.kv.layout) != new.kv.layout:
-            raise Unstorable("a row with another KV shape or dtype than stored ones is not kept")
-        root = self._roots.get(key) or tree.new_root(self.totals)
-        stored, budget = tree.split_path(found, new), self._budget_after(new)
-        new, path = self._fit_path(new, stored, self.sessions.share(session, budget))
-        added = new.doubled_bytes + max(0, new.stop - new.shared) * new.token_bytes
-        added += sum(state.nbytes for state in new.states.values())
-        if self.nbytes > (limit := budget - added):
-            others = self.sessions.split_at_shares(session, budget)
-            self.evict(limit, keep={*path, *others})  # first spare the shares of others
-            self.evict(limit, keep=path)  # states may have made them larger than that
-        if new.stop == 0:
-            return None
-        self._roots[key], self._layouts[key] = root, new.kv.layout
-        try:
-            leaf = tree.add_nodes(path[-1] if path else root, new)
-        finally:
-            if not root.children:
-                self._drop_empty()
-        self._clock += added + 1
-        for node in leaf.path():
-            node.used = self._clock
-        return leaf
-
-    def _fit_path(self, new: NewPath, stored: list[Node], share: int) -> tuple[NewPath, list[Node]]:
-        """What of a path fits its session's share, with the states that are new; and the nodes of
-        it that are `stored` already, cut to that."""
-        new = tree.refer(new, stored)
-        stop, states_at = fit(stored, new, share)
-        if new.row is not None and stop < len(new.ids):  # what is cut is copied
-            return self._fit_path(replace(new, row=None), stored, share)
-        path = tree.cut_back(stored, stop, len(new.ids), states_at)
-        states_at -= {node.stop for node in path if node.snapshot is not None}
-        states = {at: state for at, state in new.states.items() if at in states_at}
-        return replace(new, stop=stop, states=states), path
-
-    def _budget_after(self, new: NewPath) -> int:
-        """The budget once these tokens count as `stored`. `budget()` leaves out what rows need, and
-        a row needs only what is not `stored` of it."""
-        if new.row is None:
-            return self.budget()
-        before, whole = new.row.stored, (len(new.ids) - new.row.base_tokens) * new.kv.token_bytes
-        new.row.stored = max(before, whole)
-        budget, new.row.stored = self.budget(), before
-        return budget
-
-    def _trim(self, limit: float) -> None:
-        """Free unused capacity of rows that have ended, the least recently used first."""
-        spare = [row for row, size in self.totals.rows.items() if size]
-        for row in sorted(spare, key=lambda row: row.path[-1].used):
-            if self.nbytes > limit:
-                self._trim_row(row)
-
-    def _trim_row(self, row: RowBuffers) -> None:
-        stop = row.path[-1].stop
-        self.totals.set_spare(row, row.spare(stop))  # counts until it is free
-        row.trim(stop)
-        self.totals.set_spare(row, row.spare(stop))
-
-    def _drop_empty(self) -> None:
-        self._roots = {key: root for key, root in self._roots.items() if root.children}
-        self._layouts = {key: self._layouts[key] for key in self._roots}
 
     def _warn(self, reason: Exception) -> None:
         if str(reason) not in self._warned:

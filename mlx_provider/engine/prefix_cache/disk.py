@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EngineDied
-from ...isolation import Fault, Isolation, attempt
+from ...isolation import Fault, attempt
 from . import files
 from .eviction import FORKS, RECENT
 from .files import Arrays, BadFile, DiskThread, Header, device_arrays, host_arrays
 from .segments import RowFiller, Segment, Snapshot
-from .tree import CacheKey, Ids, Match, common, outside_spans, segment_of
+from .tree import CacheKey, Ids, Match, common, outside_spans
 
 log = logging.getLogger(__name__)
 
@@ -89,18 +89,16 @@ class Index:
     def walk(self, key: CacheKey, ids: Ids, shared: int = 0) -> tuple[list[Step], list[Header]]:
         """The segments of a path, and snapshots of it or of `shared` tokens, longest first."""
         digest, end, steps = digests(key, ids), 0, list[Step]()
-        while end < len(ids):
-            names = self._segments.get((digest(end), int(ids[end])), ())
-            found = [(common(self.files[name].tokens, ids[end:]), name) for name in names]
-            if not found:
-                break
-            agreed, name = max(found)
+        while end < len(ids) and (names := self._segments.get((digest(end), int(ids[end])))):
+            agreed, name = max((common(self.files[n].tokens, ids[end:]), n) for n in names)
             steps.append((self.files[name], end, end + agreed))
             end += agreed
-        digest, states = digests(key, ids), list[Header]()
-        for at in sorted(at for at in self._states if at <= max(end, shared)):
-            header = self.files.get(files.snapshot_name(digest(at)))
-            states += [] if header is None else [header]
+        digest, ends = (
+            digests(key, ids),
+            sorted(at for at in self._states if at <= max(end, shared)),
+        )
+        found = (self.files.get(files.snapshot_name(digest(at))) for at in ends)
+        states = [header for header in found if header is not None]
         return steps, states[::-1]
 
 
@@ -125,15 +123,17 @@ class Restore:
 
     def _advance(self, step: Callable[[], Header], priority: int) -> None:
         """Engine thread."""
-        if self.ended:
-            return
-        with Isolation(self._give_up):
-            try:
-                header = step()
-            except StopIteration as end:
-                self.ended, (self.cache, self.length) = True, end.value
-            else:
-                self._disk.writer.do(partial(self._read, header), priority=priority)
+        if not self.ended and (fault := attempt(partial(self._take, step, priority))):
+            fault.log("prefix cache: reading a prefix from disk")
+            self.abandon()
+
+    def _take(self, step: Callable[[], Header], priority: int) -> None:
+        try:
+            header = step()
+        except StopIteration as end:
+            self.ended, (self.cache, self.length) = True, end.value
+        else:
+            self._disk.writer.do(partial(self._read, header), priority=priority)
 
     def _read(self, header: Header) -> None:
         """Disk thread."""
@@ -148,10 +148,6 @@ class Restore:
             self._disk.call(partial(self._advance, step, priority))
         except EngineDied:
             self.abandon()
-
-    def _give_up(self, fault: Fault) -> None:
-        log.error("prefix cache: a prefix could not be read from disk\n%s", fault.trace)
-        self.abandon()
 
 
 def usable(ids: Ids, length: int, match: Match, grid: int) -> int:
@@ -204,8 +200,9 @@ class DiskTier:
         digest = digests(key, ids)
         for start, end in pairwise(_cuts(covered, stop, reply_at)):
             segment, tokens = kv.slice(start, end), ids[start:end]
-            header = Header(digest(start), start, tokens, kv.complete, segment.layers)
-            arrays = [array for each in segment.arrays.values() for array in each]
+            counts = [(i, len(arrays)) for i, *arrays in kv.layout]
+            header = Header(digest(start), start, tokens, kv.complete, counts)
+            arrays = [array for arrays in segment.arrays.values() for array in arrays]
             if not self._write(header, arrays, left):
                 break
             path.append(header)
@@ -276,12 +273,9 @@ class DiskTier:
         self._touch([header for header, _, _ in self.index.walk(key, ids[:goal])[0]])
         first = steps[0][0]
         states = [i for i, _ in first.layers] if first.state else ()
-        filler, snapshot, reached = RowFiller(make_cache(), goal, capacity - goal, states), None, 0
-        for node in match.nodes:
-            stop = min(node.stop, match.shared, goal)
-            if node.start < stop:
-                filler.put(segment_of(node).views(), node.start, stop, skip=0)
-                reached = stop
+        reached = min(match.shared, goal)
+        filler, snapshot = RowFiller(make_cache(), goal, capacity - goal, states), None
+        filler.put_nodes(match.nodes, reached)
         for header, start, stop in steps:
             try:
                 arrays = device_arrays((yield header))

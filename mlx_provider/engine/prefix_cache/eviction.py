@@ -5,12 +5,13 @@ What takes the least time to recompute per byte goes first; the newest path of a
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 
-from .tree import ID_BYTES, NewPath, Node, Totals, remove, segment_of, split
+from .handover import Totals, inherit
+from .tree import ID_BYTES, NewPath, Node, nodes, remove, segment_of, split
 
 RECENT = 3
 """Message ends kept per path besides the end of the system prompt."""
@@ -97,14 +98,32 @@ def _split_at(leaf: Node, nbytes: int) -> list[Node]:
     for node in [node for node in leaf.path() if node.segment is not None]:
         left = nbytes - sum(above.nbytes for above in found)
         if node.nbytes > left:
-            each = segment_of(node).token_bytes + ID_BYTES
-            tokens = len(node.tokens) + (left - segment_of(node).nbytes) // each
+            token_bytes = segment_of(node).token_bytes + ID_BYTES
+            tokens = len(node.tokens) + (left - segment_of(node).nbytes) // token_bytes
             found += [split(node, tokens)] if node.complete and tokens > 0 else []
             break
         found.append(node)
     while found and not found[-1].complete and found[-1].snapshot is None:
         found.pop()
     return found
+
+
+def fit_path(new: NewPath, stored: list[Node], budget: int) -> tuple[NewPath, list[Node]]:
+    """What of a new path fits into `budget` bytes, with the states that are new; and which of its
+    `stored` nodes are part of that. These lose the snapshots that do not fit."""
+    stop, states_at = fit(stored, new, budget)
+    if new.in_place is not None and stop < len(new.ids):  # a part of a row is copied
+        new = replace(new, in_place=None, doubled_bytes=0)
+        stop, states_at = fit(stored, new, budget)
+    path = [node for node in stored if node.start < stop]
+    if path and stop < min(path[-1].stop, len(new.ids)):
+        path[-1] = split(path[-1], stop - path[-1].start)
+    for node in path:
+        if node.snapshot is not None and node.stop not in states_at:
+            node.set_payload(node.segment, None)
+    states_at -= {node.stop for node in path if node.snapshot is not None}
+    states = {at: state for at, state in new.states.items() if at in states_at}
+    return replace(new, stop=stop, states=states), path
 
 
 def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]:
@@ -163,60 +182,57 @@ def prune(leaf: Node) -> None:
             node.set_payload(node.segment, None)
 
 
-def inherit(node: Node) -> bool:
-    """Let a node refer to the row of a child with its tokens (`doubled_tokens`), if one has."""
-    children = (child for child in node.children.values() if not child.lost)
-    heir = next((child for child in children if segment_of(child).doubled_tokens), None)
-    if heir is not None:
-        segment, tokens = segment_of(heir), len(node.tokens)
-        heir.set_payload(replace(segment, doubled_tokens=0), heir.snapshot)
-        doubled = segment.doubled_tokens - tokens
-        moved = replace(segment, length=tokens, start=node.start, doubled_tokens=doubled)
-        node.set_payload(moved, node.snapshot)
-    return heir is not None
+def shrink(
+    roots: Collection[Node], totals: Totals, sessions: Sessions, limit: float, keep: Set[Node]
+) -> None:
+    """Free memory until the totals fit `limit`, if rows and `keep` permit. If spare capacity is
+    enough, only that goes. Else nodes go, then the spare capacity of rows that have lost nodes,
+    then as much other as is needed."""
+    if totals.is_within(limit):
+        return
+    if totals.node_bytes <= limit:
+        totals.trim_spare(limit)
+    stored, last = {row: row.stored for row in totals.rows}, -1
+    # again while anything goes: a prefix can go once no entry continues it
+    while not totals.is_within(limit) and totals.nbytes != last:
+        last = totals.nbytes
+        evict_nodes(roots, totals, sessions, limit, keep)
+    for row in [row for row in totals.rows if row.stored < stored[row]]:
+        totals.trim(row)
+    totals.trim_spare(limit)
 
 
 def evict_nodes(
-    nodes: Sequence[Node],
-    totals: Totals,
-    limit: float,
-    max_buffers: float,
-    *,
-    clock: int,
-    weights: Mapping[Node, int],
-    keep: Collection[Node],
+    roots: Collection[Node], totals: Totals, sessions: Sessions, limit: float, keep: Set[Node]
 ) -> None:
-    """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals are at
-    most `limit` bytes and `max_buffers`. Nodes in `keep`, and nodes that rows use, stay, and those
-    above them. `nodes`: parents first. `clock`: the present time on the clock of `Node.used`.
-    `weights`: see `Sessions`."""
+    """Evict leaves, and snapshots of inner nodes, the least valuable first, until the totals fit
+    `limit`. Nodes in `keep`, and nodes that rows use, stay, and those above them."""
+    every = [node for root in roots for node in nodes(root)]  # parents first
     # above a row that is used, a node never becomes a leaf, but its copy of the row's tokens can go
-    for node in reversed(nodes):
+    for node in reversed(every):
         is_last = node.row is None or node.row.path[-1] is node
-        if is_last and not node.needed and node not in keep:
+        if is_last and not node.is_pinned and node not in keep:
             inherit(node)
-    order, stored = count(), totals.nbytes
+    order, stored, weights = count(), totals.nbytes, sessions.weights()
     heap: list[tuple[float, int, bool, Node]] = []
 
     def consider(node: Node) -> None:
         is_leaf = not node.children
-        if (is_leaf or node.snapshot is not None) and not (node in keep or node.needed):
-            worth = value(node, clock, stored) * weights.get(node, 1)
+        if (is_leaf or node.snapshot is not None) and not (node in keep or node.is_pinned):
+            worth = value(node, totals.clock, stored) * weights.get(node, 1)
             heapq.heappush(heap, (worth, next(order), is_leaf, node))
 
-    for node in nodes:
+    for node in every:
         consider(node)
-    while heap and (totals.nbytes > limit or totals.buffers > max_buffers):
+    while heap and not totals.is_within(limit):
         _, _, is_leaf, node = heapq.heappop(heap)
-        parent = node.parent
-        if is_leaf != (not node.children):
-            continue  # became a leaf, and has a newer entry as one
-        if not is_leaf:
+        if is_leaf:
+            remove(node)
+            parent = node.parent
+            if parent and parent.parent and not parent.children:  # it is no root
+                consider(parent)
+        elif node.children:  # else it has become a leaf, and has a newer entry as one
             node.set_payload(node.segment, None)
-            continue
-        remove(node)
-        if parent is not None and parent.parent is not None and not parent.children:
-            consider(parent)
 
 
 def value(node: Node, clock: int, stored: int) -> float:

@@ -131,10 +131,8 @@ def host_arrays(arrays: Sequence[Any]) -> Arrays:
     halves = [a.dtype == mx.bfloat16 for a in arrays]
     plain = [a.view(mx.uint16) if half else a for a, half in zip(arrays, halves, strict=True)]
     mx.eval(plain)
-    return {
-        f"{i:05}{BFLOAT16 if half else ''}": np.asarray(each, order="C")
-        for i, (each, half) in enumerate(zip(plain, halves, strict=True))
-    }
+    names = (f"{i:05}{BFLOAT16 if half else ''}" for i, half in enumerate(halves))
+    return {name: np.asarray(a, order="C") for name, a in zip(names, plain, strict=True)}
 
 
 def device_arrays(arrays: Arrays) -> list[Any]:
@@ -249,7 +247,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 def disk_limit(folder: Path, chosen: int | None) -> int:
     if chosen is not None:
         return chosen
-    place = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
+    place = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     free = shutil.disk_usage(place).free + bytes_on_disk(folder)
     return min(MAX_BYTES, int(FREE_SHARE * free))
 

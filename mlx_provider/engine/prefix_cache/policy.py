@@ -1,30 +1,29 @@
 """How the engine of one model uses the prefix cache, and where in a prompt it takes snapshots: also
 where a prompt has left a stored path, as in Marconi (MLSys 2025)."""
 
-import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from math import inf
-from typing import Any
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import numpy as np
 
-from ...isolation import Isolation
+from ...isolation import background
 from ...records import LoadedModel, Prompt
 from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
 from ..row_cache import Kind, append_layers, strictest
 from ..scheduling.chunking import FixedShapes
-from ..scheduling.ledger import STEP_TOKENS, MemoryProfile
+from ..scheduling.ledger import STEP_TOKENS, MemoryProfile, PrefixOffers
 from .buffers import Claim, Lease, Reuse, RowBuffers
 from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
 
-log = logging.getLogger(__name__)
+Use = TypeVar("Use", bound=Callable[..., Any])
 
 GRID = 64
 """Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
@@ -40,7 +39,20 @@ AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
-class PrefixCachePolicy:
+def isolate(use: Use, *, otherwise: Callable[[Any], object] = lambda user: None) -> Use:
+    """A fault in the method is logged, and `otherwise` gives the result. It costs only this use of
+    the prefix cache, or the entry."""
+
+    @wraps(use)
+    def run(policy: Any, user: PrefillJob | Row, *args: Any, **more: Any) -> Any:
+        with background(f"request {user.request.id}: the prefix cache"):
+            return use(policy, user, *args, **more)
+        return otherwise(user)
+
+    return cast("Use", run)
+
+
+class PrefixCachePolicy(PrefixOffers):
     """Engine thread only. In the order of calls: `look_up` when a prompt is queued, `offers` while
     it waits, `lease` when it is admitted, `begin` before its first pass, `after_pass` after each
     one, `keep_prefill` and `fork` after the last one, `keep_row` and `release` when a row ends.
@@ -58,18 +70,18 @@ class PrefixCachePolicy:
         make_cache: Callable[[], list[Any]],
         *,
         in_place: bool = False,
-        least: int | None = None,
+        min_shared: int | None = None,
         memory: MemoryProfile | None = None,
         shapes: FixedShapes | None = None,
     ) -> None:
-        """`in_place`: rows use the buffers of entries. `least`: fewest tokens that several rows
-        share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then differ
-        between all configurations that may compute different bits. `memory`: of a row; `None`:
-        prompts are taken to fit the prefix cache."""
+        """`in_place`: rows use the buffers of entries. `min_shared`: fewest tokens that several
+        rows share; `None`: they share none. `shapes`: of a reproducible model; `kv` must then
+        differ between all configurations that may compute different bits. `memory`: of a row;
+        `None`: prompts are taken to fit the prefix cache."""
         types = {type(layer) for layer in append_layers(make_cache()).values()}
-        shares = in_place and least is not None and types and types <= {*SHAREABLE}
-        self._least = max(1, least or 0) if shares else inf
-        self._reuse = Reuse(cache.totals, in_place, self._least)
+        shares = in_place and min_shared is not None and types and types <= {*SHAREABLE}
+        self._min_shared = max(1, min_shared or 0) if shares else inf
+        self._reuse = Reuse(cache.totals, in_place, self._min_shared)
         self.cache = cache
         self._model = model
         self._kv = kv if shapes is None else f"{kv}, whole passes of {shapes.tokens}"
@@ -84,47 +96,50 @@ class PrefixCachePolicy:
         self._unread: list[WeakSet[RowBuffers]] = [WeakSet(), WeakSet()]
         """Buffers of rows that ended since the read before the last one, and since the last."""
 
-    def look_up(self, job: PrefillJob) -> Match:
-        self.cache.drop_lost()
+    def _look_up(self, job: PrefillJob) -> Match:
+        self.cache.totals.remove_lost()
         match, job.estimated_cached = self._find(job)
         job.match = match
         return match
+
+    look_up = isolate(_look_up)
 
     def pays_in_background(self, job: PrefillJob) -> bool:
         """Whether a background prefill computes more than a few tokens, but less than it finds."""
         known = 0 if job.match is None else job.match.shared  # `None`: the look-up failed
         few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
-        return not few and job.cost <= job.estimated_cached
+        return not few and job.tokens_left <= job.estimated_cached
 
+    @partial(isolate, otherwise=lambda job: ())
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What rows of a queued prompt will use of the cache in place. Changes nothing."""
-        if job.uses_prefix_cache and job.ids is not None:
-            with isolated_cache(job.request):
-                match, estimated = self._find(job)
-                copies = estimated > match.length  # from disk, and also what memory has
-                first = None if copies else self._reuse.claim(match, len(job.rows))
-                return first, *self._forks(job, first)
-        return ()
+        if not job.uses_prefix_cache or job.ids is None:
+            return ()
+        match, estimated = self._find(job)
+        copies = estimated > match.length  # from disk, and also what memory has
+        first = None if copies else self._reuse.claim(match, len(job.rows))
+        return first, *self._forks(job, first)
 
+    @isolate
     def lease(self, job: PrefillJob) -> None:
         """Acquire the leases of `offers` for the rows of a queued prompt."""
-        with isolated_cache(job.request):
-            for row, lease in zip(job.rows, self.offers(job), strict=False):
-                row.lease = lease and lease.acquire()
+        for row, lease in zip(job.rows, self.offers(job), strict=False):
+            row.lease = lease and lease.acquire()
 
     def fork_bytes(self, tokens: int, rows: int) -> int:
         """Bytes that so many rows of a prompt save because they share its tokens."""
-        if self._memory is None or tokens <= self._least:
+        if self._memory is None or tokens <= self._min_shared:
             return 0
         # what is left of a step may be one more step of each row's own tokens
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
         return max(0, steps) * STEP_TOKENS * self._memory.token_bytes
 
+    @partial(isolate, otherwise=PrefillJob.leave_prefix)
     def begin(self, job: PrefillJob, capacity: int) -> Match | None:
         """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
         disk has more than memory, the job is `restoring` at first. Call it again after that.
         Returns the match if it is to be reported: not again for rows that were preempted."""
-        match, disk = self.look_up(job), self.cache.disk
+        match, disk = self._look_up(job), self.cache.disk
         job.rows[0].lease = None  # or its buffers would be in use, and not be taken over
         if disk is not None and job.restore is None and job.estimated_cached > match.length:
             key, ids, found = self._key(job.request), self._ids(job), partial(self._match, job)
@@ -133,7 +148,7 @@ class PrefixCachePolicy:
             return None
         is_first = not (job.request.background or job.request.looked_up)
         match = self._fill(job, match, capacity, is_first)
-        job.done = match.length
+        job.computed_tokens = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None  # a row resumes with its reply
         if self._strictest is not Kind.APPEND:
@@ -142,7 +157,7 @@ class PrefixCachePolicy:
             job.cuts = job.snapshots_at
         if any(row.tokens for row in job.rows):
             return None
-        job.request.cached = match.length
+        job.request.cached_tokens = match.length
         job.request.explanation = self._explain(job, match)
         return match if is_first else None
 
@@ -151,13 +166,13 @@ class PrefixCachePolicy:
         job.match, job.request.looked_up, restored = None, True, job.restore
         if restored is not None and restored.cache is not None:  # memory had a part of it
             cache, restored.cache, length = restored.cache, None, restored.length
-            self.cache.count(match, length, counted=is_first)
+            self.cache.count_use(match, length, count_lookup=is_first)
             match = replace(match, length=length, shared=max(match.shared, length))
             first = self._reuse.lease_row(cache)
         else:
             cache, first = self.cache.acquire(
                 match, self._make_cache, room=capacity - match.length, reuse=self._reuse,
-                rows=len(job.rows), counted=is_first,
+                rows=len(job.rows), count_lookup=is_first,
             )  # fmt: skip
         job.cache = cache
         for row, lease in zip(job.rows, (first, *self._forks(job, first)), strict=True):
@@ -170,13 +185,14 @@ class PrefixCachePolicy:
         writes = disk is not None and disk.due(start, self._whole(stop))
         return writes or any(start < at <= stop for at in job.snapshots_at)
 
+    @isolate
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
-            ids = job.ids[: self._whole(job.done)]
+            ids = job.ids[: self._whole(job.computed_tokens)]
             self.cache.save_prefill(self._key(job.request), ids, job.row_cache(), start)
         for at in job.snapshots_at:
-            if start < at <= job.done:
-                within = None if at == job.done else at
+            if start < at <= job.computed_tokens:
+                within = None if at == job.computed_tokens else at
                 if (snapshot := self.cache.snapshot(job.row_cache(), within)) is not None:
                     job.snapshots[at] = snapshot
 
@@ -188,38 +204,42 @@ class PrefixCachePolicy:
             caches.append(copied)
         return caches
 
-    def keep_prefill(self, job: PrefillJob) -> None:
-        """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
+    @partial(isolate, otherwise=lambda job: False)
+    def keep_prefill(self, job: PrefillJob) -> bool:
+        """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV.
+        Returns whether there was no fault."""
         if job.cache is None or job.ids is None or job.positions is not None:
-            return
-        whole = self._whole(job.done)
+            return True
+        whole = self._whole(job.computed_tokens)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
-            self._insert(
-                job.request, job.ids[:whole], job.cache, job.snapshots,
-                ends_here=job.done == whole, lease=job.rows[0].lease,
-            )  # fmt: skip
+            ends_here, ids = job.computed_tokens == whole, job.ids[:whole]
+            self._insert(job.rows[0], ids, job.cache, job.snapshots, ends_here=ends_here)
+        return True
 
-    def keep_row(self, row: Row, tokens: Sequence[int], cache: list[Any]) -> None:
-        """The row ended or was preempted. Its cache holds the prompt and these reply tokens."""
+    @partial(isolate, otherwise=lambda row: False)
+    def keep_row(self, row: Row, tokens: Sequence[int], extract: Callable[[], list[Any]]) -> bool:
+        """The row ended or was preempted. `extract` gives its cache, which holds the prompt and
+        these reply tokens. Returns whether there was no fault."""
         if row.request.selected is not None or self._shapes is not None:
-            return
+            return True
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
         awaited = row.finish == "tool_calls" or row.request.retain
-        self._insert(row.request, ids, cache, {}, awaited=awaited, lease=row.lease)
+        self._insert(row, ids, extract(), {}, awaited=awaited)
+        return True
 
     def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """Release the leases of rows that the layout has merged."""
         own = [row for row in rows if row.lease is not None and row.lease.row is not None]
-        self.release([row for row in own if cache_of(row) is None], merged=True)
+        for row in [row for row in own if cache_of(row) is None]:
+            self.release(row, merged=True)
 
-    def release(self, rows: Iterable[Row], *, merged: bool = False) -> None:
-        """Release the leases of rows that ended or were merged, and of which no pass has failed."""
-        for row in rows:
-            if row.lease is not None:
-                with isolated_cache(row.request):
-                    self._unread[-1].update(filter(None, (row.lease.row,)))
-                    self.cache.release(row.lease, merged=merged)
+    @isolate
+    def release(self, row: Row, *, merged: bool = False) -> None:
+        """Release the lease of a row that ended or was merged, and of which no pass has failed."""
+        if row.lease is not None:
+            self._unread[-1].update(filter(None, (row.lease.row,)))
+            self.cache.release(row.lease, merged=merged)
 
     def record_read(self) -> None:
         """A pass has been read. A chunk that ran behind it without waiting may still fail."""
@@ -254,12 +274,12 @@ class PrefixCachePolicy:
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """What the rows after the first will share with it: its prefix, or else all tokens."""
-        further, each = len(job.rows) - 1, Claim()
+        further, claim = len(job.rows) - 1, Claim()
         if first is not None and first.base is not None:
-            each = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
+            claim = Claim(None, first.base, first.base_tokens, nbytes=first.base_bytes)
         elif further:
-            each.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
-        return [each] * further
+            claim.nbytes = self.fork_bytes(len(job.tokens), further + 1) // further
+        return [replace(claim) for _ in range(further)]  # a lease has one row
 
     def _key(self, request: Request) -> CacheKey:
         return CacheKey(self._model.info.fingerprint, self._kv, request.salt)
@@ -289,16 +309,21 @@ class PrefixCachePolicy:
         return done // self._grid * self._grid
 
     def _insert(
-        self, request: Request, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
+        self, row: Row, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
     ) -> None:
-        """`more`: see `PrefixCache.insert`."""
-        reply_at = len(request.prompt.tokens)
-        stored = self.cache.insert(
-            self._key(request), ids, cache, snapshots, reply_at=reply_at,
-            session=self._session(request),
-            **more,
-        )  # fmt: skip
-        request.stored = max(request.stored, min(stored, reply_at) - request.cached)
+        """`more`: see `PrefixCache.insert`. A fault loses the row's buffers, but not its prefix."""
+        request, lease, reply_at = row.request, row.lease, len(row.request.prompt.tokens)
+        try:
+            stored = self.cache.insert(
+                self._key(request), ids, cache, snapshots, reply_at=reply_at,
+                session=self._session(request), lease=lease, **more,
+            )  # fmt: skip
+        except BaseException:
+            if lease is not None:
+                lease.row, lease.capacity = None, 0
+            raise
+        new = min(stored, reply_at) - request.cached_tokens
+        request.stored_tokens = max(request.stored_tokens, new)
 
     def _explain(self, job: PrefillJob, match: Match) -> str:
         at = match.diverged_at
@@ -307,12 +332,6 @@ class PrefixCachePolicy:
         around = [token for token in job.tokens[max(0, at - AROUND) : at + AROUND] if token >= 0]
         text = self._model.tokenizer.decode(around, skip_special=False) if around else "<media>"
         return f"left the stored prefix at token {at} of {match.total}: ...{text!r}"
-
-
-def isolated_cache(request: Request) -> Isolation:
-    """Wraps a use of the prefix cache. An error in it costs only this use, or the entry."""
-    text = "request %s: the prefix cache failed\n%s"
-    return Isolation(lambda fault: log.error(text, request.id, fault.trace))
 
 
 def choose_snapshots(

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from ...upstream.cache_classes import layers_of
 from ..row_cache import Kind, Unstorable, grow_by, kind, kv_arrays, set_arrays, window_attributes
 from ..scheduling.ledger import whole_steps
-from .tree import ID_BYTES
+from .tree import ID_BYTES, Node, segment_of
 
 if TYPE_CHECKING:
     from .buffers import RowBuffers
@@ -33,8 +33,9 @@ class Segment:
 
     length: int
     token_bytes: int
-    layers: tuple[tuple[int, int], ...]
-    """(layer index, number of its arrays): 2, 6 if quantised, 0 for a layer without tokens."""
+    layout: tuple[tuple[Any, ...], ...]
+    """Equal for rows whose segments can be joined: the index of each layer, then shape and type of
+    each of its arrays: 2, 6 if quantised, 0 for a layer without tokens."""
     complete: bool
     """Whether these are all layers, so that a row can resume at any token."""
     arrays: Mapping[int, Sequence[Any]] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class Segment:
     @property
     def buffers(self) -> int:
         """Device buffers that it has, or would have on its own."""
-        return sum(count for _, count in self.layers)
+        return sum(len(arrays) for _, *arrays in self.layout)
 
     @property
     def kv_bytes(self) -> int:
@@ -62,7 +63,7 @@ class Segment:
         if self.row is not None:
             doubled, first = 0 if start else self.doubled_tokens, self.start + start
             return replace(self, length=stop - start, start=first, doubled_tokens=doubled)
-        views = {i: [a[..., start:stop, :] for a in each] for i, each in self.arrays.items()}
+        views = {i: [a[..., start:stop, :] for a in kv] for i, kv in self.arrays.items()}
         return replace(self, length=stop - start, arrays=copies(views))
 
     def copy(self) -> Segment:
@@ -73,15 +74,7 @@ class Segment:
         if self.row is None:
             return self.arrays
         stop = self.start + self.length
-        return {i: self.row.views(i, self.start, stop) for i, _ in self.layers}
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        """Equal for rows whose segments can be joined."""
-        return tuple(
-            (i, *((a.shape[:-2], a.shape[-1], str(a.dtype)) for a in each))
-            for i, each in self.arrays.items()
-        )
+        return {i: self.row.views(i, self.start, stop) for i, *_ in self.layout}
 
 
 def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
@@ -98,9 +91,10 @@ def row_segment(cache: list[Any], length: int) -> tuple[Segment, bool]:
             exact = exact and layer.offset == length
             if layer.offset < length:
                 raise ValueError(f"the cache holds {layer.offset} tokens, not {length}")
-    nbytes = sum(a.nbytes // max(1, a.shape[-2]) for each in layers.values() for a in each)
-    shape = tuple((i, len(each)) for i, each in layers.items())
-    return Segment(length, nbytes, shape, complete, layers), exact
+    nbytes = sum(a.nbytes // max(1, a.shape[-2]) for kv in layers.values() for a in kv)
+    shapes = ((i, [(a.shape[:-2], a.shape[-1], str(a.dtype)) for a in layers[i]]) for i in layers)
+    layout = tuple((i, *arrays) for i, arrays in shapes)
+    return Segment(length, nbytes, layout, complete, layers), exact
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,7 @@ def take_snapshot(cache: list[Any], at: int | None = None) -> Snapshot | None:
             # `ArraysCache`: paddings and lengths belong to the batch, not to the row
             attributes[i] = {"cache": own["cache"]} if "cache" in own else own
     arrays: list[Any] = []
-    layers = {i: encode(dict(each), arrays) for i, each in attributes.items()}
+    layers = {i: encode(dict(state), arrays) for i, state in attributes.items()}
     return Snapshot(layers, copies({0: arrays})[0]) if layers else None
 
 
@@ -180,8 +174,8 @@ class RowFiller:
 
     def __post_init__(self) -> None:
         self._buffers: dict[int, list[Any]] = {}
-        layers = enumerate(layers_of(self.cache))
-        self._layers = {i: layer for i, layer in layers if i not in self.states}
+        every = enumerate(layers_of(self.cache))
+        self._layers = {i: layer for i, layer in every if i not in self.states}
 
     def put(self, arrays: Mapping[int, Sequence[Any]], start: int, stop: int, skip: int) -> None:
         """Copy tokens `[start, stop)` of the row, which begin at `skip` in the arrays. Raises
@@ -207,6 +201,13 @@ class RowFiller:
                 copy_tokens(piece, buffer, first - self.in_place)
         mx.eval([self._buffers[i] for i in arrays if i in self._buffers])
 
+    def put_nodes(self, path: Sequence[Node], stop: int) -> None:
+        """Copy tokens `[0, stop)` of a path."""
+        for node in path:
+            if node.start < stop:
+                arrays = segment_of(node).views()
+                self.put(arrays, node.start, min(node.stop, stop), skip=0)
+
     def finish(self, length: int, snapshot: Snapshot | None) -> list[Any]:
         """The row cache, with tokens `[0, length)` and the states of `snapshot`."""
         for i, layer in self._layers.items():
@@ -231,7 +232,7 @@ class RowFiller:
 
 def copies(layers: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
     """Contiguous copies, which keep no larger buffer alive."""
-    made = {i: [mx.contiguous(array) for array in each] for i, each in layers.items()}
+    made = {i: [mx.contiguous(array) for array in kv] for i, kv in layers.items()}
     mx.eval(made)
     return made
 
@@ -241,6 +242,5 @@ def copy_tokens(piece: Any, buffer: Any, at: int) -> None:
 
 
 def _slack(layer: Any, length: int, room: int) -> int:
-    if hasattr(layer, "step"):  # growth in steps: avoid one copy
-        return whole_steps(length + max(1, room)) - length
-    return 0
+    # growth in steps: avoid one copy
+    return whole_steps(length + max(1, room)) - length if hasattr(layer, "step") else 0

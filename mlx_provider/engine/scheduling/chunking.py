@@ -63,8 +63,7 @@ class FixedShapes:
     The shapes of arrays choose the kernels, and each kernel rounds differently. So each decode pass
     has the same number of rows, with padding and with separate keys per row, and each prompt pass
     but the last the same number of tokens, counted from the beginning of the prompt, so that a
-    stored prefix equals a computed one.
-    """
+    stored prefix equals a computed one."""
 
     rows: int
     tokens: int
@@ -116,8 +115,8 @@ class Chunking:
 
         def gap(size: int) -> float:
             if mixed:
-                return self.costs.pass_of(len(rows), keys, size, job.done)
-            return rows_seconds + self.costs.pass_of(0, 0, size, job.done)
+                return self.costs.pass_of(len(rows), keys, size, job.computed_tokens)
+            return rows_seconds + self.costs.pass_of(0, 0, size, job.computed_tokens)
 
         def with_repayment(size: int) -> float:
             """Seconds with the steps without a chunk that follow and compensate for it."""
@@ -147,21 +146,20 @@ class Chunking:
         sizes = self._sizes(job)
         few = [n for n in sizes if n <= SCORED_TOKENS] or sizes[:1]
         sizes = few if job.wants_prompt_logprobs else sizes
-        seconds = partial(self._as_measured.pass_of, 0, 0, depth=job.done)
+        seconds = partial(self._as_measured.pass_of, 0, 0, depth=job.computed_tokens)
         return worthwhile(within(sizes, seconds, self.limits.stall_target), seconds)
 
     def is_brief(self, job: PrefillJob) -> bool:
         """Whether decoding rows could wait for the whole prompt in one pass."""
-        most = min(BRIEF, self.limits.max_chunk)
-        brief = len(job.tokens) - job.estimated_cached <= most and job.cost <= most
-        return brief and self.duration(job, job.cost) <= self.longest_gap
+        brief = len(job.tokens) - job.estimated_cached <= min(BRIEF, self.limits.max_chunk)
+        return brief and self.duration(job, job.tokens_left) <= self.longest_gap
 
     def rest(self, job: PrefillJob) -> float:
-        depth = len(job.tokens) - job.cost // 2
-        return job.work * self.costs.pass_of(0, 0, REST, depth) / REST
+        depth = len(job.tokens) - job.tokens_left // 2
+        return job.request_tokens_left * self.costs.pass_of(0, 0, REST, depth) / REST
 
     def duration(self, job: PrefillJob, tokens: int) -> float:
-        return self.costs.pass_of(0, 0, tokens, max(job.done, len(job.tokens) - job.cost))
+        return self.costs.pass_of(0, 0, tokens, len(job.tokens) - job.tokens_left)
 
     def seconds(self, rows: Sequence[Row], chunk: Chunk | None = None, passes: int = 1) -> float:
         load = self.load(rows, chunk)
@@ -190,24 +188,24 @@ class Chunking:
 
     def _sizes(self, job: PrefillJob) -> list[int]:
         if self.fixed:
-            return [self.fixed.size(job.done, len(job.tokens))]
-        cut, total = bisect_right(job.cuts, job.done), len(job.tokens)
+            return [self.fixed.size(job.computed_tokens, len(job.tokens))]
+        cut, total = bisect_right(job.cuts, job.computed_tokens), len(job.tokens)
         end = job.cuts[cut] if cut < len(job.cuts) else total
-        return chunk_sizes(job.done, end, total, self.limits.max_chunk, self.grid)
+        return chunk_sizes(job.computed_tokens, end, total, self.limits.max_chunk, self.grid)
 
 
-def chunk_sizes(start: int, end: int, total: int, most: int, grid: int = 1) -> list[int]:
+def chunk_sizes(start: int, end: int, total: int, largest: int, grid: int = 1) -> list[int]:
     """Sizes of a chunk from `start`, ascending: to the next multiple of each of the fixed sizes up
-    to `most`, or to `end`. `end`: the latest end of the next chunk; `total`: tokens of the prompt;
+    to `largest`, or to `end`, the latest end of the next chunk. `total`: tokens of the prompt;
     `grid`: the smallest of the fixed sizes, if it matters to the model. The first size may exceed
-    `most` if no smaller chunk ends on the grid."""
-    found, size = set(), grid if grid > 1 else min(SMALLEST, most)
-    while size <= most:
+    `largest` if no smaller chunk ends on the grid."""
+    found, size = set(), grid if grid > 1 else min(SMALLEST, largest)
+    while size <= largest:
         stop = (start // size + 1) * size
         if stop < end and total - stop >= min(TAIL, grid):
             found.add(stop - start)
         size *= 2
-    if end - start <= most or not found:
+    if end - start <= largest or not found:
         found.add(end - start)
     return sorted(found)
 
@@ -246,32 +244,32 @@ class PassBytes:
 class PassMemory:
     """Bytes of passes over rows or a chunk, from the measurements and the chunk limits."""
 
-    each: PassBytes
+    nbytes: PassBytes
     widest: int
     """Most tokens of a chunk."""
     deepest: Sequence[tuple[int, float]] = field(default=(), repr=False)
     """(tokens of a chunk, largest number of cached tokens before it). A deep chunk is narrow,
     because its time is limited."""
-    least: int = 0
+    min_chunk: int = 0
     """Tokens that a chunk may always have, however long it takes."""
 
     @classmethod
-    def of(cls, each: PassBytes, curve: Curve, seconds: float, most: int) -> Self:
-        sizes = chunk_sizes(0, 2 * most, 4 * most, most)  # of a chunk that no end cuts short
-        least = worthwhile(sizes, curve.seconds)
+    def of(cls, nbytes: PassBytes, curve: Curve, seconds: float, max_chunk: int) -> Self:
+        # of a chunk that no end cuts short
+        sizes = chunk_sizes(0, 2 * max_chunk, 4 * max_chunk, max_chunk)
+        min_chunk = worthwhile(sizes, curve.seconds)
         if curve.depths:  # deep in a prompt, attention is most of a pass
-            least = max(least, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
-        longest = max(seconds, curve.seconds(least))
-        widest = bisect_right(range(1, most + 1), longest, key=curve.seconds)
+            min_chunk = max(min_chunk, worthwhile(sizes, lambda n: curve.per_key(n) or inf))
+        longest = max(seconds, curve.seconds(min_chunk))
+        widest = bisect_right(range(1, max_chunk + 1), longest, key=curve.seconds)
         left = [(n, longest - curve.seconds(n), curve.per_key(n)) for n in (*sizes, widest)]
         deepest = [(n, s / slope if slope > 0 else inf) for n, s, slope in left if n <= widest]
-        return cls(each, widest, deepest, least)
+        return cls(nbytes, widest, deepest, min_chunk)
 
     def __call__(self, tokens: int, rows: int) -> int:
         """Bytes of the largest pass of this many rows, or over a prompt of this many tokens."""
-        chunk = min(self.widest, tokens)
+        nbytes, chunk = self.nbytes, min(self.widest, tokens)
         pairs = max((min(n, chunk) * min(d, tokens) for n, d in self.deepest), default=0.0)
-        pairs = max(pairs, min(self.least, chunk) * tokens)
-        each = self.each
-        cached = each.pair * pairs + each.key * tokens
-        return int(each.row * rows + each.token * max(chunk, rows) + cached)
+        pairs = max(pairs, min(self.min_chunk, chunk) * tokens)
+        cached = nbytes.pair * pairs + nbytes.key * tokens
+        return int(nbytes.row * rows + nbytes.token * max(chunk, rows) + cached)

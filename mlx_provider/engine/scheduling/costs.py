@@ -81,8 +81,8 @@ class Curve:
     @property
     def mixing(self) -> float:
         """Seconds by which a mixed pass is faster than two passes."""
-        most = min(self.seconds(1), self.of_rows(1))
-        return most if self.saved is None else min(self.saved, most)
+        one_token = min(self.seconds(1), self.of_rows(1))
+        return one_token if self.saved is None else min(self.saved, one_token)
 
     def per_key(self, tokens: float) -> float:
         """Seconds per cached token that `tokens` of one row attend to. Linear between two points;
@@ -96,13 +96,13 @@ class Curve:
         """Seconds that a decode pass takes longer with drafts, spread over its rows. Those of one
         row attend to its cache together. `width`: tokens of the pass without them; `keys`: cached
         tokens of the rows."""
-        each = drafts / max(1, rows)
+        per_row = drafts / max(1, rows)
         # rows that are slower than a chunk cost the host time, which drafts do not add
         scale = min(1.0, self.of_rows(width) / self.seconds(width))
         wider = scale * (self.seconds(width + drafts) - self.seconds(width))
-        deeper = keys * max(0.0, self.per_key(1 + each) - self.per_key(1))
-        own = min(drafts, rows) * _interpolate(self.drafts, max(1.0, each)) if self.drafts else 0.0
-        return wider + deeper + own
+        deeper = keys * max(0.0, self.per_key(1 + per_row) - self.per_key(1))
+        longer = _interpolate(self.drafts, max(1.0, per_row)) if self.drafts else 0.0
+        return wider + deeper + min(drafts, rows) * longer
 
     def measured_anew(self, kind: str, points: Mapping[int, float], others: float) -> Curve:
         """The curve if passes of a kind take `others` times as long, but those of some of its

@@ -1,14 +1,13 @@
-"""How many bytes rows need, and how many there are. Imports no mlx.
+"""How many bytes rows need, how many there are, and whether a prompt fits. Imports no mlx.
 
 A row has capacity for the prompt and an output reserve, then for steps that a long reply seldom
 needs. A growing buffer is copied, and MLX's pool reuses the freed one only for nearly the same size
-(mlx 0.32, backend/metal/allocator.cpp).
-"""
+(mlx 0.32, backend/metal/allocator.cpp)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..request import PrefillJob, Request, Row
 
 if TYPE_CHECKING:
-    from ..prefix_cache.buffers import Lease
+    from ..prefix_cache.buffers import Lease, RowBuffers
 
 STEP_TOKENS = 256
 """Every capacity is a multiple of this (mlx_lm/models/cache.py 0.32.2, `KVCache.step`)."""
@@ -192,5 +191,127 @@ class Ledger(ABC):
 
     def _sizes(self, request: Request) -> tuple[int, int]:
         """The first capacity of its rows in tokens, and the largest length."""
-        prompt, most = len(request.prompt.tokens) - request.skipped_tokens, request.max_tokens
-        return prompt + min(most, self.limits.output_reserve), prompt + most
+        prompt, reply = len(request.prompt.tokens) - request.skipped_tokens, request.max_tokens
+        return prompt + min(reply, self.limits.output_reserve), prompt + reply
+
+
+class PrefixOffers:
+    """What prompts get without a prefix cache. With one: see `PrefixCachePolicy`."""
+
+    def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
+        return ()
+
+    def fork_bytes(self, tokens: int, rows: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class MemoryCheck:
+    """A count of the bytes of all live rows."""
+
+    need: int = 0
+    limit: int | None = None
+    """Bytes that were available, if they fit. They fit until a row exceeds its reservation."""
+
+    @property
+    def fits(self) -> bool:
+        return self.limit is not None
+
+
+@dataclass(frozen=True)
+class Room:
+    """For a prompt beside other rows."""
+
+    need: int
+    """Bytes of all rows. 0: there are too many rows."""
+    fits: bool = True
+    in_place: bool = False
+    """Whether it leases stored buffers when it is admitted."""
+    trims: bool = False
+    """Whether other rows give back their spare capacity for it."""
+
+
+class StepMemory:
+    """The bytes of live rows while a step is decided. A prompt fits beside rows if
+
+        reservation(rows, prompt) - spare + images <= available - newly pinned + unloadable
+
+    Spare: what rows give back, if it does not fit otherwise. Newly pinned: what it uses of the
+    prefix cache in place and no row used before, less what only rows used that end now. All else in
+    the prefix cache can be evicted for it, and idle models can be unloaded."""
+
+    def __init__(self, ledger: Ledger, prefixes: PrefixOffers, rows: Iterable[Row]) -> None:
+        """`rows`: those that decode, and others that end in this step."""
+        self.ledger = ledger
+        self.prefixes = prefixes
+        self.rows = list(rows)
+        self.trims: dict[Row, int] = {}
+        """Rows that give back spare capacity, and the tokens that they keep room for."""
+        self.offers: dict[PrefillJob, Sequence[Lease | None]] = {}
+        """What the rows of queued prompts would use of the prefix cache in place."""
+
+    def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
+        """Bytes of rows, without the capacity that some of them give back."""
+        spare = sum(self.ledger.spare(row) for row in rows if row in self.trims)
+        return self.ledger.reservation(rows, offers) - spare
+
+    def check(self, rows: Sequence[Row]) -> MemoryCheck:
+        """Count the bytes of these live rows, without any prompt."""
+        need = self._need(rows)
+        limit = self._limit(need, rows)
+        return MemoryCheck(need, limit if need <= limit else None)
+
+    def _limit(self, need: int, rows: Iterable[Row], leases: Sequence[Lease | None] = ()) -> int:
+        """Bytes that these live rows can have once memory is reclaimed for `need`."""
+        pinned = self.newly_pinned(rows, leases)
+        limit = self.ledger.available() - pinned
+        return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
+
+    def newly_pinned(self, rows: Iterable[Row], leases: Iterable[Lease | None]) -> int:
+        """Bytes of the prefix cache that can no longer be evicted once `leases` are acquired, less
+        those that can be when of `self.rows` only `rows` are left. May be negative."""
+        leased, staying = buffers_of(leases), set(rows)
+        ended = {row.lease for row in self.rows if row not in staying}
+        freed = [own for own in buffers_of(ended) - leased if ended.issuperset(own.users)]
+        pinned = [own for own in leased if not own.in_use]
+        return sum(own.stored for own in pinned) - sum(own.stored for own in freed)
+
+    def trim(self, rows: Iterable[Row]) -> None:
+        """Let rows give back the capacity that is only for later turns."""
+        self.trims |= {row: self.ledger.kv_needed(row) for row in rows if self.ledger.spare(row)}
+
+    def room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
+        """The room for a prompt beside `rows`. It uses stored buffers in place; if it does not fit
+        so and there is no row, it copies."""
+        if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
+            return Room(0, fits=False)
+        room = self._room(job, rows, in_place=True)
+        if room.fits or rows:
+            return room
+        # behind a prefix, a row may need more than without it, perhaps more than is available
+        copied = self._room(job, rows, in_place=False)
+        return copied if copied.fits else room
+
+    def _room(self, job: PrefillJob, rows: Sequence[Row], *, in_place: bool) -> Room:
+        """`in_place`: what it uses in place stays, and is no part of its need. Else it copies. If
+        it does not fit, its need includes what it would use: memory is reclaimed for it, but not
+        from that."""
+        if in_place and job not in self.offers:
+            self.offers[job] = self.prefixes.offers(job)
+        leases = self.offers[job] if in_place else ()
+        need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
+        if not in_place and job.uses_prefix_cache:
+            need -= self.prefixes.fork_bytes(len(job.tokens), len(job.rows))
+        images = self.ledger.image_bytes()
+        limit = self._limit(need + images, rows, leases)
+        # images are temporary, and may be its own, so none block a prompt that would run alone
+        if need + (images if rows else 0) <= limit:
+            return Room(need + images, in_place=in_place)
+        spare = sum(self.ledger.spare(row) for row in rows if row not in self.trims)
+        if spare and need - spare + images <= limit:
+            return Room(need - spare + images, in_place=in_place, trims=True)
+        return Room(need + images + max(0, self.newly_pinned(rows, leases)), fits=False)
+
+
+def buffers_of(leases: Iterable[Lease | None]) -> set[RowBuffers]:
+    return {buffers for lease in leases if lease is not None for buffers in lease.buffers}

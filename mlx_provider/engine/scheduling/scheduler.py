@@ -1,25 +1,21 @@
 """The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
 `schedule` decides a step with numbers and changes nothing, by the rules in docs/architecture.md
-(Scheduling). `apply` makes the changes of its record to the queue.
-"""
+(Scheduling). `apply` makes the changes of its record to the queue."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
 from ...errors import BadRequest, Overloaded
 from ..request import Phase, PrefillJob, Request, Row
 from .chunking import IDLE_SECONDS, Chunking, FixedShapes
 from .costs import Costs
-from .ledger import Ledger
-from .step import Chunk, MemoryCheck, StepBuilder, StepPlan, StepRecord, prefilling
-
-if TYPE_CHECKING:
-    from ..prefix_cache.buffers import Lease
+from .ledger import Ledger, MemoryCheck, PrefixOffers
+from .step import Chunk, StepBuilder, StepPlan, StepRecord, prefilling
 
 OUTPUT_TOKEN = 2.0
 """A token of a reply counts as this many of a prompt, as in VTC."""
@@ -27,47 +23,6 @@ AGING = 0.1
 """One second of waiting counts as this many seconds of prefill work."""
 OTHER_TENANTS = 0.25
 """Places in the queue for tenants without a request in it, as a share of the others."""
-
-
-class FairShares:
-    """The tokens that each tenant was served, divided by its share, as in VTC (Sheng et al., OSDI
-    2024). Unlike there, a tenant without requests is forgotten, and starts again at the smallest
-    count. Prompts run in the order of the counts at which they would end: a short prompt precedes a
-    long one, and at most as many tokens of another tenant run before a prompt as that has."""
-
-    def __init__(self) -> None:
-        self._served: dict[str, float] = {}
-
-    @property
-    def several(self) -> bool:
-        return len(self._served) > 1
-
-    def join(self, request: Request, present: Iterable[Request]) -> None:
-        served = {other.tenant: self._served.get(other.tenant, 0.0) for other in present}
-        served.setdefault(request.tenant, min(served.values(), default=0.0))
-        self._served = served
-
-    def charge(self, request: Request, tokens: float) -> None:
-        tenant = request.tenant
-        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / request.share
-
-    def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
-        """Prompts in the order in which they run. Those of one tenant keep their order."""
-        ends = dict(self._served)
-        tags: dict[PrefillJob, float] = {}
-        for job in jobs:
-            tenant = job.request.tenant
-            ends[tenant] = ends.get(tenant, 0.0) + job.work / job.request.share
-            tags[job] = ends[tenant]
-        return sorted(jobs, key=tags.__getitem__)
-
-
-class PrefixOffers(Protocol):
-    def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
-        """What rows of a queued prompt will use of the prefix cache in place. Changes nothing."""
-
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        """Bytes that so many rows of a prompt save because they share its tokens."""
 
 
 class Scheduler:
@@ -84,7 +39,7 @@ class Scheduler:
     ) -> None:
         """`grid`, `fixed`: see `Chunking`. `prefixes`: of the prefix cache, if there is one."""
         self.ledger = ledger
-        self.prefixes = prefixes
+        self.prefixes = prefixes or PrefixOffers()
         self.chunking = Chunking(ledger.limits, costs or Costs(), grid=grid, fixed=fixed)
         self.costs = self.chunking.costs
         self.waiting: list[PrefillJob] = []
@@ -109,13 +64,13 @@ class Scheduler:
         step = StepBuilder(self, record)
         if self._decoded:
             step.fit_rows()
-        if not record.preempted:  # else these rows are considered first, in the next step
+        if not record.to_preempt:  # else these rows are considered first, in the next step
             first = step.displace()
-            record.admitted = step.choose_prompt(first)
-        record.offered = [*step.offers]  # those that `displace` and `choose_prompt` have tried
-        started = [job for job in step.jobs if job.admitted or job is record.admitted]
-        record.begins = [job for job in started if job.cache is None and not job.restoring]
-        if record.begins:  # where a prompt stands is known once it has begun
+            record.to_admit = step.choose_prompt(first)
+        record.to_look_up = [*step.memory.offers]  # those that were tried
+        started = [job for job in step.jobs if job.admitted or job is record.to_admit]
+        record.to_begin = [job for job in started if job.cache is None and not job.restoring]
+        if record.to_begin:  # where a prompt stands is known once it has begun
             return record
         rows, mixes = tuple(step.rows), mixes and self.costs.curve.mixing > 0
         rows_seconds = self.chunking.seconds(rows, passes=passes)
@@ -127,28 +82,28 @@ class Scheduler:
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
-        brief = self._precedes(job)
-        may_interrupt = brief and not job.spans_to_embed
-        if rows and self._itl_debt and not may_interrupt:
+        may_precede = self._may_precede(job)
+        if rows and self._itl_debt and (job.spans_to_embed or not may_precede):
             return plan  # rows decode alone until they have waited no longer than is fair
         if job.spans_to_embed or job.scoring is not None:
             share = chunking.fair(rows_seconds) - rows_seconds
             limit = share if job.spans_to_embed else chunking.limits.stall_target
             return replace(plan, prepared=job, preparing_seconds=limit if rows else IDLE_SECONDS)
         own_pass = job.own_pass
-        mixed = bool(rows) and mixes and job.text_follows and not (brief or own_pass)
+        mixed = bool(rows) and mixes and job.text_follows and not (may_precede or own_pass)
         if own_pass:
             size = chunking.own_size(job)
         else:
             size = chunking.size(job, rows, rows_seconds, mixed=mixed)
-        chunk = Chunk(job, job.done, job.done + size)
+        chunk = Chunk(job, job.computed_tokens, job.computed_tokens + size)
         if mixed:
             return StepPlan(rows, chunk, mixed=True, pass_seconds=chunking.seconds(rows, chunk))
         plan = replace(plan, chunk=chunk, chunk_seconds=chunking.duration(job, size))
-        precedes = brief and not own_pass and stalled + plan.chunk_seconds <= chunking.longest_gap
-        return replace(plan, rows=(), pass_seconds=0.0) if rows and precedes else plan
+        in_time = stalled + plan.chunk_seconds <= chunking.longest_gap
+        precedes = rows and may_precede and in_time and not own_pass
+        return replace(plan, rows=(), pass_seconds=0.0) if precedes else plan
 
-    def _precedes(self, job: PrefillJob) -> bool:
+    def _may_precede(self, job: PrefillJob) -> bool:
         """Whether a prompt runs before the rows decode, within the time that these may wait: then
         brief prompts that arrive together decode together. `testing` has a scheduler without it."""
         return self.chunking.is_brief(job)
@@ -160,7 +115,7 @@ class Scheduler:
     def _urgency(self, now: float, job: PrefillJob) -> float:
         """Seconds that the rest of its prefill takes, less for its waiting. A prompt in prefill
         waits only while others run, so a new prompt never waits for all of it."""
-        waited = job.aged if job.admitted else now - job.request.queued
+        waited = job.waited_seconds if job.admitted else now - job.request.queued
         return self.chunking.rest(job) - AGING * waited
 
     def apply(self, record: StepRecord) -> list[PrefillJob]:
@@ -168,11 +123,11 @@ class Scheduler:
         requests. Returns the prefills of the requeued rows."""
         if record.memory_check is not None:
             self.memory_check = record.memory_check
-        requeued = [self.preempt_row(row) for row in record.preempted if row in self.running]
-        if record.reclaim:
-            self.ledger.reclaim(record.reclaim)
-        if (job := record.admitted) is not None and job in self.waiting:
-            job.aged = record.now - job.request.queued
+        requeued = [self.preempt_row(row) for row in record.to_preempt if row in self.running]
+        if record.to_reclaim:
+            self.ledger.reclaim(record.to_reclaim)
+        if (job := record.to_admit) is not None and job in self.waiting:
+            job.waited_seconds = record.now - job.request.queued
             job.admitted, job.request.phase = True, Phase.PREFILL
         return requeued
 
@@ -211,18 +166,18 @@ class Scheduler:
     def charge_chunk(self, chunk: Chunk) -> None:
         if not chunk.job.request.background:
             self.shares.charge(chunk.job.request, chunk.size)
-        self._age_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
+        self._delay_others(chunk.job, self.costs.pass_of(0, 0, chunk.size, chunk.start))
 
     def charge_preparation(self, plan: StepPlan, seconds: float) -> None:
         """The vision tower or the scorer has run for these seconds. Other prompts in prefill have
         waited as long, and decoding rows for the time beyond the plan."""
-        self._age_others(plan.prepared, seconds)
+        self._delay_others(plan.prepared, seconds)
         self._itl_debt += max(0.0, seconds - plan.preparing_seconds) if self.running else 0.0
 
-    def _age_others(self, own: PrefillJob | None, seconds: float) -> None:
+    def _delay_others(self, own: PrefillJob | None, seconds: float) -> None:
         for job in self.waiting:
             if job.admitted and job is not own:
-                job.aged += seconds
+                job.waited_seconds += seconds
 
     # -- coming and going
 
@@ -239,16 +194,15 @@ class Scheduler:
         if len(queued) >= limits.max_queue * (1 + OTHER_TENANTS * first):
             raise Overloaded(f"{len(queued)} requests are waiting, the limit; try again later")
         tokens = len(request.prompt.tokens)
-        need = ledger.reservation(request.rows) - self.fork_bytes(tokens, n)
+        # a prompt with log-probabilities uses no prefix cache, so its rows share nothing
+        saved = 0 if request.echoed else self.prefixes.fork_bytes(tokens, n)
+        need = ledger.reservation(request.rows) - saved
         if need > (limit := ledger.available_alone()):
             raise BadRequest(
                 f"the prompt ({tokens} tokens) needs {need} bytes of cache; "
                 f"the memory limit leaves {max(0, limit)} beside the model alone: shorten it, or "
                 "raise MLX_PROVIDER_MEMORY_LIMIT"
             )
-
-    def fork_bytes(self, tokens: int, rows: int) -> int:
-        return 0 if self.prefixes is None else self.prefixes.fork_bytes(tokens, rows)
 
     def submit(self, request: Request, now: float) -> PrefillJob:
         request.arrived = request.arrived or now
@@ -329,3 +283,29 @@ class Scheduler:
     def requests(self) -> Collection[Request]:
         waiting = [job.request for job in self.waiting]
         return dict.fromkeys([*waiting, *(row.request for row in self.running)])
+
+
+class FairShares:
+    """The tokens that each tenant was served, divided by its share, as in VTC (Sheng et al., OSDI
+    2024). Unlike there, a tenant without requests is forgotten, and starts again at the smallest
+    count. Prompts run in the order of the counts at which they would end: a short prompt precedes a
+    long one, and at most as many tokens of another tenant run before a prompt as that has."""
+
+    def __init__(self) -> None:
+        self._served = defaultdict[str, float](float)
+
+    def join(self, request: Request, present: Iterable[Request]) -> None:
+        served = {other.tenant: self._served[other.tenant] for other in present}
+        served.setdefault(request.tenant, min(served.values(), default=0.0))
+        self._served = defaultdict(float, served)
+
+    def charge(self, request: Request, tokens: float) -> None:
+        self._served[request.tenant] += tokens / request.share
+
+    def order(self, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
+        """Prompts in the order in which they run. Those of one tenant keep their order."""
+        ends, tags = self._served.copy(), dict[PrefillJob, float]()
+        for job in jobs:
+            ends[job.request.tenant] += job.request_tokens_left / job.request.share
+            tags[job] = ends[job.request.tenant]
+        return sorted(jobs, key=tags.__getitem__)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..prefix_cache.tree import common
 from ..request import PrefillJob, Request, Row
-from .ledger import NO_OFFERS, Offers
+from .ledger import MemoryCheck, Room, StepMemory
 
 if TYPE_CHECKING:
-    from ..prefix_cache.buffers import Lease, RowBuffers
     from .scheduler import Scheduler
 
 PATIENCE_SECONDS = 30.0
@@ -38,7 +37,7 @@ class Chunk:
     @property
     def due(self) -> bool:
         """Whether its prompt is still at `start`: it has neither ended nor started again."""
-        return self.job.cache is not None and self.job.done == self.start
+        return self.job.cache is not None and self.job.computed_tokens == self.start
 
 
 @dataclass(frozen=True)
@@ -61,45 +60,32 @@ class StepPlan:
     """Time limit for that in this step. At least one piece, or image, runs."""
 
 
-@dataclass(frozen=True)
-class MemoryCheck:
-    """The last count of the bytes of live rows."""
-
-    need: int = 0
-    limit: int | None = None
-    """Bytes that were available, if they fit. They fit until a row exceeds its reservation."""
-
-    def settles(self, available: int) -> bool:
-        """Whether the rows still fit, unless one has exceeded its reservation since."""
-        return self.limit == available
-
-
 @dataclass
 class StepRecord:
-    """A step, or its part until prompts begin. `Engine.run` does what is before `plan`, in order;
-    `Scheduler.apply` does it for the queue. If only what `empty` leaves out is set, steps pause."""
+    """A step, or its part until prompts begin: what `Engine.run` does first, in this order, and the
+    plan (`Scheduler.apply`: for the queue). If only what `empty` leaves out is set, steps pause."""
 
     now: float
     """When the step began, in monotonic seconds."""
-    expired: Sequence[Request] = ()
-    """Requests that end because their time limit has passed."""
-    cut: list[Row] = field(default_factory=list)
+    to_expire: Sequence[Request] = ()
+    """Requests whose time limit has passed."""
+    to_end: list[Row] = field(default_factory=list)
     """Rows that end because memory is full."""
-    trims: dict[Row, int] = field(default_factory=dict)
+    to_trim: dict[Row, int] = field(default_factory=dict)
     """Rows that give back spare capacity, and the tokens that they keep room for. They may also be
-    cut or preempted, which is decided later."""
-    lease_admitted: bool = False
-    """Whether the admitted prompt leases the stored buffers that it will use in place, before rows
+    ended or preempted, which is decided later."""
+    admit_in_place: bool = False
+    """Whether the prompt to admit leases the stored buffers that it will use in place, before rows
     are stored and memory is reclaimed. Prefixes that it will copy are not protected."""
-    preempted: list[Row] = field(default_factory=list)
+    to_preempt: list[Row] = field(default_factory=list)
     """Rows that free their memory and wait."""
-    reclaim: int = 0
+    to_reclaim: int = 0
     """Bytes of rows for which prefixes and idle models make room, also for the first prompt that
-    waits. The need of an admitted prompt replaces that."""
-    admitted: PrefillJob | None = None
-    offered: Sequence[PrefillJob] = ()
-    """Prompts that asked what they can use in place. The engine looks them up again."""
-    begins: Sequence[PrefillJob] = ()
+    waits. The need of a prompt to admit replaces that."""
+    to_admit: PrefillJob | None = None
+    to_look_up: Sequence[PrefillJob] = ()
+    """Prompts that asked what they can use in place."""
+    to_begin: Sequence[PrefillJob] = ()
     """Prompts that get a cache, or start a restore from disk. The record then has no plan."""
     plan: StepPlan = field(default_factory=StepPlan)
     memory_check: MemoryCheck | None = None
@@ -108,28 +94,23 @@ class StepRecord:
     @property
     def empty(self) -> bool:
         """Whether nothing runs, begins or ends."""
-        decided = (self.expired, self.cut, self.preempted, self.admitted, self.begins)
-        return not any((*decided, self.plan.rows, self.plan.chunk, self.plan.prepared))
+        orders = (self.to_expire, self.to_end, self.to_preempt, self.to_admit, self.to_begin)
+        return not any((*orders, self.plan.rows, self.plan.chunk, self.plan.prepared))
 
 
 class StepBuilder:
-    """A step while it is decided: the rows and prompts that stay, and what happens to others. A
-    prompt fits if the need of all rows, less what they give back, is at most what is available,
-    less what it pins in the prefix cache, plus the idle models that could be unloaded."""
+    """A step while it is decided: the rows and prompts that stay, and what happens to others."""
 
     def __init__(self, scheduler: Scheduler, record: StepRecord) -> None:
         self.scheduler = scheduler
-        self.ledger = scheduler.ledger
         self.record = record
-        late = record.expired
+        late = record.to_expire
         self.rows = [row for row in scheduler.running if row.request not in late]
         left = [job for job in scheduler.waiting if job.request not in late]
         self.jobs = scheduler.in_order(record.now, left)
-        self._leaving = [row for request in late for row in request.rows]
-        """Rows that end or wait."""
-        self.offers: dict[PrefillJob, Sequence[Lease | None]] = {}
-        """What the rows of queued prompts would use of the prefix cache in place. It is not in the
-        record, where it would keep memory."""
+        ending = [row for request in late for row in request.rows]
+        self.memory = StepMemory(scheduler.ledger, scheduler.prefixes, [*self.rows, *ending])
+        record.to_trim = self.memory.trims
 
     @property
     def live(self) -> list[Row]:
@@ -139,42 +120,44 @@ class StepBuilder:
     def fit_rows(self) -> None:
         """If rows have outgrown the memory, or the limit has moved, they give back spare capacity,
         or else the youngest waits, or ends if it could never continue."""
-        last, ledger = self.scheduler.memory_check, self.ledger
-        if last.settles(ledger.available()) and not any(map(ledger.exceeds, self.rows)):
+        last, memory, ledger = self.scheduler.memory_check, self.memory, self.memory.ledger
+        if last.limit == ledger.available() and not any(map(ledger.exceeds, self.rows)):
             return
-        need = self._need(self.live)
-        has_grown = need > last.need
-        if need > self._limit(need):
-            self._trim(self.live)
-            need = self._need(self.live)
-        while need > self._limit(need) and self.rows:
+        check = memory.check(self.live)
+        has_grown = check.need > last.need
+        if not check.fits:
+            memory.trim(self.live)
+            check = memory.check(self.live)
+        while self.rows and not check.fits:
             row = max(self.rows, key=lambda row: (row.request.arrived, row.index))
             can_return = ledger.may_wait(row, len(self.live))
-            self._remove(row, self.record.preempted if can_return else self.record.cut)
-            need = self._need(self.live)
-        limit = self._limit(need)
-        self.record.memory_check = MemoryCheck(need, limit if need <= limit else None)
-        self.record.reclaim = need if has_grown else 0
+            (self.record.to_preempt if can_return else self.record.to_end).append(row)
+            self.rows.remove(row)
+            check = memory.check(self.live)
+        self.record.memory_check = check
+        self.record.to_reclaim = check.need if has_grown else 0
 
     def displace(self) -> PrefillJob | None:
         """Preempt rows so that the first prompt of a tenant without rows can be admitted. Returns
-        the prompt. `None`: every tenant has rows, the prompt fits anyway, or preempting would
-        not free enough: then memory is reclaimed for it while it waits."""
-        if not self.scheduler.shares.several or not self.live:
-            return None
+        the prompt. `None`: every tenant has rows, the prompt fits anyway, or a tenant would keep
+        less memory than the prompt takes, which is no fairer than before."""
         present = {row.request.tenant for row in self.live}
         absent = (job for job in self.jobs if job.request.tenant not in present)
         job = next((job for job in absent if not job.restoring and not self.awaits(job)), None)
-        if job is None:
+        if job is None or not present:
             return None
-        victims, others = list[Row](), above_share(self.rows)
-        while not (room := self._room(job, victims)).fits:
-            self.record.reclaim = self.record.reclaim or room.need
-            if (row := next(others, None)) is None:
+        victims, others, kept = list[Row](), above_share(self.rows), self.live
+        nbytes = self.memory.ledger.reservation
+        while not (room := self._room(job, kept)).fits:
+            if (victim := next(others, None)) is None:
                 return None
-            victims.append(row)
-        for row in victims:
-            self._remove(row, self.record.preempted)
+            victims.append(victim)
+            kept.remove(victim)
+            left = [row for row in kept if row.request.tenant == victim.request.tenant]
+            if room.need and nbytes(left) < nbytes(job.rows):  # it lacks more than a place
+                return None
+        self.record.to_preempt += victims
+        self.rows = [row for row in self.rows if row not in victims]
         return job if victims else None
 
     def choose_prompt(self, first: PrefillJob | None) -> PrefillJob | None:
@@ -204,117 +187,29 @@ class StepBuilder:
 
     def _admit(self, job: PrefillJob) -> bool:
         """Whether a prompt fits beside the live rows."""
-        room = self._room(job)
-        if not room.fits:
-            self.record.reclaim = self.record.reclaim or room.need
-            return False
-        self.record.reclaim, self.record.lease_admitted = room.need, room.in_place
+        room = self._room(job, self.live)
+        if room.fits:
+            self.record.to_reclaim, self.record.admit_in_place = room.need, room.in_place
         if room.trims:
-            self._trim(self.live)
-        return True
+            self.memory.trim(self.live)
+        return room.fits
 
-    def _remove(self, row: Row, into: list[Row]) -> None:
-        into.append(row)
-        self.rows.remove(row)
-        self._leaving.append(row)
-
-    def _need(self, rows: Sequence[Row], offers: Offers = NO_OFFERS) -> int:
-        """Bytes of rows, without the capacity that some of them give back (`record.trims`)."""
-        spare = sum(self.ledger.spare(row) for row in rows if row in self.record.trims)
-        return self.ledger.reservation(rows, offers) - spare
-
-    def _offers_to(self, job: PrefillJob) -> Sequence[Lease | None]:
-        if job not in self.offers:
-            prefixes = self.scheduler.prefixes
-            self.offers[job] = () if prefixes is None else prefixes.offers(job)
-        return self.offers[job]
-
-    def _limit(
-        self, need: int, leases: Sequence[Lease | None] = (), leaving: Sequence[Row] = ()
-    ) -> int:
-        """Bytes for live rows once memory is reclaimed for `need`."""
-        pinned = self._newly_pinned(leases, leaving)
-        limit = self.ledger.available() - pinned
-        return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
-
-    def _newly_pinned(self, leases: Sequence[Lease | None], also_leaving: Sequence[Row]) -> int:
-        """By how many bytes that part of the prefix cache grows that cannot be evicted, if `leases`
-        are acquired and more rows leave. Negative: more is freed than leased."""
-        leased, leaving = buffers_of(leases), [*self._leaving, *also_leaving]
-        pinned = sum(buffers.stored for buffers in leased if not buffers.in_use)
-        if not (left := buffers_of(row.lease for row in leaving)):
-            return pinned  # as nearly always: the rest takes time in a long queue
-        waiting = (row for job in self.scheduler.waiting for row in job.rows)
-        others = [row for row in (*self.scheduler.running, *waiting) if row not in leaving]
-        freed = left - buffers_of(row.lease for row in others) - leased
-        return pinned - sum(buffers.stored for buffers in freed)
-
-    def _trim(self, rows: Sequence[Row]) -> None:
-        """Free the capacity of rows that is only for later turns."""
-        spare = [row for row in rows if self.ledger.spare(row)]
-        self.record.trims |= {row: self.ledger.kv_needed(row) for row in spare}
-
-    def _room(self, job: PrefillJob, leaving: Sequence[Row] = ()) -> Room:
-        """The room for a prompt beside the live rows without those that are `leaving`. It uses
-        stored buffers in place; if it does not fit so and no row is live, it copies."""
-        rows = [row for row in self.live if row not in leaving]
-        if len(rows) + len(job.rows) > self.ledger.limits.max_rows:
-            return Room(0, fits=False)
-        room = self._room_beside(rows, job, leaving, in_place=True)
-        if room.fits or rows:
-            return room
-        # behind a prefix, a row may need more than without it, perhaps more than is available
-        copied = self._room_beside(rows, job, leaving, in_place=False)
-        return copied if copied.fits else room
-
-    def _room_beside(
-        self, rows: Sequence[Row], job: PrefillJob, leaving: Sequence[Row], *, in_place: bool
-    ) -> Room:
-        """`in_place`: what it uses in place stays, and is no part of its need. Else it copies. If
-        it does not fit, even with the spare capacity of rows, its need includes what it would use:
-        memory is reclaimed for it, but not from that."""
-        leases = self._offers_to(job) if in_place else ()
-        need = self._need([*rows, *job.rows], dict(zip(job.rows, leases, strict=False)))
-        if not in_place and job.uses_prefix_cache:
-            need -= self.scheduler.fork_bytes(len(job.tokens), len(job.rows))
-        images = self.ledger.image_bytes()
-        limit = self._limit(need + images, leases, leaving)
-        # images are temporary, and may be its own, so none block a prompt that would run alone
-        if need + (images if rows else 0) <= limit:
-            return Room(need + images, in_place=in_place)
-        spare = sum(self.ledger.spare(row) for row in rows if row not in self.record.trims)
-        if spare and need - spare + images <= limit:
-            return Room(need - spare + images, in_place=in_place, trims=True)
-        pinned = max(0, self._newly_pinned(leases, leaving))
-        return Room(need + images + pinned, fits=False)
-
-
-def buffers_of(leases: Iterable[Lease | None]) -> set[RowBuffers]:
-    return {buffers for lease in leases if lease is not None for buffers in lease.buffers}
+    def _room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
+        """If it does not fit, memory is reclaimed for it while it waits, unless for another one."""
+        room = self.memory.room(job, rows)
+        if not room.fits:
+            self.record.to_reclaim = self.record.to_reclaim or room.need
+        return room
 
 
 def above_share(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows that give way to a tenant without rows, one after the other: the youngest of the
     tenant with the most rows. Each tenant keeps one."""
-    remaining = sorted(rows, key=lambda row: (row.request.arrived, row.index))
-    counts = Counter(row.request.tenant for row in remaining)
-    while counts:
-        tenant, count = counts.most_common(1)[0]
-        if count < 2:
-            return
-        at = max(at for at, row in enumerate(remaining) if row.request.tenant == tenant)
-        counts[tenant] -= 1
-        yield remaining.pop(at)
-
-
-@dataclass(frozen=True)
-class Room:
-    need: int
-    """Bytes of all rows. 0: there are too many rows."""
-    fits: bool = True
-    in_place: bool = False
-    trims: bool = False
-    """Whether other rows give back their spare capacity for it."""
+    rows_of = defaultdict[str, list[Row]](list)
+    for row in sorted(rows, key=lambda row: (row.request.arrived, row.index)):
+        rows_of[row.request.tenant].append(row)
+    while len(richest := max(rows_of.values(), key=len, default=[])) > 1:
+        yield richest.pop()
 
 
 def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
@@ -323,9 +218,8 @@ def prefilling(jobs: Iterable[PrefillJob]) -> list[Row]:
 
 def provides(leader: PrefillJob, job: PrefillJob) -> bool:
     """Whether `leader` will soon provide much of `job`'s prompt."""
-    if leader is job or not leader.uses_prefix_cache or leader.request.salt != job.request.salt:
-        return False
-    if leader.ids is None or job.ids is None:
+    unrelated = leader is job or leader.request.salt != job.request.salt
+    if unrelated or not leader.uses_prefix_cache or leader.ids is None or job.ids is None:
         return False
     shared = min(common(leader.ids, job.ids), len(leader.tokens), len(job.tokens) - 1)
     return shared - job.estimated_cached > WORTH_WAITING

@@ -2,23 +2,20 @@
 see. Text that a grammar forces, or that is likely in a call."""
 
 import copy
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...isolation import Fault, Isolation
+from ...isolation import Fault, attempt
 from ...records.extensions import MOST_DRAFTS
 from ..request import Row, RowConstraint
 
 Mask = NDArray[np.uint32]
-log = logging.getLogger(__name__)
 Place = tuple[Row, int]
 """A row, and the number of its drafts before a position."""
-Isolated = Callable[[Row, str], Isolation]
 
 
 class DraftedTokens(Sequence[int]):
@@ -86,25 +83,41 @@ def known_run(row: Row) -> tuple[Sequence[int], int]:
     """Tokens after the last committed one: those that the grammar forces, then those that the
     predictor predicts; and the number of the former."""
     left = max(0, min(MOST_DRAFTS + 1, row.request.max_tokens - len(row.tokens) - 1))
-    forced: Sequence[int] = ()
-    if row.constraint is not None:
-        with Isolation():  # a grammar that fails reports it with its next mask
-            forced = row.constraint.forced_tokens()[:left]
-    predicted: Sequence[int] = ()
-    if row.predictor is not None:
-        with Isolation(partial(drop_predictor, row)):
-            predicted = row.predictor.likely()[:left]
-    return after_run(forced, predicted), len(forced)
+    found = () if row.constraint is None else attempt(row.constraint.forced_tokens)
+    # a grammar that fails reports it with its next mask
+    forced = () if isinstance(found, Fault) else found[:left]
+    return after_run(forced, predict(row)[:left]), len(forced)
 
 
-def drop_predictor(row: Row, fault: Fault) -> None:
-    log.error("request %s: its predictor of call text failed\n%s", row.request.id, fault.trace)
+def predict(row: Row, token: int | None = None) -> Sequence[int]:
+    """What its predictor expects before it gets the next `token`. One that fails is dropped."""
+    predictor = row.predictor
+    if predictor is None:
+        return ()
+
+    def ask() -> Sequence[int]:
+        likely = predictor.likely()
+        if token is not None:
+            predictor.advance(token)
+        return likely
+
+    found = attempt(ask)
+    if not isinstance(found, Fault):
+        return found
+    found.log(f"request {row.request.id}: its predictor of call text")
     row.predictor = None
+    return ()
 
 
-def let_through(row: Row, drafts: Sequence[int], isolated: Isolated) -> Sequence[int]:
+def let_through(row: Row, drafts: Sequence[int]) -> Sequence[int]:
+    """The drafts that the row's grammar allows, with `Row.masks`. If it fails, there are none, and
+    its request ends with the next token."""
     if row.constraint is None:
         return drafts
-    with isolated(row, "its grammar") as work:
-        row.masks = draft_masks(row.constraint, drafts)
-    return () if work.fault is not None else drafts[: len(row.masks) - 1]
+    found = attempt(partial(draft_masks, row.constraint, drafts))
+    if not isinstance(found, Fault):
+        row.masks = found
+        return drafts[: len(found) - 1]
+    found.log(f"request {row.request.id}: its grammar")
+    row.error, row.masks = found.of_request("its grammar"), []
+    return ()

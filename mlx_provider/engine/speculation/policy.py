@@ -3,11 +3,10 @@
 A draft costs the extra time of a wider pass, as measured (`DraftCosts`), and saves a whole pass if
 it is accepted. Each row has an acceptance rate for each drafter. A drafter that misses often is
 parked for the row: it is tried again after rests that double, as far as an allowance lasts.
-Drafters are named by their index, the best first.
-"""
+Drafters are named by their index, the best first."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, chain, combinations
@@ -212,17 +211,22 @@ class Policy:
     """Plain steps that trials may take."""
     _rows: int = 1
     """Of the last pass."""
-    rests: bool = False
+    _rests: bool = False
     """No drafts until a parked drafter may be tried, or the result of a draft is known."""
+
+    def asks_none(self, rows: Iterable[RowRates]) -> bool:
+        """Whether no drafter is asked for these rows, as for most steps of text without repetition:
+        then `choose` need not see them."""
+        return self._rests and not any(own and own.due <= self.steps for row in rows for own in row)
 
     def choose(self, rows: Sequence[RowRates], others: int, seconds: Seconds) -> list[Asks]:
         """The drafters to ask for each row. `others`: rows without drafters."""
+        if self.asks_none(rows):
+            return [()] * len(rows)
         due = [
             {at: own.due for at, own in enumerate(row) if own and own.due <= self.steps}
             for row in rows
         ]
-        if self.rests and not any(due):
-            return [()] * len(rows)
         self._rows, seconds = len(rows) + others, cache(seconds)
         chances = [[self._chances(at, own) for at, own in enumerate(row)] for row in rows]
         best = self._best_of(chances, seconds)
@@ -235,7 +239,7 @@ class Policy:
         tries = {at: min(own, key=own.__getitem__) for at, own in enumerate(due) if own}
         if tries:
             asks = self._try(rows, tries, chances, best, asks, seconds)
-        self.rests = not any(asks)
+        self._rests = not any(asks)
         return asks
 
     def _chances(self, source: int, row: RowAcceptance | None) -> Chances:
@@ -312,7 +316,7 @@ class Policy:
         if row.parked:
             rest = min(LONGEST_REST, 1 << min(row.missed, 20) - MISSED_PASSES)
             row.due = max(row.due, self.steps + rest)
-        self.rests = False
+        self._rests = False
         self.saved = min(SAVED, self.saved + accepted / self._rows)
 
 

@@ -5,12 +5,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice, takewhile
 
 import mlx.core as mx
 
-from ...isolation import Fault, Isolation, attempt
+from ...isolation import CircuitBreaker, Fault, attempt
 from ...records import (
     DeviceTokens,
     Drafter,
@@ -20,11 +19,10 @@ from ...records import (
     LoadedModel,
     PrefillChunk,
 )
-from ..circuit_breaker import CircuitBreaker
 from ..execution.decode_batch import Drafts, Forward
 from ..request import PrefillJob, Row
 from ..scheduling.step import StepPlan
-from .drafted_tokens import Isolated, after_run, drop_predictor, known_run, let_through, places
+from .drafted_tokens import after_run, known_run, let_through, places, predict
 from .policy import KNOWN_TEXT, AcceptanceRate, Ask, Asks, Kind, Policy, RowAcceptance, Seconds
 
 log = logging.getLogger(__name__)
@@ -149,9 +147,7 @@ class Speculation:
         if len(opened) == len(self._breakers):
             return {}
         known = [self.rows[row].rates for row in rows if row in self.rows]
-        due = any(rate.due <= self.policy.steps for rates in known for rate in rates)
-        # most steps of text without repetition ask for no row
-        left_out = self.policy.rests and not due and len(known) == len(rows)
+        left_out = len(known) == len(rows) and self.policy.asks_none(known)
         able = {row: own for row in rows if not left_out and any(own := self._rates_of(row))}
         counts = self.policy.choose([*able.values()], len(rows) - len(able), seconds)
         self.policy.end_step()
@@ -163,10 +159,9 @@ class Speculation:
         return found
 
     def make_drafts(
-        self, rows: Sequence[Row], seconds: Seconds, asked: Mapping[Row, Asks], isolated: Isolated
+        self, rows: Sequence[Row], seconds: Seconds, asked: Mapping[Row, Asks]
     ) -> Drafts:
-        """Drafts as far as the rows' grammars allow them, once all tokens are read. `isolated`:
-        wraps a row's own work, so that an error in it ends only its request."""
+        """Drafts as far as the rows' grammars allow them, once all tokens are read."""
         left = [row for row in rows if row.finish is None]
         known = {row: self._predicted_drafts(row, len(rows), seconds) for row in left}
         guesses = self.propose(asked)
@@ -174,7 +169,7 @@ class Speculation:
         guessed |= {row: after_run(run, guessed.get(row, ())) for row, run in known.items() if run}
         drafts: dict[Row, Sequence[int]] = {}
         for row, own in guessed.items():
-            through, source = let_through(row, own, isolated), guesses.get(row, (own, None))[1]
+            through, source = let_through(row, own), guesses.get(row, (own, None))[1]
             refused = len(through) < len(own)
             if through:
                 drafts[row] = through
@@ -278,13 +273,9 @@ class Speculation:
         ]
 
     def follow(self, row: Row, token: int) -> None:
-        if row.predictor is None or not self.sources:
-            return
-        with Isolation(partial(drop_predictor, row)):
-            predicted = row.predictor.likely()
-            row.predictor.advance(token)
-            if predicted and (own := self.rows.get(row)) is not None:
-                self.policy.predicted.learn_both(own.predicted, int(predicted[0] == token))
+        predicted = predict(row, token) if self.sources else ()
+        if predicted and (own := self.rows.get(row)) is not None:
+            self.policy.predicted.learn_both(own.predicted, int(predicted[0] == token))
 
     def _predicted_drafts(
         self, row: Row, rows: int, seconds: Seconds, *, drawn: int = 0

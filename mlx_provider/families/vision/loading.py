@@ -14,8 +14,8 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ...errors import BadRequest, UnsupportedModel, wrong_option
-from ...isolation import plugin_call
 from ...records import LoadOptions
+from ...upstream.mlx_lm import apply_adapter
 from ...upstream.mlx_vlm import embed, has_mrope, language_logits, library
 from ..checkpoint import read_json
 from ..layers import expand, route_attention
@@ -62,10 +62,7 @@ def load_model(
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:
-    adapted = plugin_call(
-        lambda: library().apply_lora_layers(model, str(adapter)),
-        lambda fault: wrong_option("adapter", f"{adapter} cannot be used: {fault.summary}"),
-    )
+    adapted = apply_adapter(library().apply_lora_layers, model, adapter)
     # upstream (trainer/peft/utils.py 0.7.10) drops unknown tensors
     known = {name for name, _ in tree_flatten(adapted.parameters())}
     files = (str(path) for path in adapter.glob("*.safetensors"))

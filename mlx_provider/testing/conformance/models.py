@@ -241,13 +241,13 @@ def prefix_reuse(of: Specimen) -> None:
         _answer(of, engine, of.ask(*messages), "with what other prompts stored")
         for messages in (turns, turns, later, [*of.system(), user("Who are you?")])
     )
-    same(cold.cached, 0, "tokens of a first prompt that were found in an empty cache")
+    same(cold.cached_tokens, 0, "tokens of a first prompt that were found in an empty cache")
     demand(
-        2 * repeat.cached >= len(repeat.prompt.tokens),
-        f"of {len(repeat.prompt.tokens)} tokens asked again only {repeat.cached} are found: "
+        2 * repeat.cached_tokens >= len(repeat.prompt.tokens),
+        f"of {len(repeat.prompt.tokens)} tokens asked again only {repeat.cached_tokens} are found: "
         "Prompt.snapshot_points say where state is kept, the cache's classes what can be cut",
     )
-    demand(after.cached > 0, "the next turn finds nothing of the turn before")
+    demand(after.cached_tokens > 0, "the next turn finds nothing of the turn before")
 
 
 def images(of: Specimen) -> None:
@@ -272,10 +272,10 @@ def images(of: Specimen) -> None:
         for prompt in (image(1, "what is this " * 12), image(1), image(2), image(1))
     )
     end, begin = question.prompt.spans[0].end, third.prompt.spans[0].start
-    summary = f"another question on the same image finds {question.cached} tokens of the {end}"
-    demand(question.cached >= end, f"{summary} up to its end")
-    summary = f"another image finds {third.cached} tokens, beyond its beginning"
-    demand(third.cached <= begin, summary)
+    summary = f"another question on an image finds {question.cached_tokens} tokens of the {end}"
+    demand(question.cached_tokens >= end, f"{summary} up to its end")
+    summary = f"another image finds {third.cached_tokens} tokens, beyond its beginning"
+    demand(third.cached_tokens <= begin, summary)
 
 
 def _answer(of: Specimen, engine: Engine, prompt: Prompt, what: str) -> Request:
