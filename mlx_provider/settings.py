@@ -11,16 +11,18 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Setting
 from .config import PREFIX, home_state
 from .errors import BadRequest
 
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
 
 def parse_bytes(given: object) -> object:
-    """Of a text: `"512M"`, `"12GiB"` or `"1000"`; units are powers of 1024. Other types stay as
-    they are. Raises `ValueError`."""
+    """Of a text: `"512M"`, `"12GiB"` or `"1000"`. Other types stay as they are. Raises
+    `ValueError`."""
     if not isinstance(given, str):
         return given
     body = given.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = body[-1:] if body[-1:] in "KMGT" else ""
+    number, unit = (body[:-1], UNITS[body[-1]]) if body[-1:] in UNITS else (body, 1)
     try:
-        return int(float(body.removesuffix(unit)) * 2 ** (10 * " KMGT".index(unit or " ")))
+        return int(float(number) * unit)
     except (ValueError, OverflowError):
         raise ValueError("must be a number of bytes, such as 512M or 12G") from None
 
@@ -96,8 +98,8 @@ class EngineSettings(FixedSettings):
     idle_timeout: Seconds = 600.0
     """An engine that a client has started ends after so many seconds without a client."""
     disk_cache: UserPath | None = None
-    """Folder of the disk tier. Variable unset: the state folder. `None`: no home folder is known,
-    so there is no disk tier."""
+    """Folder of the disk tier; `engine_settings` sets the state folder if the variable is unset.
+    `None`: no home folder is known, so there is no disk tier."""
     disk_cache_bytes: Bytes | None = None
     """Most bytes of the disk tier; 0: none. Unset: by the free space."""
     models_file: UserPath | None = None

@@ -4,6 +4,7 @@ engine, and the `config.yaml` of a LiteLLM proxy in the working folder."""
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -207,15 +208,9 @@ def check_config_file(subject: Subject) -> Iterator[Finding]:
     problems = list(_check_handler(content))
     for entry in entries:
         name = f"{CONFIG}, {entry.get('model_name')!r}"
-        found = (
-            *_check_places(entry),
-            *_check_options(entry, subject),
-            *_check_folder(entry, path),
-        )
-        problems += [
-            Finding("config.entries", "fail", f"{name}: {summary}", remedy)
-            for summary, remedy in found
-        ]
+        checks = (_check_places(entry), _check_options(entry, subject), _check_folder(entry, path))
+        for what, remedy in chain.from_iterable(checks):
+            problems.append(Finding("config.entries", "fail", f"{name}: {what}", remedy))
     summary = f"{path}: it names {len(entries)} model(s) of this package"
     yield from problems or [Finding("config.file", "ok", summary)]
 

@@ -14,11 +14,10 @@ REINSTALL = "install mlx-provider anew from its clone, into an environment of it
 
 @dataclass(frozen=True)
 class Tested:
-    """A package, its allowed versions, and the newest that the test suite ran with."""
-
     package: str
     allowed: str
-    newest: str
+    newest_series: str
+    """Of the newest version that the test suite ran with: its first numbers."""
 
 
 TESTED = (
@@ -61,8 +60,11 @@ def _compare(tested: Tested, found: str | None) -> Finding:
     if not SpecifierSet(tested.allowed, prereleases=True).contains(found):
         summary = f"{tested.package} {found} is not {tested.allowed}"
         return Finding(name, "fail", summary, f"pip install '{tested.package}{tested.allowed}'")
-    series = len(tested.newest.split("."))
-    if Version(found).release[:series] > Version(tested.newest).release:
-        summary = f"{tested.package} {found} is newer than {tested.newest}, the newest tested"
-        return Finding(name, "note", summary, f"if something breaks, go back to {tested.newest}")
+    newest = Version(tested.newest_series).release
+    if Version(found).release[: len(newest)] > newest:
+        summary = (
+            f"{tested.package} {found} is newer than the newest tested, {tested.newest_series}"
+        )
+        remedy = f"if something breaks, pip install '{tested.package}=={tested.newest_series}.*'"
+        return Finding(name, "note", summary, remedy)
     return Finding(name, "ok", f"{tested.package} {found}")

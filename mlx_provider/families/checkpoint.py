@@ -1,11 +1,11 @@
 """What the JSON files of a model's folder say, and whether upstream has a class for it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
@@ -13,14 +13,15 @@ from ..errors import BadRequest
 from ..records import LoadOptions, SamplingDefaults
 from ..safe_open import read_bounded
 
-LARGEST_JSON = 2**25
+T = TypeVar("T")
+LARGEST_FILE = 2**25
 DEFAULT_CONTEXT = 131072
-"""Of models whose config names none: it leaves out its default, or the model has no limit."""
+"""For a config without a context length."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Empty if there is no such file. Raises `BadRequest`."""
-    content = _content(path, {})
+    content: Any = _read(path, from_json, {})
     if not isinstance(content, dict):
         raise BadRequest(f"{path} does not hold a JSON object", param="model")
     return content
@@ -28,14 +29,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_modules(folder: Path) -> list[Mapping[str, Any]]:
     """The modules of sentence-transformers in a folder, the model first. Raises `BadRequest`."""
-    content = _content(folder / "modules.json", [])
+    content: Any = _read(folder / "modules.json", from_json, [])
     listed = content if isinstance(content, list) else []
     return [module for module in listed if isinstance(module, Mapping)]
 
 
-def _content(path: Path, otherwise: Any) -> Any:
+def _read(path: Path, parse: Callable[[bytes], T], otherwise: T) -> T:
     try:
-        return from_json(read_bounded(path, LARGEST_JSON))
+        return parse(read_bounded(path, LARGEST_FILE))
     except FileNotFoundError:
         return otherwise
     except (OSError, ValueError) as error:
@@ -65,14 +66,10 @@ def named_context(text: Mapping[str, Any]) -> int | None:
 
 
 def named_template(folder: Path) -> str:
-    try:
-        return read_bounded(folder / "chat_template.jinja", LARGEST_JSON).decode()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise BadRequest(
-            f"{folder} has no readable chat template: {error}", param="model"
-        ) from None
+    """Empty if there is none. Raises `BadRequest`."""
+    template = _read(folder / "chat_template.jinja", bytes.decode, None)
+    if template is not None:
+        return template
     for name in ("chat_template.json", "tokenizer_config.json"):
         own = read_json(folder / name).get("chat_template")
         if isinstance(own, str):
@@ -81,9 +78,9 @@ def named_template(folder: Path) -> str:
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """generation_config.json as defaults. `do_sample: false` means greedy. A file with some of the
-    values leaves the others at the defaults of transformers: temperature 1. Values outside the
-    limits of a request are left out."""
+    """generation_config.json as defaults. `do_sample: false` means greedy. The temperature is 1, as
+    in transformers, if only other values are named. Values outside the limits of a request are left
+    out."""
     top_k = _within(generation.get("top_k"), -1, 10**6)
     named = SamplingDefaults(
         temperature=_within(generation.get("temperature"), 0, 100),
@@ -107,13 +104,16 @@ def _within(value: object, least: float, most: float) -> float | None:
 
 
 def fingerprint(folder: Path, options: LoadOptions) -> str:
-    """Changes with the weights, the adapter or the options: names, sizes and times of files."""
+    """Changes with names, sizes and times of the files, and with `extra`, `dtype` and `adapter` of
+    the options. Raises `BadRequest` for a link that leads nowhere."""
     digest = hashlib.sha256(repr((options.extra, options.dtype)).encode())
     for root in (folder, options.adapter):
         if root is None:
             continue
         for path in sorted(root.glob("*")):
             if path.suffix in (".safetensors", ".json", ".jinja"):
+                if not path.exists():
+                    raise BadRequest(f"{path} leads to no file", param="model")
                 stat = path.stat()
                 digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
@@ -129,6 +129,8 @@ def known_to_mlx_lm(config: Mapping[str, Any]) -> bool:
 def known_to_mlx_vlm(config: Mapping[str, Any]) -> bool:
     """Whether mlx-vlm has a folder for this `config.json`. It may still fail to load."""
     kind = str(config.get("model_type", "")).lower().replace("-", "_")
-    spec = PathFinder.find_spec("mlx_vlm") if kind else None
+    if not kind.isidentifier() or kind.startswith("_"):
+        return False
+    spec = PathFinder.find_spec("mlx_vlm")
     places = (spec.submodule_search_locations or []) if spec else []
     return any((Path(place) / "models" / kind).is_dir() for place in places)

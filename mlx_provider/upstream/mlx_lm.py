@@ -151,7 +151,7 @@ def supports(config: Mapping[str, Any]) -> bool:
         return False
     try:
         classes(config)
-    except ValueError:
+    except (ValueError, AttributeError):  # the latter if the module is no model
         return False
     return True
 

@@ -64,13 +64,10 @@ def test_equal_images_in_different_spellings_have_one_hash() -> None:
     assert "allow_media: [file]" in refuse(file)
 
 
-def test_hash_is_of_the_bytes() -> None:
-    data = encoded(solid("RGB", "red"))
-    assert load(data).content_hash == hashlib.sha256(data).hexdigest()
-
-
-def test_an_image_of_one_pixel_is_decoded() -> None:
-    item = load(encoded(solid("RGB", (1, 2, 3), (1, 1))))
+def test_an_image_of_one_pixel_is_decoded_and_its_bytes_are_hashed() -> None:
+    data = encoded(solid("RGB", (1, 2, 3), (1, 1)))
+    item = load(data)
+    assert item.content_hash == hashlib.sha256(data).hexdigest()
     assert item.pixels.dtype == np.uint8
     assert item.pixels.tolist() == [[[1, 2, 3]]]
 
@@ -124,11 +121,6 @@ def orientation(value: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = value
     return exif
-
-
-def test_exif_orientation_is_applied() -> None:
-    data = encoded(solid("RGB", "red", (8, 4)), "JPEG", exif=orientation(6))
-    assert load(data).pixels.shape == (8, 4, 3)
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -326,6 +318,8 @@ def test_shapes_are_those_of_the_pixels_and_need_no_decoding() -> None:
     images = [encoded(solid("RGB", "red", (8, 4)), "PNG", exif=orientation(n)) for n in range(9)]
     images += [encoded(solid("RGB", "red", (8, 4)), "TIFF", exif=orientation(6))]
     images += [encoded(solid("RGB", "red", (8, 4)), "WEBP", exif=orientation(8))]
+    images += [encoded(solid("RGB", "red", (8, 4)), "JPEG", exif=orientation(6))]
+    assert load(images[-1]).shape == (8, 4, 3)
     late = images[6]  # EXIF after the pixels
     at = late.index(b"eXIf") - 4
     end = at + 12 + int.from_bytes(late[at : at + 4])
@@ -368,7 +362,7 @@ def test_images_below_four_times_the_target_are_scaled_exactly_as_by_pillow() ->
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "I;16", "CMYK", "F"])
 def test_far_larger_images_are_close_to_pillow(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_decode, "STRIP", 5000)
+    monkeypatch.setattr(media_decode, "STRIP_PIXELS", 5000)
     image = smooth(643, 517).convert("L" if mode in ("I;16", "F") else "RGB")
     if mode == "I;16":
         made = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
@@ -389,6 +383,12 @@ def test_a_jpeg_is_decoded_at_reduced_size_close_to_pillow(n: int) -> None:
     size = (1201 // (2 * n), 901 // (2 * n))
     want = np.asarray(image.resize(size[::-1], Image.Resampling.BICUBIC))
     assert np.abs(item.scale(*size).astype(int) - want).mean() < 2
+
+
+def test_the_estimate_for_a_rotated_jpeg_covers_the_measured_peak() -> None:
+    picture = media_decode.Picture.of(b"", "", (12_000, 8_000), 6, "JPEG", "L", False)
+    assert picture.reduction((2000, 1300)) == 3
+    assert picture.decoding_bytes((2000, 1300)) > 191 * 10**6
 
 
 def test_tiff_tiles_that_are_larger_than_the_image() -> None:

@@ -73,9 +73,11 @@ def test_a_broken_schema_is_refused_and_no_file_is_read() -> None:
     for broken in ({"type": 3}, {"$schema": 5}, {"$schema": []}):
         with pytest.raises(BadRequest, match="schema is not valid"):
             violation(1, broken)
-    for nowhere in ("#/nope", "#", (DATA / "client_messages.json").as_uri()):
+    references = ("#/nope", "#", (DATA / "client_messages.json").as_uri())
+    urls: tuple[Any, ...] = ({"$schema": "http://["}, {"$id": "http://[", "$ref": "a"})
+    for schema in (*({"$ref": nowhere} for nowhere in references), *urls):
         with pytest.raises(BadRequest, match="leads nowhere"):
-            violation(1, {"$ref": nowhere})
+            violation(1, schema)
 
 
 @pytest.mark.parametrize("case", cases("response_format_parse"))

@@ -39,7 +39,7 @@ def test_size_and_orientation_of_a_webp_header_equal_pillows(name):
     assert size == image.size
     picture = open_picture(FILES[name], "p", 10**9)
     turn = image.getexif().get(0x0112, 1)
-    assert picture.turn == turn
+    assert picture.orientation == turn
     assert (picture.width, picture.height) == (image.size if turn < 5 else image.size[::-1])
 
 

@@ -104,7 +104,7 @@ def test_a_request_that_json_cannot_hold_is_refused(client: Any, request_of: Any
         client.submit(request_of("x", options={"extra": {"odd": "\ud83d"}}))
 
 
-def test_closing_a_generation_cancels_its_request_in_the_engine(
+def test_closing_or_dropping_a_generation_cancels_its_request_in_the_engine(
     client: Any, request_of: Any, read: Any, wait_until: Any
 ) -> None:
     closed = client.submit(request_of("wait", id="closed"))
@@ -115,11 +115,8 @@ def test_closing_a_generation_cancels_its_request_in_the_engine(
     assert isinstance(read(kept)[-1], Done)
     assert "kept" not in client.cache_report()["cancelled"]
     assert isinstance(read(closed)[-1], Failed)
-
-
-def test_closing_a_generation_cancels_it(client: Any, request_of: Any, wait_until: Any) -> None:
-    generation = client.submit(request_of("wait", id="dropped"))
-    del generation
+    dropped = client.submit(request_of("wait", id="dropped"))
+    del dropped
     gc.collect()
     wait_until(lambda: "dropped" in client.cache_report()["cancelled"])
 

@@ -11,7 +11,7 @@ from mlx_provider.doctor.versions import TESTED
 from tiny import build
 
 Make = Callable[..., Subject]
-VERSIONS = {tested.package: tested.newest + ".99" for tested in TESTED}
+VERSIONS = {tested.package: tested.newest_series + ".99" for tested in TESTED}
 
 
 @pytest.fixture

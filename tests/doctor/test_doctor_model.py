@@ -79,10 +79,9 @@ def test_a_missing_model_fails_without_a_template_check(subject: Make, tmp_path:
     assert not any(name.startswith("template.") for name in {**nowhere, **empty})
 
 
-def test_a_model_that_the_hub_alone_has(
+def test_the_size_of_a_model_that_only_the_hub_has_is_reported_before_a_download(
     whole: Path, subject: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it takes is told before a download, of which there is none."""
     config = json.loads((whole / "config.json").read_text())
     asked: list[str] = []
 
@@ -138,9 +137,14 @@ def test_a_model_that_no_family_serves_is_a_failed_finding(folder: Path, subject
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("100K", "fail"), ("4M", "warn"), ("10G", "ok")])
-def test_memory_finding_obeys_limit(limit: str, expected: str, whole: Path, subject: Make) -> None:
-    here = subject(whole, environ={"MLX_PROVIDER_MEMORY_LIMIT": limit})
-    assert of_model(here)["model.memory"] == expected
+def test_memory_finding_obeys_limit_and_is_that_of_launch(
+    limit: str, expected: str, whole: Path, subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", limit)
+    [told] = model.check_memory(subject(whole, environ={"MLX_PROVIDER_MEMORY_LIMIT": limit}))
+    assert told.state == expected
+    tokens = context_in_memory(str(whole), 32_768)
+    assert (f" {tokens:,} tokens fits" in told.what) == (tokens > 0)
 
 
 def test_memory_of_a_token_and_a_short_context_are_reported(folder: Path, subject: Make) -> None:
@@ -152,22 +156,15 @@ def test_memory_of_a_token_and_a_short_context_are_reported(folder: Path, subjec
 
 
 def test_unknown_and_unlimited_caches_are_no_faults(folder: Path, subject: Make) -> None:
-    edit(folder, "config.json", model_type="of_a_plugin_alone")
-    [told] = model.check_memory(subject(folder))
-    assert (told.state, "plugin of its family" in told.what) == ("note", True)
+    for unknown in ("of_a_plugin_alone", "../..", "__pycache__", "base"):
+        edit(folder, "config.json", model_type=unknown)
+        [told] = model.check_memory(subject(folder))
+        assert (told.state, "plugin of its family" in told.what) == ("note", True)
     mamba = {"state_size": 4, "conv_kernel": 4, "time_step_rank": 2, "use_conv_bias": True}
     unlimited = {"model_type": "mamba", "max_position_embeddings": None}
     edit(folder, "config.json", **unlimited, **mamba, use_bias=False)
     [told] = model.check_memory(subject(folder))
     assert (told.state, told.what.endswith("a context of any length fits")) == ("ok", True)
-
-
-def test_doctor_and_launch_find_the_same_context(
-    whole: Path, subject: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLX_PROVIDER_MEMORY_LIMIT", "4M")
-    [told] = model.check_memory(subject(whole, environ={"MLX_PROVIDER_MEMORY_LIMIT": "4M"}))
-    assert f" {context_in_memory(str(whole), 10**9):,} tokens fits" in told.what
 
 
 @pytest.mark.parametrize(

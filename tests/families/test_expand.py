@@ -91,17 +91,21 @@ def test_expanded_weights_are_not_rounded_to_the_dtype_of_the_scales(tmp_path: P
     assert mx.array_equal(wide.weight, exact)
 
 
-def test_a_layer_with_a_global_scale_stays_quantised() -> None:
-    class One(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = QuantizedSwitchLinear(
-                32, 16, 3, bias=False, group_size=16, mode="nvfp4", global_scale=True
-            )
+def test_a_layer_with_other_arrays_stays_quantised() -> None:
+    nvfp4 = {"bias": False, "group_size": 16, "mode": "nvfp4"}
+    shifted = nn.QuantizedLinear(64, 64)
+    shifted.shift = mx.ones(64)
+    for layer in (QuantizedSwitchLinear(32, 16, 3, **nvfp4, global_scale=True), shifted):
+        model = nn.Sequential(layer)
+        expand(model, "float32")
+        assert model.layers[0] is layer
 
-    model = One()
-    expand(model, "float32")
-    assert isinstance(model.layer, QuantizedSwitchLinear)
+
+def test_a_quantised_layer_that_a_model_keeps_in_float32_stays_float32() -> None:
+    model = nn.Sequential(nn.QuantizedLinear(64, 64))
+    model.cast_predicate = lambda name: False
+    expand(model, "bfloat16")
+    assert model.layers[0].weight.dtype == mx.float32
 
 
 def test_parameters_that_a_model_keeps_in_float32_stay_float32(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.errors import BadRequest, ModelNotFound, UnsupportedModel
+from mlx_provider.families.checkpoint import fingerprint
 from mlx_provider.gateway.models import (
     LEAST_CONTEXT_TOKENS,
     MOST_CONTEXT_TOKENS,
@@ -18,6 +19,7 @@ from mlx_provider.gateway.models import (
     recommend,
     require_fit,
 )
+from mlx_provider.records import LoadOptions
 from mlx_provider.serving.estimate import Footprint
 from mlx_provider.serving.hub import Outline, checkpoint
 from named_plugins import discover
@@ -117,13 +119,16 @@ def test_the_alias_of_a_model_is_the_last_part_of_its_name(name: str) -> None:
     assert alias(name) == "model"
 
 
-def test_a_broken_or_unsupported_config_is_refused(tmp_path: Path) -> None:
+def test_a_broken_or_unsupported_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(BadRequest, match="does not hold a JSON object"):
         checkpoint(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
     with pytest.raises(UnsupportedModel):
         candidate(str(tmp_path), REGISTRY, GB)
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "pruned")
+    with pytest.raises(BadRequest, match="leads to no file"):
+        fingerprint(tmp_path, LoadOptions())
 
 
 def test_a_config_without_known_layers_has_a_footprint_of_weights_only() -> None:

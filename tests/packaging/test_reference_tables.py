@@ -107,7 +107,7 @@ def test_the_table_of_errors_equals_the_error_classes() -> None:
 def test_the_table_of_packages_equals_the_tested_versions() -> None:
     expected = ["| package | allowed | newest tested series |", "|---|---|---|"]
     for each in TESTED:
-        expected.append(f"| {each.package} | `{each.allowed}` | {each.newest} |")
+        expected.append(f"| {each.package} | `{each.allowed}` | {each.newest_series} |")
     assert table("packages") == expected, "\n".join(expected)
 
 

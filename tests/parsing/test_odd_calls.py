@@ -47,7 +47,7 @@ def test_a_malformed_call_becomes_text(name: str, old: str, new: str) -> None:
     at = text.rindex(old)
     text = f"{text[:at]}{new}{text[at + len(old) :]} tail"
     found = both(text, name, TOOLS)
-    assert (found.whole_calls, found.content, found.reason) == ([], text, "stop")
+    assert (found.whole_calls, found.content, found.finish_reason) == ([], text, "stop")
 
 
 @pytest.mark.parametrize("end", ["", "\\"])
@@ -193,7 +193,7 @@ def test_a_marked_empty_list_of_calls_is_removed(name: str) -> None:
     nothing = ["", "\n"] if parser.end and marker == parser.start else []
     for text in ["[]", "[ ]", *nothing]:
         found = both(f"So{marker}{text}{parser.end}", name)
-        assert (found.calls, found.content, found.reason) == ((), "So", "stop")
+        assert (found.calls, found.content, found.finish_reason) == ((), "So", "stop")
 
 
 @pytest.mark.parametrize("name", sorted(MARKED))

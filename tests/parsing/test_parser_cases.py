@@ -71,7 +71,7 @@ def test_each_tool_parser_reads_the_published_cases(
         if case["content_checked"]:
             assert squeezed(found.content) == squeezed(expected["content"]), case["id"]
         if wanted:
-            assert found.reason == "tool_calls", case["id"]
+            assert found.finish_reason == "tool_calls", case["id"]
 
 
 @pytest.mark.parametrize("name", THOUGHTS)

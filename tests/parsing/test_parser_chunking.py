@@ -49,7 +49,7 @@ def test_plain_text_passes_a_tool_parser_unchanged(name: str, parts: list[str]) 
         return
     for chunks in ([text], list(text)):
         found = read_chunks(chunks, tool_parser=parser)
-        assert (found.content, found.calls, found.reason) == (text, (), "stop")
+        assert (found.content, found.calls, found.finish_reason) == (text, (), "stop")
 
 
 @pytest.mark.parametrize("name", THOUGHTS)

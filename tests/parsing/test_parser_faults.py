@@ -66,7 +66,7 @@ def test_text_of_a_failed_parser_is_content(name: str, caplog: pytest.LogCapture
         deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
         last, reason = reply.finish("stop")
         found = put_together(deltas + last, reason)
-        assert (found.content, found.whole_calls, found.reason) == (TEXT, [], "stop")
+        assert (found.content, found.whole_calls, found.finish_reason) == (TEXT, [], "stop")
         (fault,) = reply.faults
         assert fault.startswith(f"tool parser {name!r} failed: ")
         assert fault in caplog.text

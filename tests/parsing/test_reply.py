@@ -106,7 +106,7 @@ def test_a_cut_call_is_partial_and_keeps_the_finish_reason() -> None:
 def test_a_complete_call_without_its_closing_tag_is_read() -> None:
     found = read_chunks([CALL.removesuffix("\n</tool_call>")], tool_parser=HERMES)
     assert found.whole_calls == [("f", {"a": [1, {"b": "c"}]})]
-    assert found.reason == "tool_calls"
+    assert found.finish_reason == "tool_calls"
 
 
 def test_length_stays_length_after_whole_calls() -> None:
@@ -119,7 +119,7 @@ def test_arguments_that_become_invalid_stay_partial() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>tail'
     found = read_chunks(list(text), tool_parser=HERMES)
     assert found.calls == (("f", '{"a": 1'),)
-    assert (found.content, found.reason) == (text, "stop")
+    assert (found.content, found.finish_reason) == (text, "stop")
 
 
 def test_raw_line_ends_and_trailing_commas_become_json() -> None:

@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 """Pillow's other formats include interpreters of untrusted programs (EPS)."""
-SOS, EOI = b"\xff\xda", b"\xff\xd9"
+JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 FILLING = b"\x55\xaa\x33\xc7" * 2**12
 GAP = 2
-"""A picture is first averaged over squares while it stays this many times as wide and high as the
-target; the result then looks the same."""
-STRIP = 2**20
-TILE = 2**20
+"""Averaging over squares must leave this many times the target's sides; then the result looks as if
+there had been none."""
+STRIP_PIXELS = 2**20
+TILE_PIXELS = 2**20
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
 """By Pillow's mode; 4 for the others."""
-CODEC_BYTES = {"WEBP": 12, "AVIF": 12}
-PROGRESSIVE_BYTES = 6
-# What Pillow's decoders raise over malformed bytes; these errors have no common base class.
+CODEC_BYTES, PROGRESSIVE_BYTES = {"WEBP": 12, "AVIF": 12}, 6
+"""Per pixel, that the codec of a format, or of a progressive JPEG, needs besides."""
+# What Pillow's decoders raise over malformed bytes, which may name absurd sizes, too. These errors
+# have no common base class.
 _BROKEN = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
     OverflowError, ZeroDivisionError, MemoryError, RuntimeError, struct.error, zlib.error,
@@ -42,24 +43,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Picture:
+    """`width` and `height` are those of the upright image. `orientation` is EXIF's, 1 to 8, and
+    `format` and `mode` are Pillow's."""
+
     data: bytes
     path: str
     width: int
     height: int
-    """Of the upright image."""
-    turn: int = 1
-    form: str = ""
+    orientation: int = 1
+    format: str = ""
     mode: str = "RGB"
     progressive: bool = False
 
     @classmethod
     def of(
-        cls, data: bytes, path: str, size: tuple[int, int], turn: int, form: str, *more: Any
+        cls, data: bytes, path: str, size: tuple[int, int], orientation: int, *more: Any
     ) -> Picture:
-        """`size`: of the decoded pixels. `more`: mode, progressive."""
-        return cls(data, path, *(size if turn < 5 else size[::-1]), turn, form, *more)
+        """`size`: of the decoded pixels. `more`: format, mode, progressive."""
+        return cls(data, path, *(size if orientation < 5 else size[::-1]), orientation, *more)
 
-    def shrink(self, size: tuple[int, int] | None) -> int:
+    def reduction(self, size: tuple[int, int] | None) -> int:
         """Side of the squares averaged to one pixel in scaling to `size` (height, width)."""
         if size is None:
             return 1
@@ -67,12 +70,13 @@ class Picture:
 
     def decoding_bytes(self, size: tuple[int, int] | None = None) -> int:
         """Peak memory of `rgb_pixels`, without the result (estimate)."""
-        pixels, n = self.width * self.height, self.shrink(size)
-        drafted = _draft(n) if self.form == "JPEG" else 1
-        each = PIXEL_BYTES.get(self.mode, 4) + CODEC_BYTES.get(self.form, 0)
-        canvas = 4 + (4 if self.turn > 1 else 0) + 3
-        held = pixels * each // drafted**2 + pixels * canvas // n**2
-        return held + pixels * PROGRESSIVE_BYTES * self.progressive + 16 * STRIP
+        pixels, factor = self.width * self.height, self.reduction(size)
+        by_codec = _codec_reduction(factor) if self.format == "JPEG" else 1
+        whole = by_codec * (factor // by_codec)
+        decoded = PIXEL_BYTES.get(self.mode, 4) + CODEC_BYTES.get(self.format, 0)
+        reduced = 4 + (4 if self.orientation > 1 else 0) + 3  # as RGB, rotated, and for numpy
+        buffers = pixels * decoded // by_codec**2 + pixels * reduced // whole**2
+        return buffers + pixels * PROGRESSIVE_BYTES * self.progressive + 16 * STRIP_PIXELS
 
 
 def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
@@ -82,7 +86,7 @@ def open_picture(data: bytes, path: str, max_pixels: int) -> Picture:
     try:
         if (size := webp_size(data)) is not None:
             _check_size(size, path, max_pixels)
-            return Picture.of(data, path, size, _turn({"exif": _webp_exif(data)}), "WEBP")
+            return Picture.of(data, path, size, _orientation({}, _webp_exif(data)), "WEBP")
         picture = _without_metadata_if_broken(data, partial(_open, data, path, max_pixels))
         if picture is not None:
             return picture
@@ -121,17 +125,17 @@ def _webp_exif(data: bytes) -> bytes | None:
     return None
 
 
-def _open(data: bytes, path: str, max_pixels: int, pixels: bytes, exif: Any) -> Picture | None:
-    image = _identify(pixels)
+def _open(data: bytes, path: str, max_pixels: int, readable: bytes, exif: Any) -> Picture | None:
+    image = _identify(readable)
     if image is None:
         return None
     _check_size(image.size, path, max_pixels)
     _check_tile(image, path)
     exif = exif or image.info.get("exif") or separate(data)[1]  # late in a PNG
     # Pillow rotates TIFF images itself
-    turn = 1 if image.format == "TIFF" else _turn({**image.info, "exif": exif or None})
+    orientation = 1 if image.format == "TIFF" else _orientation(image.info, exif)
     progressive = bool(image.info.get("progressive"))
-    return Picture.of(data, path, image.size, turn, image.format, image.mode, progressive)
+    return Picture.of(data, path, image.size, orientation, image.format, image.mode, progressive)
 
 
 def _identify(data: bytes) -> Any:
@@ -150,38 +154,31 @@ def _identify(data: bytes) -> Any:
 def _check_size(size: tuple[int, int], path: str, max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1 or width * height > max_pixels:
-        raise MediaError(
-            f"{path}: the image is {width} × {height} pixels; at most {max_pixels} pixels are "
-            "accepted, send it smaller",
-            param=path,
-            brief="too large",
-        )
+        sizes = f"the image is {width} × {height} pixels; at most {max_pixels} pixels are accepted"
+        raise MediaError(f"{path}: {sizes}, send it smaller", param=path, brief="too large")
 
 
 def _check_tile(image: Any, path: str) -> None:
     width, height = image.size
     tags = getattr(image, "tag_v2", None) or {}
     tile = int(tags.get(322, 1)) * int(tags.get(323, 1))  # TileWidth, TileLength
-    if tile > max(TILE, width * height):
+    if tile > max(TILE_PIXELS, width * height):
         # libtiff decodes whole tiles, however little of them the image shows
-        raise MediaError(
-            f"{path}: the image is {width} × {height} pixels, in tiles of {tile} pixels; save it "
-            "in smaller tiles",
-            param=path,
-        )
+        sizes = f"the image is {width} × {height} pixels, in tiles of {tile} pixels"
+        raise MediaError(f"{path}: {sizes}; save it in smaller tiles", param=path)
 
 
-def _turn(info: dict[str, Any]) -> int:
-    """The orientation, 1 to 8; 1 for metadata that cannot be read."""
+def _orientation(info: dict[str, Any], exif: bytes | None) -> int:
+    """1 to 8; 1 for metadata that cannot be read."""
     from PIL import Image
 
     image = Image.Image()  # `getexif` of a PNG image would decode its pixels
-    image.info = info
+    image.info = {**info, "exif": exif or None}
     try:
-        turn = image.getexif().get(0x0112, 1)
+        found = image.getexif().get(0x0112, 1)
     except _BROKEN:
         return 1
-    return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def rgb_pixels(
@@ -193,8 +190,9 @@ def rgb_pixels(
     from PIL import Image
 
     try:
-        reduced = partial(_reduce, picture.shrink(size))
-        image = _rotate(_without_metadata_if_broken(picture.data, reduced), picture.turn)
+        factor = picture.reduction(size)
+        reduced = _without_metadata_if_broken(picture.data, lambda data, _: _reduce(data, factor))
+        image = _rotate(reduced, picture.orientation)
         if size is not None and image.size != size[::-1]:
             image = image.resize(size[::-1], resample)
         return np.asarray(image, dtype=np.uint8)
@@ -203,6 +201,7 @@ def rgb_pixels(
 
 
 def _without_metadata_if_broken(data: bytes, read: Callable[[bytes, bytes], T]) -> T:
+    """`read(image, exif)` of the file as it is; if that fails, without its metadata but EXIF."""
     try:
         return read(data, b"")
     except _BROKEN as broken:
@@ -216,63 +215,66 @@ def _unreadable(path: str, broken: BaseException) -> MediaError:
     return MediaError(f"{path}: the image is malformed or truncated ({broken})", param=path)
 
 
-def _reduce(n: int, pixels: bytes, exif: bytes) -> Any:
-    image, n = _decode(pixels, n)
+def _reduce(data: bytes, factor: int) -> Any:
+    image, factor = _decode(data, factor)
     if image.mode == "RGB" and "transparency" not in image.info:
-        return image if n == 1 else image.reduce(n, (0, 0, *_whole(image.size, n)))
-    return _in_strips(image, n)
+        squares = (0, 0, *_whole_squares(image.size, factor))
+        return image if factor == 1 else image.reduce(factor, squares)
+    return _reduce_strips(image, factor)
 
 
-def _decode(data: bytes, n: int) -> tuple[Any, int]:
-    """The image, and the part of `n` that is still to be applied. A JPEG without its end marker is
-    accepted if no pixel is missing: libjpeg paints missing pixels grey."""
-    if not data.startswith(JPEG) or data.rfind(EOI) > data.rfind(SOS):
-        return _decode_reduced(data, n)
+def _decode(data: bytes, factor: int) -> tuple[Any, int]:
+    """The image, and the part of `factor` that is still to be applied. A JPEG without end marker is
+    accepted if no pixel is missing. libjpeg makes up missing ones from what follows the data, so it
+    is decoded with two different ends: pixels that are equal come from neither."""
+    if not data.startswith(JPEG) or data.rfind(JPEG_END) > data.rfind(JPEG_SCAN):
+        return _decode_reduced(data, factor)
     data = data.rstrip(b"\xff")
-    other = _checksum(_decode_reduced(data + FILLING + EOI, n)[0])
-    image, n = _decode_reduced(data + EOI, n)
+    other = _checksum(_decode_reduced(data + FILLING + JPEG_END, factor)[0])
+    image, factor = _decode_reduced(data + JPEG_END, factor)
     if _checksum(image) != other:
         raise OSError("the end of the image is missing")
-    return image, n
+    return image, factor
 
 
-def _decode_reduced(data: bytes, n: int) -> tuple[Any, int]:
+def _decode_reduced(data: bytes, factor: int) -> tuple[Any, int]:
     image = _identify(data)
-    if n > 1 and image.format == "JPEG":
-        part = _draft(n)
-        drafted = image.draft(None, tuple(side // part for side in image.size))
-        n = n if drafted is None else n // part
+    if factor > 1 and image.format == "JPEG":
+        by_codec = _codec_reduction(factor)
+        drafted = image.draft(None, tuple(side // by_codec for side in image.size))
+        factor = factor if drafted is None else factor // by_codec
     image.load()
-    return image, n
+    return image, factor
 
 
-def _draft(n: int) -> int:
-    return next(part for part in (8, 4, 2, 1) if part <= n)
+def _codec_reduction(factor: int) -> int:
+    """The part of `factor` that libjpeg can apply. What is left is rounded down."""
+    return next(part for part in (8, 4, 2, 1) if part <= factor)
 
 
 def _checksum(image: Any) -> int:
     width, height = image.size
-    rows, found = max(1, STRIP // width), 0
+    rows, found = max(1, STRIP_PIXELS // width), 0
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
         found = zlib.crc32(strip.tobytes(), found)
     return found
 
 
-def _whole(size: tuple[int, int], n: int) -> tuple[int, int]:
-    return size[0] // n * n, size[1] // n * n
+def _whole_squares(size: tuple[int, int], factor: int) -> tuple[int, int]:
+    return size[0] // factor * factor, size[1] // factor * factor
 
 
-def _in_strips(image: Any, n: int) -> Any:
+def _reduce_strips(image: Any, factor: int) -> Any:
     from PIL import Image
 
-    width, height = _whole(image.size, n)
-    canvas = Image.new("RGB", (width // n, height // n))
-    rows = max(1, STRIP // (width * n)) * n
+    width, height = _whole_squares(image.size, factor)
+    canvas = Image.new("RGB", (width // factor, height // factor))
+    rows = max(1, STRIP_PIXELS // (width * factor)) * factor
     scale = _grey_scale(image, rows) if image.mode.startswith(("I", "F")) else 1.0
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
-        canvas.paste(_to_rgb(strip, scale).reduce(n), (0, top // n))
+        canvas.paste(_to_rgb(strip, scale).reduce(factor), (0, top // factor))
     return canvas
 
 
@@ -310,11 +312,11 @@ def _eight_bit(image: Any, scale: float) -> Any:
     return Image.fromarray(np.clip(np.rint(levels), 0, 255).astype(np.uint8))
 
 
-def _rotate(image: Any, turn: int) -> Any:
+def _rotate(image: Any, orientation: int) -> Any:
     from PIL.Image import Transpose
 
-    turns = (
+    changes = (
         Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM,
         Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90,
     )  # fmt: skip
-    return image.transpose(turns[turn - 2]) if turn > 1 else image
+    return image.transpose(changes[orientation - 2]) if orientation > 1 else image

@@ -46,7 +46,7 @@ class MediaRoom:
         return self.decoding.nbytes + self.kept.nbytes
 
     def claim(self, who: str, owner: str = "") -> MediaClaim:
-        return MediaClaim(self, self.kept, who, owner)
+        return MediaClaim(self, who, owner)
 
     def refuse(self, error: MLXProviderError, who: str | None = None) -> None:
         for gate in (self.kept, self.decoding):
@@ -56,11 +56,10 @@ class MediaRoom:
 class MediaClaim:
     """Encoded images of one request, and images scaled for the model until its prefill ends."""
 
-    def __init__(self, room: MediaRoom, kept: ByteGate, who: str, owner: str) -> None:
+    def __init__(self, room: MediaRoom, who: str, owner: str) -> None:
         self.room = room
         self.who = who
         self.owner = owner
-        self.kept = kept
         self._ticket: Ticket | None = None
         self._encoded = 0
 
@@ -68,9 +67,9 @@ class MediaClaim:
         """Wait for memory. Raises `Overloaded`, or the error given to `refuse`."""
         self.close()  # a prompt that is prepared again starts with an empty claim
         self._encoded = encoded
-        if self.kept.count_waiting(self.owner) >= self.room.line:
+        if self.room.kept.count_waiting(self.owner) >= self.room.line:
             raise Overloaded(f"{self.room.line} requests wait for room for their images, the limit")
-        self._ticket = self.kept.ask(encoded + scaled, self.owner, self.who)
+        self._ticket = self.room.kept.ask(encoded + scaled, self.owner, self.who)
         self._ticket.wait()
 
     def decoding(self, nbytes: int) -> Ticket:
@@ -103,14 +102,13 @@ def load_media(
     for load in loads:
         load.attempt(partial(load.open, [next(fetched) for _ in load.sources]))
     left = policy.max_total_pixels
+    reason = "the images of this request are too large together; send fewer or smaller ones"
     for load in reversed(loads):  # later images have precedence
         pixels = sum(map(load.pixels, load.opened))
         if pixels <= left:
             left -= pixels
         else:
-            load.fail(
-                "the images of this request are too large together; send fewer or smaller ones"
-            )
+            load.fail(reason)
     most = max_pixels or policy.max_pixels
     claim.take(
         sum(len(part.data) for load in loads for part in load.opened),

@@ -97,10 +97,10 @@ class Reply:
             unfinished = 1 if self._detokenizer.pending else 0  # a character ends in a later token
             self._logprobs.append((self._received + len(text) + unfinished, logprob))
         before = self.in_reasoning
-        self._feed(text)
+        deltas = self.push_text(text)
         if before or self.in_reasoning:
             self.reasoning_tokens += 1
-        return self._deltas()
+        return deltas
 
     def push_text(self, text: str) -> list[Delta]:
         """Text without tokens; for parser tests and the command line."""

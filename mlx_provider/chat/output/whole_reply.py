@@ -46,13 +46,14 @@ def _refuse(constant: str) -> Any:
 
 
 def check_reply(text: str, response_format: Mapping[str, Any] | None) -> Checked:
+    """Check the first JSON in the text."""
     schema = response_schema(response_format)
     if schema is None:
         return Checked(None, is_valid=True)
-    for parsed in find_json(text):
-        violated = violation(parsed, schema)
-        return Checked(parsed, not violated, violated)
-    return Checked(None, is_valid=False)
+    if not (found := list(islice(find_json(text), 1))):
+        return Checked(None, is_valid=False)
+    violated = violation(found[0], schema)
+    return Checked(found[0], not violated, violated)
 
 
 def violation(instance: Any, schema: Any) -> str:
@@ -62,15 +63,15 @@ def violation(instance: Any, schema: Any) -> str:
     from referencing.exceptions import Unresolvable
 
     validator = jsonschema.Draft202012Validator
-    if isinstance(schema, Mapping) and isinstance(schema.get("$schema"), str):
-        validator = jsonschema.validators.validator_for(schema, validator)
     try:
+        if isinstance(schema, Mapping) and isinstance(schema.get("$schema"), str):
+            validator = jsonschema.validators.validator_for(schema, validator)
         validator.check_schema(schema)
         # the default registry would open any URL of a schema
         first = next(validator(schema, registry=REGISTRY).iter_errors(instance), None)
     except jsonschema.SchemaError as broken:
         raise BadRequest(f"the schema is not valid: {broken.message}") from None
-    except (RecursionError, Unresolvable) as broken:
+    except (RecursionError, Unresolvable, ValueError) as broken:  # the latter of a malformed URL
         raise BadRequest(f"a reference of the schema leads nowhere: {broken}") from None
     except OverflowError:  # from its division of a number beyond the floats
         return "multipleOf"
@@ -82,7 +83,7 @@ class WholeReply:
     content: str
     reasoning: str
     calls: tuple[tuple[str, str], ...]
-    reason: str
+    finish_reason: str
     faults: tuple[str, ...] = field(default=(), compare=False)
     """Of the parsers."""
 
@@ -95,13 +96,14 @@ class WholeReply:
         return [call for call in self.calls if not _is_json(call[1])]
 
 
-def put_together(deltas: Iterable[Delta], reason: str) -> WholeReply:
+def put_together(deltas: Iterable[Delta], finish_reason: str) -> WholeReply:
     whole = join_deltas([*deltas])
     calls = tuple((call.name or "", call.arguments) for call in whole.tool_calls)
-    return WholeReply(whole.content, whole.reasoning, calls, reason)
+    return WholeReply(whole.content, whole.reasoning, calls, finish_reason)
 
 
 def read_chunks(chunks: Iterable[str], **formats: Any) -> WholeReply:
+    """The reply with this text. `formats`: arguments of `Reply`."""
     reply = Reply(**formats)
     deltas = [delta for chunk in chunks for delta in reply.push_text(chunk)]
     last, reason = reply.finish("stop")
