@@ -172,6 +172,15 @@ class GenerateRequest(ModelRequest):
     retain: bool = False
     """The session's next request comes after a long pause."""
 
+    @field_validator("tool_choice")
+    @classmethod
+    def _shorten_choice(cls, choice: str | dict[str, Any]) -> str | dict[str, Any]:
+        """`{"type": "none"}` is `"none"`."""
+        match choice:
+            case {"type": "none" | "auto" | "required" | "any" as kind}:
+                return "required" if kind == "any" else str(kind)
+        return choice
+
     @field_validator("template")
     @classmethod
     def _leaves_the_renderer_alone(cls, template: dict[str, Any]) -> dict[str, Any]:
