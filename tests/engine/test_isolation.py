@@ -145,11 +145,19 @@ def test_a_reproducible_row_whose_sampling_keeps_failing_fails_alone(
     assert_as_alone(qwen3, requests[0], requests[2])
 
 
+@pytest.mark.parametrize("part", ["prompt", "row"])
 def test_a_row_that_cannot_be_stored_loses_its_buffers(
-    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     prefix_cache, released = PrefixCache(budget=lambda: 2**24), list[Any]()
-    monkeypatch.setattr(prefix_cache, "insert", lambda *args, **more: 1 / 0)
+    insert = prefix_cache.insert
+
+    def fails(*args: Any, **more: Any) -> int:
+        if ("awaited" in more) == (part == "row"):
+            raise Odd("not stored")
+        return insert(*args, **more)
+
+    monkeypatch.setattr(prefix_cache, "insert", fails)
     monkeypatch.setattr(prefix_cache, "release", lambda lease, **more: released.append(lease))
     engine = new_engine(qwen3, prefix_cache=prefix_cache, layout="solo", max_chunk=64)
     left = new_request([50] * 300, max_tokens=3)
@@ -158,7 +166,7 @@ def test_a_row_that_cannot_be_stored_loses_its_buffers(
     engine.cancel(left)
     whole = new_request([40] * 50, max_tokens=3)
     run(engine, whole)
-    assert not released
+    assert [lease.row is None for lease in released] == [part == "prompt", True]
     assert_as_alone(qwen3, whole)
 
 

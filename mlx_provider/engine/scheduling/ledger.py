@@ -258,12 +258,11 @@ class StepMemory:
     def check(self, rows: Sequence[Row]) -> MemoryCheck:
         """Count the bytes of these live rows, without any prompt."""
         need = self._need(rows)
-        limit = self._limit(need, rows)
+        limit = self._limit(need, self.newly_pinned(rows, ()))
         return MemoryCheck(need, limit if need <= limit else None)
 
-    def _limit(self, need: int, rows: Iterable[Row], leases: Sequence[Lease | None] = ()) -> int:
-        """Bytes that these live rows can have once memory is reclaimed for `need`."""
-        pinned = self.newly_pinned(rows, leases)
+    def _limit(self, need: int, pinned: int) -> int:
+        """Bytes that live rows can have once memory is reclaimed for `need`."""
         limit = self.ledger.available() - pinned
         return limit if need <= limit else limit + self.ledger.unloadable(need, pinned)
 
@@ -303,14 +302,15 @@ class StepMemory:
         if not in_place and job.uses_prefix_cache:
             need -= self.prefixes.fork_bytes(len(job.tokens), len(job.rows))
         images = self.ledger.image_bytes()
-        limit = self._limit(need + images, rows, leases)
+        pinned = self.newly_pinned(rows, leases)
+        limit = self._limit(need + images, pinned)
         # images are temporary, and may be its own, so none block a prompt that would run alone
         if need + (images if rows else 0) <= limit:
             return Room(need + images, in_place=in_place)
         spare = sum(self.ledger.spare(row) for row in rows if row not in self.trims)
         if spare and need - spare + images <= limit:
             return Room(need - spare + images, in_place=in_place, trims=True)
-        return Room(need + images + max(0, self.newly_pinned(rows, leases)), fits=False)
+        return Room(need + images + max(0, pinned), fits=False)
 
 
 def buffers_of(leases: Iterable[Lease | None]) -> set[RowBuffers]:

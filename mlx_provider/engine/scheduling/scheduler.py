@@ -135,7 +135,7 @@ class Scheduler:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose
         prompt does not stand where the plan expected it. A mixed chunk without rows has its own
         pass. `readable`: whether the tokens of the last pass could be read."""
-        rows, before = tuple(row for row in plan.rows if row in self.running), plan
+        rows, planned = tuple(row for row in plan.rows if row in self.running), plan
         if plan.prepared is not None and plan.prepared.cache is None:
             plan = replace(plan, prepared=None, preparing_seconds=0.0)
         if plan.chunk is not None and not (plan.chunk.due and (readable or not plan.mixed)):
@@ -143,7 +143,7 @@ class Scheduler:
         if plan.mixed and plan.chunk is not None and not rows:
             seconds = self.chunking.duration(plan.chunk.job, plan.chunk.size)
             plan = replace(plan, mixed=False, chunk_seconds=seconds)
-        if len(rows) == len(before.rows) and plan.mixed == before.mixed:
+        if len(rows) == len(planned.rows) and plan.mixed == planned.mixed:
             return plan  # the pass of the rows is the same
         chunk, passes = plan.chunk if plan.mixed else None, min(plan.passes, len(rows) or 1)
         return replace(plan, rows=rows, pass_seconds=self.chunking.seconds(rows, chunk, passes))

@@ -62,8 +62,8 @@ class StepPlan:
 
 @dataclass
 class StepRecord:
-    """A step, or its part until prompts begin: what `Engine.run` does first, in this order, and the
-    plan (`Scheduler.apply`: for the queue). If only what `empty` leaves out is set, steps pause."""
+    """A step, or its part until prompts begin: what `Engine.run` does first, in this order (with
+    `Scheduler.apply` for the queue), then the plan. Steps pause while a record is `empty`."""
 
     now: float
     """When the step began, in monotonic seconds."""
@@ -93,7 +93,7 @@ class StepRecord:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing runs, begins or ends."""
+        """Whether nothing runs, begins or ends. Rows may be trimmed, and memory reclaimed."""
         orders = (self.to_expire, self.to_end, self.to_preempt, self.to_admit, self.to_begin)
         return not any((*orders, self.plan.rows, self.plan.chunk, self.plan.prepared))
 
