@@ -93,10 +93,8 @@ def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> Non
     # MLX's gather does not check indices: an invalid id would read other memory
     for token in tokens:
         if not 0 <= token < vocab_size:
-            raise BadRequest(
-                f"{param}: token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary",
-                param=param,
-            )
+            reason = f"token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary"
+            raise BadRequest(f"{param}: {reason}", param=param)
 
 
 def _request(
