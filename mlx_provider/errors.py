@@ -1,6 +1,7 @@
 """All errors that this package raises on purpose.
 
-An error is sent between processes as its `code`, and becomes an exception of the same class.
+Between processes, an error is sent as `code`, message, `param` and `retry_after`, and becomes an
+exception of the same class without its other attributes.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ class MLXProviderError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
-    restart: ClassVar[float | None] = None
-    """`retry_after` of an error without its own."""
+    default_retry_after: ClassVar[float | None] = None
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -30,7 +30,7 @@ class MLXProviderError(Exception):
         self.message = message
         self.param = param
         """The wrong part of the request."""
-        self.retry_after = self.restart if retry_after is None else retry_after
+        self.retry_after = self.default_retry_after if retry_after is None else retry_after
         """Seconds after which the same request may succeed."""
 
 
@@ -92,7 +92,7 @@ class MediaError(BadRequest):
 
     code = "invalid_media"
     others: Sequence[MediaError] = ()
-    """Of the same request."""
+    """Further errors of the same request."""
 
     def __init__(self, message: str, *, brief: str = "damaged", **more: Any) -> None:
         """`brief`: the reason in the text that replaces the image of an earlier turn."""
@@ -162,7 +162,7 @@ class EngineDied(EngineUnavailable):
     """The engine ended during the request; the next request starts a new one."""
 
     code = "engine_died"
-    restart = 1.0
+    default_retry_after = 1.0
 
 
 class OtherProtocol(EngineUnavailable):
@@ -219,12 +219,14 @@ def wrong_part(part: str, problem: str, inside: str = "") -> BadRequest:
 
 
 def wrong_option(option: str, message: str) -> BadRequest:
-    """In an operator's option of a model."""
-    name = f"model_info.mlx.{option}"
-    return BadRequest(f"{name}: {message}", param=name)
+    """`BadRequest` for an operator's option of a model."""
+    return wrong_part(f"model_info.mlx.{option}", message, ":")
 
 
 def for_another(error: MLXProviderError) -> MLXProviderError:
     """A copy for another thread, without traceback and causes: their frames keep objects of the
     failed call alive."""
-    return copy.copy(error)
+    copied = copy.copy(error)
+    if isinstance(copied, MediaError):
+        copied.others = [copy.copy(other) for other in copied.others]
+    return copied

@@ -156,8 +156,8 @@ def logs(
 
     path = runtime().log
     if not path.exists():
-        client_of_running()
-        raise EngineUnavailable(f"there is no log at {path}: no engine was started here")
+        client_of_running()  # ends the command if none runs
+        raise EngineUnavailable(f"there is no log at {path}: the engine writes to its terminal")
     with os.fdopen(open_own_file(path, os.O_RDONLY), errors="replace") as log:
         for text in deque(log, lines):
             typer.echo(text, nl=False)
@@ -166,7 +166,8 @@ def logs(
 def _describe(health: Health, other: list[str], api_base: str | None = None) -> list[str]:
     from ..serving.measurements import decoding
 
-    log = f"where {api_base} was started, on its error output" if api_base else runtime().log
+    output = f"where {api_base or 'it'} was started, on its error output"
+    log = output if api_base or not runtime().log.exists() else runtime().log
     lines = [
         f"process {health.pid}: mlx-provider {health.version} on {health.device}",
         f"BLAS: {health.blas}",

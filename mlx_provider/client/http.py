@@ -13,7 +13,7 @@ from ..protocol.health import Health, Stats
 from ..protocol.requests import GenerateRequest, ModelRequest
 from .generation import Generation
 from .messages import Address, parse_health, parse_stats, request_body
-from .runtime_folder import OWN, PYTHON, differences, is_left_behind
+from .runtime_folder import OWN, PYTHON, differences, is_outdated
 from .transport import Stream, Transport, mark_unaccepted, retry
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class HttpClient(Transport):
             try:
                 attachment = self.attach()
             except OtherProtocol as error:
-                if not managed or is_left_behind() or not self.stop(error.message, "idle"):
+                if not managed or is_outdated() or not self.stop(error.message, "idle"):
                     raise
             except EngineUnavailable as error:
                 # without an engine to start, a second attempt would only repeat this error
@@ -139,7 +139,7 @@ class HttpClient(Transport):
 
         attachment = retry(start)
         if attachment.health.version != __version__:
-            raise _other_version(attachment, RESTART_THIS if is_left_behind() else OWN_ENGINE)
+            raise _other_version(attachment, RESTART_THIS if is_outdated() else OWN_ENGINE)
         return attachment
 
     def _up_to_date(self, attachment: Stream) -> Stream:
@@ -151,7 +151,7 @@ class HttpClient(Transport):
             changed = {OWN: f"{OWN}: {health.version}, here {__version__}"} | changed
         if not changed:
             return attachment
-        if OWN in changed and is_left_behind():
+        if OWN in changed and is_outdated():
             raise _other_version(attachment, RESTART_THIS)
         summary = "; ".join(changed.values())
         # with another Python or other settings, other clients may need the engine as it is

@@ -25,32 +25,14 @@ from ..registry.discovery import SELECTION, find_plugins, selection, times
 from ..safe_open import make_folder, open_own, read_bounded
 from ..upstream.runtime import VARIABLES
 
+# ---- identity
+
 OWN, PYTHON = "mlx-provider", "python"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
+HUB_VARIABLES = "HF_ENDPOINT HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_TOKEN".split()
 NOT_IDENTITY = {*(PREFIX + name for name in ("API_KEY", "IDLE_TIMEOUT", "RUNTIME_DIR")), *VARIABLES}
 """Variables that make no engine out of date: a secret, those in which its clients may differ, and
 those that the engine sets itself."""
-OTHER_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "HF_ENDPOINT",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_HUB_OFFLINE",
-    "HF_TOKEN",
-    "PYTHONPATH",
-)
-MLX, WINDOW = "MLX_", "_SLIDING_WINDOW"
-"""How further variables of the identity begin and end: those of MLX, and windows of families."""
-SECRET = ("HF_TOKEN",)
-OWN_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
-POLL = 0.05
-READY = b"ready\n"
-"""What a started engine writes to `--ready-fd` once it listens. If it fails, an `ErrorBody`."""
-LARGEST_LOG = 8 * 2**20
-"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
-LOG_POLL = 1.0
-LONGEST_SOCKET_PATH = 103
-"""Bytes, the least of all systems (macOS 103, Linux 107)."""
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -58,18 +40,18 @@ def identity(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     variables, by name. Secrets are digests."""
     code = {name: installed_version(name) for name in PACKAGES} | dict(_plugins(environ))
     code |= {OWN: __version__, PYTHON: f"{sys.prefix} ({platform.python_version()})"}
-    # an empty variable counts as unset, except that of the plugins: none
-    names = [n for n in environ if n.startswith(MLX) or n.endswith(WINDOW) or n in OTHER_VARIABLES]
-    return code | {
-        name: _digest(environ[name]) if name in SECRET else environ[name]
-        for name in names
-        if name not in NOT_IDENTITY and (environ[name] or name == SELECTION)
-    }
+    for name in sorted(environ.keys() - NOT_IDENTITY):
+        counts = name.startswith("MLX_") or name.endswith("_SLIDING_WINDOW")
+        counts |= name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", *HUB_VARIABLES)
+        # empty counts as unset, but an empty list of plugins means that there are none
+        if counts and (environ[name] or name == SELECTION):
+            code[name] = _digest(environ[name]) if name == "HF_TOKEN" else environ[name]
+    return code
 
 
 def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Of third parties, without those that an engine would not find: beside this program's script,
-    or on its own `sys.path`."""
+    """Third-party plugins in site-packages and PYTHONPATH. An engine would not find those that are
+    only on this program's own `sys.path`."""
     wanted, searched = selection(environ), [*site.getsitepackages(), site.getusersitepackages()]
     searched += filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     folders = {os.path.realpath(folder) for folder in searched}
@@ -82,20 +64,28 @@ def _plugins(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Texts by name. Empty also if the other engine told no identity."""
+    """Texts by name. Empty also if the other engine gave no identity."""
     if not theirs:
         return {}
     names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
     return {n: f"{n}: {theirs.get(n, 'unset')}, here {ours.get(n, 'unset')}" for n in names}
 
 
-def is_left_behind() -> bool:
+def is_outdated() -> bool:
     """Whether another version is now installed, so that no engine of this version can start."""
     return installed_version(OWN) not in ("", __version__)
 
 
 def _digest(text: str) -> str:
     return "digest " + hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+# ---- folder
+
+OTHER_FOLDER = f"set {PREFIX}RUNTIME_DIR to a folder of your own"
+"""A remedy."""
+LONGEST_SOCKET_PATH = 103
+"""Bytes, the least of all systems (macOS 103, Linux 107)."""
 
 
 def check_folder(runtime: Runtime, *, make: bool = False) -> bool:
@@ -122,7 +112,7 @@ def check_folder(runtime: Runtime, *, make: bool = False) -> bool:
     if not stat.S_ISDIR(target.st_mode):
         raise _unusable(folder, errno.ENOTDIR)
     if {link.st_uid, target.st_uid} != {os.getuid()}:
-        raise EngineUnavailable(f"runtime folder {folder} belongs to another user: {OWN_FOLDER}")
+        raise EngineUnavailable(f"runtime folder {folder} belongs to another user: {OTHER_FOLDER}")
     if stat.S_IMODE(target.st_mode) & 0o077:
         raise EngineUnavailable(
             f"runtime folder {folder} is open to other users: run `chmod 700 {folder}` "
@@ -133,7 +123,7 @@ def check_folder(runtime: Runtime, *, make: bool = False) -> bool:
 
 def _unusable(folder: Path, number: int | None) -> EngineUnavailable:
     why = os.strerror(number or 0)
-    return EngineUnavailable(f"runtime folder {folder} cannot be used ({why}): {OWN_FOLDER}")
+    return EngineUnavailable(f"runtime folder {folder} cannot be used ({why}): {OTHER_FOLDER}")
 
 
 def open_own_file(path: Path, flags: int) -> int:
@@ -145,6 +135,13 @@ def open_own_file(path: Path, flags: int) -> int:
             f"{path} cannot be used ({error.strerror}): remove it, or set {PREFIX}RUNTIME_DIR "
             "to another folder"
         ) from None
+
+
+# ---- lock
+
+POLL = 0.05
+READY = b"ready\n"
+"""What a started engine writes to `--ready-fd` once it listens. If it fails, an `ErrorBody`."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +184,7 @@ class EngineLock:
 
 
 def holder(path: Path) -> str:
-    """Its process id, or `unknown`."""
+    """The process id in a lock's file, or `unknown`."""
     try:
         return read_bounded(path, 100).decode(errors="replace").strip() or "unknown"
     except OSError:
@@ -207,13 +204,13 @@ def is_held(path: Path) -> bool:
 def why_none_runs(runtime: Runtime) -> str:
     """Why there is no engine; empty: a process holds the lock. Raises like `check_folder`, also for
     something else at the socket's path."""
-    if not check_folder(runtime) or not runtime.socket.exists():
-        none = f"no engine runs in {runtime.folder}: the first request starts one"
-        return "" if is_held(runtime.lock) else none
-    if not runtime.socket.is_socket():
+    has_socket = check_folder(runtime) and runtime.socket.exists()
+    if has_socket and not runtime.socket.is_socket():
         raise EngineUnavailable(f"{runtime.socket} is not a socket: remove it")
     if is_held(runtime.lock):
         return ""
+    if not has_socket:
+        return f"no engine runs in {runtime.folder}: the first request starts one"
     if runtime.listens():
         raise EngineUnavailable(
             f"some process that is no engine of mlx-provider listens on {runtime.socket}: end it "
@@ -235,6 +232,13 @@ def has_ended(path: Path, pid: int | str, seconds: float) -> bool:
     return True
 
 
+# ---- log
+
+LARGEST_LOG = 8 * 2**20
+"""Bytes. A larger log is renamed to `*.log.1`, which replaces an earlier one."""
+LOG_POLL = 1.0
+
+
 def limit_log(path: Path) -> None:
     """Begin a new log file whenever `path`, to which this process's output goes, is larger than
     `LARGEST_LOG`. A thread looks every `LOG_POLL` seconds."""
@@ -252,10 +256,11 @@ def limit_log(path: Path) -> None:
 
 
 def tail(log: Path, begin: int = 0) -> str:
-    """The last lines after `begin` without tracebacks, as one."""
+    """The last lines from byte `begin` on without tracebacks, joined with " / "."""
     try:
         with os.fdopen(open_own_file(log, os.O_RDONLY), "rb") as file:
-            file.seek(max(begin, file.seek(0, os.SEEK_END) - 2**20))
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(begin if begin <= end else 0, end - 2**20))  # less: a new log was begun
             text = file.read(2**20).decode(errors="replace")
     except EngineUnavailable as error:
         return f"its log cannot be read ({error.message})"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..config import Runtime, installed_version, runtime
+from ..errors import BadRequest
 from ..families.tokenizer import HFTokenizer, load_tokenizer
 from ..records import LoadOptions
 from ..registry import PluginRegistry
@@ -38,7 +39,7 @@ class Finding:
 
     @classmethod
     def of(cls, name: str, problem: str, right: str, remedy: str, state: State = "fail") -> Finding:
-        """`problem`: with its remedy and state; if empty, `right` is found."""
+        """A finding of a problem with its remedy and state; if there is none, `right` is found."""
         return cls(name, state, problem, remedy) if problem else cls(name, "ok", right)
 
 
@@ -50,7 +51,7 @@ def wired_limit() -> int:
 
 @dataclass(frozen=True)
 class Subject:
-    """This machine, and a model if one is named. Values are read on first use."""
+    """This machine, and a model if one is named. Read on first use, once but for `runtime`."""
 
     model: str | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -88,4 +89,6 @@ class Subject:
     @cached_property
     def checkpoint(self) -> Outline:
         """From the Hub if it is not on this machine. Raises `ModelNotFound`, `BadRequest`."""
-        return checkpoint(str(self.model))
+        if self.model is None:
+            raise BadRequest("no model is named")
+        return checkpoint(self.model)

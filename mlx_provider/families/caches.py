@@ -1,5 +1,5 @@
-"""Caches of one row: one entry per layer, in mlx-lm's classes, by which the engine joins, cuts and
-stores rows."""
+"""Caches of a row: one entry per layer, in mlx-lm's classes, by which the engine joins, cuts and
+stores rows. `PackedRows` are those of several rows that one call of a model extends."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -23,10 +23,12 @@ __all__ += ["row_cache", "text_cache"]
 
 
 def text_cache(model: Any) -> list[Any]:
+    """Of a model of mlx-lm."""
     return list(make_prompt_cache(model))
 
 
 def row_cache(language_model: Any) -> list[Any]:
+    """Of a language model of mlx-vlm, whose own classes are replaced by mlx-lm's."""
     if not hasattr(language_model, "make_cache"):
         return [KVCache() for _ in language_model.layers]
     return [_lm_class(entry) for entry in language_model.make_cache()]
@@ -52,8 +54,9 @@ def route(run: Callable[[list[Any]], Any], cache: list[Any]) -> None:
 
 
 class PackedRows:
-    """One layer's caches of some rows, for a model that treats each of their `counts` tokens as a
-    row. Attention must be patched (`families.layers`)."""
+    """One layer's caches of several rows, to which a call adds `counts` tokens each. The model gets
+    the tokens as rows of one token, and computes them together, except in attention, which
+    `families.layers` must have patched."""
 
     def __init__(self, caches: Sequence[Any], counts: Sequence[int], offset: mx.array) -> None:
         """`offset`: positions of all tokens, (tokens,) int32."""

@@ -1,7 +1,7 @@
 """The `ModelInfo` of a loaded model, from its folder, its weights and its tokenizer.
 
-How texts become vectors stands in the files of sentence-transformers (5.x): `modules.json` lists
-the modules after the model, `1_Pooling/config.json` selects the states,
+The files of sentence-transformers (5.x) describe how texts become vectors: `modules.json` lists the
+modules after the model, `1_Pooling/config.json` selects the states,
 `config_sentence_transformers.json` has the prefixes of inputs.
 """
 
@@ -27,10 +27,10 @@ from .tokenizer.template_probe import dialect
 
 MODES: Mapping[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 FLAG = "pooling_mode_"
-FOLLOWS = ("Transformer", "Pooling", "Normalize")
-"""Supported modules. The model itself is the first."""
+SUPPORTED_MODULES = ("Transformer", "Pooling", "Normalize")
+"""The model itself is the first."""
 WIDTHS = ("hidden_size", "n_embd", "d_model", "hidden_dim")
-SIDES = "its tokens attend to both sides, which the model that serves it does not"
+BOTH_SIDES = "its tokens attend to both sides, which the model that serves it does not"
 NO_STATES = "the states below its output matrix were not found"
 
 
@@ -48,17 +48,17 @@ def _read(folder: Path, config: Mapping[str, Any]) -> Embedding:
     modules = [str(module.get("type")).rpartition(".")[2] for module in read_modules(folder)]
     pooling, refusal = _pooling(read_json(folder / "1_Pooling" / "config.json"))
     both_sides = config.get("use_bidirectional_attention") or config.get("is_causal") is False
-    others = [module for module in modules if module not in FOLLOWS]
+    others = [module for module in modules if module not in SUPPORTED_MODULES]
     named = _texts(prompts.get("prompts"))
     default = prompts.get("default_prompt_name")
     return Embedding(
         width=_width(config),
         pooling=pooling,
-        normalise=not modules or "Normalize" in modules,
+        normalise="Normalize" in modules or not modules,  # by default
         prompts=named,
         default_prompt=default if isinstance(default, str) and default in named else "",
         refusal=(
-            (SIDES if both_sides else "")
+            (BOTH_SIDES if both_sides else "")
             or (f"what follows it is not supported: {', '.join(others)}" if others else "")
             or refusal
             or ("" if _width(config) else "its config.json names no width of its states")
@@ -74,7 +74,7 @@ def _pooling(config: Mapping[str, Any]) -> tuple[Pooling | None, str]:
     named = config.get("pooling_mode")
     flags = [name for name, on in config.items() if name.startswith(FLAG) and on is True]
     modes = [named] if isinstance(named, str) else [flag.removeprefix(FLAG) for flag in flags]
-    if not modes:
+    if not modes:  # the files say nothing
         return None, ""
     known: dict[str, Pooling] = {**MODES, **{mode: mode for mode in get_args(Pooling)}}
     found = [known[mode] for mode in modes if mode in known]

@@ -10,8 +10,9 @@ import mlx.core as mx
 from ..errors import BadRequest
 from ..records import Features, LoadOptions, MediaItem, MediaSpan, ModelInfo, PrefillChunk, Prompt
 from ..upstream import mlx_lm
-from ..upstream.patching import one_step_size
-from . import caches, logits
+from ..upstream.patching import patch_ssm_step_size
+from . import caches
+from . import logits as outputs
 from .caches import text_cache
 from .info import NO_STATES, describe
 from .layers import expand, route_attention
@@ -19,14 +20,14 @@ from .tokenizer import HFTokenizer
 
 
 @dataclass(frozen=True)
-class TextModel(logits.FromHidden):
-    """See `mlx_provider.LoadedModel`. Positions are those of plain text."""
+class TextModel(outputs.FromHidden):
+    """A `LoadedModel` with the positions of plain text. `FromHidden` adds `prefill`, `decode`."""
 
     model: Any
     tokenizer: HFTokenizer
     info: ModelInfo
     kv_layouts: Sequence[str]
-    backbone: logits.Path | None = None
+    backbone: outputs.Path | None = None
 
     def prepare(
         self,
@@ -57,27 +58,27 @@ class TextModel(logits.FromHidden):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        keep = logits.rows_at(logits_at)
-        found, hidden = self._run(tokens[:, None], cache, keep, keep)
-        return found[:, -1], hidden[:, -1]
+        keep = outputs.rows_at(logits_at)
+        logits, hidden = self._run(tokens[:, None], cache, keep, keep)
+        return logits[:, -1], hidden[:, -1]
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        found, hidden = self._run(
-            _tokens(chunk), chunk.cache, logits.last_token, lambda states: states[:, -last:]
+        logits, hidden = self._run(
+            _tokens(chunk), chunk.cache, outputs.last_token, lambda states: states[:, -last:]
         )
-        return found[0, -1], hidden[0]
+        return logits[0, -1], hidden[0]
 
     def prefill_logits(self, chunk: PrefillChunk) -> mx.array:
-        found: mx.array = self.model(_tokens(chunk), cache=chunk.cache)
-        return found[0]
+        logits: mx.array = self.model(_tokens(chunk), cache=chunk.cache)
+        return logits[0]
 
     def _run(
-        self, tokens: mx.array, cache: list[Any], keep: logits.Keep, show: logits.Keep
+        self, tokens: mx.array, cache: list[Any], keep: outputs.Keep, states_at: outputs.Keep
     ) -> tuple[mx.array, mx.array]:
-        """Logits of the positions that `keep` selects, hidden states of those that `show` does."""
-        shown = logits.Shown(keep, show)
-        found = logits.narrow_output(self.model, self.backbone, shown)(tokens, cache=cache)
-        return found, shown.hidden
+        """Logits of the positions that `keep` selects, hidden states of those of `states_at`."""
+        states = outputs.Shown(keep, states_at)
+        logits = outputs.narrow_output(self.model, self.backbone, states)(tokens, cache=cache)
+        return logits, states.hidden
 
 
 def _tokens(chunk: PrefillChunk) -> mx.array:
@@ -93,7 +94,7 @@ def load_text(
     change: Callable[[Any], None] | None = None,
     variant: str = "",
 ) -> TextModel:
-    """Load weights and tokenizer. The batch layouts are those for which attention can be routed.
+    """Load weights and tokenizer. All batch layouts are offered; the engine's probe chooses.
 
     `classes`: classes of the model and its arguments by config, if not mlx-lm's own. `change`: the
     family's changes to the model; `variant`: their effect on its KV. Raises `UnsupportedModel` and
@@ -107,11 +108,11 @@ def load_text(
     if change is not None:
         change(loaded.model)
     tokenizer = HFTokenizer(loaded.tokenizer, loaded.renderer)
-    route_attention(loaded.model)
     one, some = mx.array([[1]]), mx.array([[1, 2, 3]])
+    route_attention(loaded.model)
     caches.route(lambda cache: loaded.model(one, cache=cache), text_cache(loaded.model))
+    patch_ssm_step_size()
     mx.eval(loaded.model.parameters())
-    one_step_size()
     info = describe(
         path,
         loaded.config,
@@ -122,9 +123,9 @@ def load_text(
         variant=variant,
     )
     bounded = tokenizer.within(info.context_length)
-    backbone = logits.find_backbone(
+    backbone = outputs.find_backbone(
         loaded.model, lambda model: model(some, cache=text_cache(model))
     )
-    if backbone is None:  # otherwise logits would be shown in place of states
+    if backbone is None:  # the states below the output matrix are unknown
         info = replace(info, embedding=replace(info.embedding, refusal=NO_STATES))
     return TextModel(loaded.model, bounded, info, ("grouped", "merged", "solo"), backbone)

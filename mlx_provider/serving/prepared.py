@@ -12,7 +12,7 @@ from ..bounds import MAX_INPUT_TOKENS
 from ..chat.media.load import MediaClaim
 from ..engine.inputs import Inputs
 from ..engine.request import Request, Row, SamplingParams
-from ..errors import BadRequest, ContextTooLong
+from ..errors import BadRequest, ContextTooLong, wrong_part
 from ..protocol.event_queue import EventQueue
 from ..protocol.events import Accepted, Delta, FinishReason, TokenLogprob
 from ..protocol.requests import EmbedRequest, GenerateRequest
@@ -204,20 +204,15 @@ def _prompt(how: Embedding, name: str | None) -> str:
         return how.prompts.get(how.default_prompt, "")
     if name not in how.prompts:
         known = ", ".join(sorted(how.prompts)) or "none"
-        raise BadRequest(
-            f"prompt_name: this model has no prompt {name[:80]!r}, it has: {known}",
-            param="prompt_name",
-        )
+        problem = f"this model has no prompt {name[:80]!r}, it has: {known}"
+        raise wrong_part("prompt_name", problem, ":")
     return how.prompts[name]
 
 
 def _dimensions(how: Embedding, wanted: int | None) -> int:
     if wanted is not None and wanted > how.width:
-        raise BadRequest(
-            f"dimensions must be at most {how.width}, which this model's vectors have, "
-            f"got {wanted}",
-            param="dimensions",
-        )
+        limit = f"at most {how.width}, which this model's vectors have"
+        raise wrong_part("dimensions", f"must be {limit}, got {wanted}")
     return wanted or how.width
 
 
@@ -245,10 +240,8 @@ def _tokenize_inputs(
             )
         total += len(tokens)
         if total > MAX_INPUT_TOKENS:
-            raise BadRequest(
-                f"input: more than {MAX_INPUT_TOKENS} tokens: send it in several requests",
-                param="input",
-            )
+            problem = f"more than {MAX_INPUT_TOKENS} tokens: send it in several requests"
+            raise wrong_part("input", problem, ":")
         found.append(tokens)
     return found
 

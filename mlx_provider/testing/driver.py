@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import mlx.core as mx
 import numpy as np
@@ -25,6 +26,9 @@ from ..records import Features, LoadedModel, MediaItem, PrefillChunk, Prompt
 
 @dataclass
 class TokenOutput:
+    """A row's output that keeps tokens and makes no text. `fails_at`: number of tokens after which
+    it raises."""
+
     stopped: str = ""
     reasoning_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -52,7 +56,7 @@ def new_request(
     **more: Any,
 ) -> Request:
     request = Request(
-        f"r{id(prompt):x}",
+        f"r{uuid4().hex[:8]}",
         prompt if isinstance(prompt, Prompt) else Prompt(list(prompt)),
         params or SamplingParams(temperature=0),
         max_tokens,
@@ -70,6 +74,8 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
 
 
 class Alternating(Scheduler):
+    """Without the rule that brief prompts run before rows decode."""
+
     def _may_precede(self, job: PrefillJob) -> bool:
         return False
 
@@ -119,7 +125,10 @@ def new_engine(
     memory: MemoryProfile | None = None,
     **more: Any,
 ) -> Engine:
-    """`max_chunk` is small so that prompts take several steps."""
+    """`max_chunk` is small so that prompts take several steps. `reserve`: output tokens for which a
+    row must have room. `row_bytes`, `available`: methods of the ledger. For the others, see
+    `Scheduler` (`costs`, `grid`, `fixed`), `PrefixCachePolicy` (`in_place`, `least`, `memory`) and
+    `Engine`."""
     fresh = make_cache or model.make_cache
     policy = None
     if prefix_cache is not None:
@@ -156,6 +165,7 @@ def run(engine: Engine, *requests: Request, max_steps: int = 10_000) -> list[Eve
 
 
 def alone(model: LoadedModel, request: Request, **more: Any) -> Request:
+    """Run the same request in an engine of its own, as a reference."""
     equal = ("max_tokens", "params", "min_tokens", "stop_tokens", "logprobs")
     wanted = {name: getattr(request, name) for name in equal}
     twin = new_request(request.prompt, n=len(request.rows), **wanted)
@@ -194,7 +204,6 @@ def prefill(
     if features is None:
         features = {span.content_hash: model.embed(span) for span in prompt.spans}
     cache, length = model.make_cache(), len(prompt.tokens)
-    logits = mx.zeros(())
     for at in range(0, length, chunk or length):
         stop = min(at + (chunk or length), length)
         logits = model.prefill(PrefillChunk(prompt, at, stop, cache, features))

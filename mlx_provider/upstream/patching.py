@@ -55,7 +55,7 @@ def namespaces(model: Any) -> list[ModuleType]:
 STEP = 32
 
 
-def one_step_size() -> None:
+def patch_ssm_step_size() -> None:
     """mlx-lm's state space rule (`ssm_attn`, mlx_lm/models/ssm.py 0.32.2) computes tokens in steps
     of 256, and a pass that ends within a step rounds differently. The scheduler's grid of chunks is
     a multiple of `STEP`. Idempotent."""

@@ -1,4 +1,5 @@
-"""Fallback for an unknown mlx-vlm model: features of images are never shared between prompts."""
+"""Any mlx-vlm model, by the calls that all of them have: features of images are never shared
+between prompts. `separate.py` derives a model from it whose images are."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -50,8 +51,7 @@ class PromptFeatures:
 
 
 class AnyVisionModel(VisionModel):
-    """The media of a prompt are one span, whose features are valid only for this prompt. The
-    engine's probe finds out whether rows can decode together."""
+    """The media of a prompt are one span, whose features are valid only for this prompt."""
 
     _prefill, _decode = staticmethod(passes.prefill), staticmethod(passes.decode)
 
@@ -70,9 +70,9 @@ class AnyVisionModel(VisionModel):
         super().__init__(model, info, chat, marks)
         self.processor = processor
         self.backbone = _backbone(model)
-        self._prefill_model = (
-            narrow_output(model, self.backbone, last_token) if self.backbone else model
-        )
+        self._prefill_model = model
+        if self.backbone is not None:
+            self._prefill_model = narrow_output(model, self.backbone, last_token)
 
     def prepare(
         self,
@@ -82,26 +82,35 @@ class AnyVisionModel(VisionModel):
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        """Renders messages and, where there are images, runs the model's own processor. The
-        processor also tokenises, so control tokens typed by a user are escaped. Raises `BadRequest`
-        (template, processor) and `MediaError` (video)."""
+        """Renders messages and, where there are images, runs the model's own processor, which also
+        tokenises. Raises `BadRequest` (template) and `MediaError` (processor, video)."""
         if not media:
             return super().prepare(messages, tools=tools, media=media, variables=variables)
         for item in media:
             image_size(item)
         tokenizer, places = self.hf_tokenizer, self.marks.placeholders
+        # the processor would read control tokens that a user typed: all are escaped
         hidden, text = tokenizer.hide_and_render(messages, tools, variables, escaped=None)
         text = with_places(tokenizer, places, hidden, text, media)
         if len(text) > self.info.context_length:
-            # raises at the limit; the processor would tokenise the whole text first
-            tokenizer.encode(text, special=False)
+            tokenizer.encode(text, special=False)  # only to raise `ContextTooLong` early
         inputs = OnDemand(lambda: self.process(text, media))
         ids = inputs()["input_ids"][0]
-        tokens = [max(0, int(token)) for token in ids]
-        span = _span(ids, inputs, media, self.image_token)
+        tokens = [max(0, int(token)) for token in ids]  # some processors number images -1, -2, ...
+        span = self._span(ids, inputs, media)
         # No other prompt can reuse what follows the first image.
         ends = message_ends(tokens, self.info.stop_tokens)
         return Prompt(tokens, text, [span], snapshot_points=[e for e in ends if e <= span.start])
+
+    def _span(
+        self, ids: np.ndarray, inputs: OnDemand[Any], media: Sequence[MediaItem]
+    ) -> MediaSpan:
+        """From the first image token to the last; the whole prompt if none is known."""
+        at = np.flatnonzero(ids == self.image_token)
+        start, end = (int(at[0]), int(at[-1]) + 1) if at.size else (0, len(ids))
+        digest = hashlib.sha256(np.ascontiguousarray(ids).tobytes())
+        digest.update("".join(item.content_hash for item in media).encode())
+        return MediaSpan(start, end, digest.hexdigest(), inputs, ready=inputs)
 
     def process(self, text: str, media: Sequence[MediaItem]) -> dict[str, np.ndarray]:
         """Output of the model's own processor. Raises `MediaError`."""
@@ -113,7 +122,7 @@ class AnyVisionModel(VisionModel):
             raise (name_item(refusal, media[0]) if len(media) == 1 else refusal) from error
 
     def place(self, item: MediaItem) -> Placed:
-        raise NotImplementedError
+        raise NotImplementedError  # only separate images have places
 
     def embed(self, span: MediaSpan) -> Features:
         inputs: Any = span.ready
@@ -154,17 +163,3 @@ def _backbone(model: Any) -> Path | None:
 
     path = find_backbone(model.language_model, some_logits)
     return None if path is None else ("language_model", *path)
-
-
-def _span(
-    ids: np.ndarray,
-    inputs: OnDemand[dict[str, np.ndarray]],
-    media: Sequence[MediaItem],
-    token: int | None,
-) -> MediaSpan:
-    """From the first image token to the last; its features belong only to this prompt."""
-    at = np.flatnonzero(ids == token) if token is not None else np.empty(0, int)
-    start, end = (int(at[0]), int(at[-1]) + 1) if at.size else (0, len(ids))
-    digest = hashlib.sha256(np.ascontiguousarray(ids).tobytes())
-    digest.update("".join(item.content_hash for item in media).encode())
-    return MediaSpan(start, end, digest.hexdigest(), inputs, inputs)

@@ -17,7 +17,7 @@ from mlx_provider.chat.constraints.compiler import (
     Structure,
     Thoughts,
 )
-from mlx_provider.chat.constraints.request import Form
+from mlx_provider.chat.constraints.request import GrammarForm
 from mlx_provider.chat.constraints.schema import ONE_LINE, choose_whitespace
 from mlx_provider.errors import BadRequest, RequestFailed
 from mlx_provider.records import CallGrammar, MessageGrammar
@@ -229,9 +229,9 @@ def test_masks_computed_beside_the_device_are_the_same(model: Any) -> None:
 def test_compiled_grammars_are_kept_up_to_their_size(model: Any) -> None:
     compiler = GrammarCompiler(model.tokenizer, model.eos, model.rows, letters=5000)
     for i in range(4):
-        compiler.constraint(Form(f'start: "{i}{"x" * 2000}"'))
+        compiler.constraint(GrammarForm(f'start: "{i}{"x" * 2000}"'))
     assert len(compiler.compiled) == 2
-    compiler.constraint(Form(f'start: "{"y" * 6000}"'))
+    compiler.constraint(GrammarForm(f'start: "{"y" * 6000}"'))
     assert not compiler.compiled
 
 
@@ -520,7 +520,8 @@ def test_a_format_with_addressed_messages_demands_the_address_of_the_answer(mode
         assert not model.accepts(structure.constraint.fork(), text.removeprefix("<final>") + "!")
 
 
-def test_a_regex_applies_after_the_address_of_an_answer(model: Any) -> None:
-    asked = model.request(grammar={"type": "regex", "value": "a+"})
+@pytest.mark.parametrize("grammar", [("regex", "a+"), ("lark", 'start: "a" b // }\nb: /a*/')])
+def test_a_grammar_applies_after_the_address_of_an_answer(model: Any, grammar: Any) -> None:
+    asked = model.request(grammar=dict(zip(("type", "value"), grammar, strict=True)))
     structure = model.compiler.structure(asked, messages=ADDRESSED)
     assert model.accepts(structure.constraint, "<final>aa")

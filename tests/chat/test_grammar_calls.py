@@ -15,7 +15,7 @@ from mlx_provider.chat.output.whole_reply import read_chunks
 from mlx_provider.errors import BadRequest
 from mlx_provider.records import CallGrammar, ToolCall, ToolParser
 from mlx_provider.serving.structure import check_readable
-from mlx_provider.testing.conformance.calls import PING, PUT, TREE
+from mlx_provider.testing.conformance.calls import PING, PUT, TREE, function
 from mlx_provider_tool_parsers import mlx_tool_parsers
 
 
@@ -111,6 +111,16 @@ def test_allowed_tools_limits_the_calls_to_the_listed_tools(model: Any) -> None:
     first = model.start(grammar("hermes"), tools=TOOLS, tool_choice=choice)
     text, _ = model.sample(first, 1, 400)
     assert {call["name"] for call in hermes_calls(text)} == {"ping"}
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4"])
+def test_lists_of_many_and_odd_values_are_enforced(model: Any, name: str) -> None:
+    words = ["", "a\x7fb", 'x\n"/', *map("v{}".format, range(2100)), *range(2100)]
+    tool = function("pick", "word", word={"enum": words})
+    first = model.start(grammar(name), tools=[tool], tool_choice="required")
+    for word in (*words[:4], words[-1], "v", "v2100"):
+        text = grammar(name).write("pick", {"word": word}, tool["function"]["parameters"])
+        assert model.accepts(first.fork(), text) == (word in words), word
 
 
 def test_markers_are_written_as_special_tokens(model: Any) -> None:

@@ -81,6 +81,12 @@ def test_without_a_tool_choice_only_the_text_of_a_call_is_constrained(model: Any
         assert model.accepts(first.fork(), text) == fits, text
 
 
+def test_a_grammar_for_a_tool_without_a_text_parameter_is_refused(model: Any) -> None:
+    grammars = {"ping": {"type": "regex", "value": "x+"}}
+    with pytest.raises(BadRequest, match="a format needs one text parameter: 'ping'"):
+        model.start(None, tools=[OTHER], tool_grammars=grammars, tool_choice="required")
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "words"),
     [

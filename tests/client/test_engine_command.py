@@ -135,5 +135,9 @@ def test_remote_engines_cannot_be_ended(command: Command, tcp_engine: str, tmp_p
 
 def test_engine_logs_prints_the_last_lines(command: Command, local: Any) -> None:
     assert command("logs").exit_code == 3
+    lock = EngineLock.try_take(local.folder / "engine.lock")
+    with pytest.raises(EngineUnavailable, match="the engine writes to its terminal"):
+        command("logs")
+    lock.release()
     (local.folder / "engine.log").write_text("one\ntwo\nthree\n")
     assert command("logs", "-n", "2").stdout == "two\nthree\n"

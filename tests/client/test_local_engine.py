@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mlx_provider.client.connection import LocalEngine
-from mlx_provider.client.runtime_folder import EngineLock, check_folder
+from mlx_provider.client.runtime_folder import EngineLock, check_folder, tail
 from mlx_provider.config import Runtime
 from mlx_provider.errors import BadRequest, EngineUnavailable, NotInstalled
 from mlx_provider.protocol.events import Failed
@@ -223,3 +223,4 @@ def test_the_log_of_a_background_process_is_limited(tmp_path):
     lines = "".join(each.read_text() for each in reversed(files)).split()[1::2]
     assert lines == [str(number) for number in range(400 - len(lines), 400)]
     assert path.stat().st_mode & 0o077 == 0
+    assert "line" in tail(files[1], begin=10**6), "the log was begun anew since"

@@ -188,7 +188,7 @@ def test_a_text_broken_as_found_has_no_control_token(texts: list[str], word: str
         assert not any(token in left for token in texts)
 
 
-@pytest.mark.parametrize("change", ["", " | lower"])
+@pytest.mark.parametrize("change", ["", "| lower"])
 @given(WORDS, WORDS, st.sampled_from(["<|im_start|>", "<tool_call>"]), st.data())
 def test_parts_that_a_template_joins_make_no_control_token(
     change: str, before: str, after: str, token: str, data: st.DataObject
@@ -197,15 +197,12 @@ def test_parts_that_a_template_joins_make_no_control_token(
     typed = token.upper() if change else token
     pieces = [typed[a:b] for a, b in zip([0, *cuts], [*cuts, len(token)], strict=True)]
     parts = [{"text": text} for text in (before, *pieces, after)]
-    template = (
-        "{% for m in messages %}<s>{% for p in m.content %}{{ p.text"
-        + change
-        + " }}{% endfor %}{% endfor %}"
+    template = "<s>{% for p in messages[0].content %}{{ p.text | }}{% endfor %}".replace(
+        "|", change
     )
     ours = made_of("bytes", *OWN, *TYPED, template=template)
     made = ours.render([{"role": "user", "content": parts}], [], {})
-    text, joined = made.text, "<s>" + "".join(part["text"] for part in parts)
-    assert (text.lower() == joined.lower()) if change else (text == joined)
+    assert made.text.casefold() == "<s>" + "".join(part["text"] for part in parts).casefold()
     assert [t for t in made.tokens if t in ours.control.content] == [ours.fast.token_to_id("<s>")]
 
 

@@ -117,8 +117,7 @@ def test_a_search_in_slices_finds_the_matches_of_one_search(text: str, source: s
     every = re.compile(f"(?={source})")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliced, "SLICE", 7)
-        assert [*sliced.match_starts(every, text, longest)] == [
-            m.start() for m in every.finditer(text)
-        ]
+        starts = [match.start() for match in every.finditer(text)]
+        assert [*sliced.match_starts(every, text, longest)] == starts
         found = next(sliced.match_starts(re.compile(source), text, longest), None)
         assert (found is not None) == (re.search(source, text) is not None)

@@ -254,6 +254,11 @@ def test_a_part_type_that_is_no_text_is_refused(wrong: Any) -> None:
             way([{"role": "user", "content": [part, PART]}])
 
 
+def test_a_tool_choice_that_is_only_a_type_means_the_word() -> None:
+    kinds = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
+    assert {kind: posted(tool_choice={"type": kind}).tool_choice for kind in kinds} == kinds
+
+
 def test_an_allowed_tools_choice_without_a_list_is_refused() -> None:
     for allowed in (5, {"tools": 5}, [1]):
         with pytest.raises(BadRequest, match="tool_choice"):

@@ -71,9 +71,8 @@ class CallMatchers:
     ) -> None:
         self.fast = compiler.fast
         self.marker = call_marker(parser)
-        changes: dict[str, Any] = dict.fromkeys(
-            ("messages", "prompt", "response_format", "grammar")
-        )
+        unused = ("messages", "prompt", "response_format", "grammar")
+        changes: dict[str, Any] = dict.fromkeys(unused)
         if demanded_names(request) is None:
             changes["tool_choice"] = "required"
         self._request = request.model_copy(update=changes)  # without images

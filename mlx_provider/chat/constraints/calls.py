@@ -1,12 +1,17 @@
-"""Grammars for tool calls, in llguidance's dialect of Lark; formats that write each value between
-tags have a rule for each schema."""
+"""Grammars for tool calls, in llguidance's dialect of Lark. A format writes arguments as one JSON
+object, or each value between tags, where text has no JSON quotes:
+
+    <call>search {"text": "tea", "limit": 3}</call>
+    <call>search <arg=text>tea</arg> <arg=limit>3</arg></call>
+"""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import BadRequest
+from ...errors import wrong_part
 from ...records.json_reading import (
     function_of,
     implied_type,
@@ -17,56 +22,53 @@ from ...records.json_reading import (
 )
 from ...records.parsing import SHORT_ID, CallGrammar, TaggedArguments
 from .patterns import plain_pattern, whole_text
-from .schema import ONE_LINE, Function, SchemaReader, Split, Whitespace, json_rule, literal
+from .schema import Function, SchemaReader, Split, Whitespace, json_rule, literal, quote
 from .trial import MAX_GRAMMAR
 
 MAX_CALLS = 16
 """Without a limit, a model could call for ever."""
-_NUMBER = " /[0-9]{1,3}/ "
-_ID = f" /[A-Za-z0-9]{{{SHORT_ID}}}/ "
+_PLACES = {"{digits}": "/[0-9]{1,3}/", "{id}": f"/[A-Za-z0-9]{{{SHORT_ID}}}/"}
+"""What these stand for in `CallGrammar.before` and `after`."""
 
 
 def tool_functions(
     tools: Sequence[Mapping[str, Any]],
-    compiles: Callable[[Any], str],
-    names: Sequence[str] | None = None,
-    warnings: list[str] | None = None,
+    problem_of: Callable[[Any], str],
+    names: Sequence[str] | None,
+    warnings: list[str],
 ) -> list[Function]:
-    """`compiles` maps a schema to its problem, or to an empty string. Parameters of a strict tool
-    are enforced exactly or refused with `BadRequest`; others as far as possible."""
+    """`problem_of`: why a schema does not compile, or empty. `warnings` are added to. Parameters of
+    a strict tool are enforced exactly or refused with `BadRequest`; others as far as possible."""
     by_name: dict[str, Function] = {}
-    noted = warnings if warnings is not None else []
     for i, tool in enumerate(tools):
         function = function_of(tool)
         name = function.get("name")
         if not isinstance(name, str) or not name:
-            raise BadRequest(f"tools[{i}] must hold a function with a name", param=f"tools[{i}]")
+            raise wrong_part(f"tools[{i}]", "must hold a function with a name")
         if names is None or name in names:
-            schema = _parameters(function, i, compiles, noted)
+            schema = _read_parameters(function, i, problem_of, warnings)
             by_name[name] = Function(name, schema, function.get("strict") is True)
     unknown = [name for name in names or () if name not in by_name]
     if unknown or not by_name:
         called = f"the tool {unknown[0]!r}" if unknown else "a tool"
-        raise BadRequest(
-            f"tool_choice demands {called}, which is not among tools", param="tool_choice"
-        )
+        raise wrong_part("tool_choice", f"demands {called}, which is not among tools")
     return list(by_name.values())
 
 
-def _parameters(
-    function: Mapping[str, Any], i: int, compiles: Callable[[Any], str], warnings: list[str]
+def _read_parameters(
+    function: Mapping[str, Any], i: int, problem_of: Callable[[Any], str], warnings: list[str]
 ) -> dict[str, Any]:
     strict = function.get("strict") is True
     reader = SchemaReader(f"tools[{i}].function.parameters", lenient=not strict)
     schema = reader.read(function.get("parameters") or {"properties": {}})
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise BadRequest(f"{reader.where} must be a schema of type object", param=reader.where)
+        raise wrong_part(reader.where, "must be a schema of type object")
     # A tool that lists its parameters accepts no others, unless its schema allows them.
     closed = {"additionalProperties": False} if "properties" in schema else {}
     schema = {"type": "object", **closed, **schema}
-    wrong = compiles(schema)
+    wrong = problem_of(schema)
     if wrong and strict:
-        raise BadRequest(f"{reader.where}: {wrong}", param=reader.where)
+        raise wrong_part(reader.where, wrong, ":")
     warnings += reader.warnings
     if wrong:
         warnings.append(f"{reader.where}: not enforced ({wrong})")
@@ -76,30 +78,34 @@ def _parameters(
 
 @dataclass
 class CallRules:
+    """`lark`: the rule `calls`, and those that it refers to. Only these functions can be called.
+    Raises `BadRequest` if the rules are too long."""
+
     grammar: CallGrammar
     functions: Sequence[Function]
     split: Split
-    parallel: bool = True
-    spaces: Whitespace = field(default_factory=lambda: ONE_LINE)
-    rules: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    _size: int = 0
+    spaces: Whitespace
+    parallel: bool
+    warnings: list[str] = field(init=False, default_factory=list)
+    _rules: list[str] = field(init=False, default_factory=list)
+    _size: int = field(init=False, default=0)
 
-    def lark(self) -> str:
-        grammar = self.grammar
-        more = MAX_CALLS - 1 if self.parallel and grammar.between is not None else 0
-        between = literal(grammar.between or "", self.split)
-        tail = f" ({between} call){{0,{more}}}" if more else ""
-        opened, closed = literal(grammar.open, self.split), literal(grammar.close, self.split)
-        self.rules = [f"calls: {opened} call{tail} {closed}"]
-        self.rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(self.functions))))
+    def __post_init__(self) -> None:
+        grammar, names = self.grammar, [f"call_{i}" for i in range(len(self.functions))]
+        opened, closed = self._literal(grammar.open), self._literal(grammar.close)
+        self._max_calls = MAX_CALLS if self.parallel else 1
+        tail = ""
+        if self.parallel and grammar.between is not None:
+            tail = f"({self._literal(grammar.between)} call){{0,{MAX_CALLS - 1}}}"
+        self._rules += [f"calls: {opened} call {tail} {closed}", f"call: {' | '.join(names)}"]
         for i, function in enumerate(self.functions):
-            before, after = self._before(function.name), self._with_ids(grammar.after, self._text)
-            self.rules.append(f"call_{i}: {before} {self._arguments(i, function)} {after}")
-        return "\n".join(self.rules)
+            before = self._literal(grammar.before, grammar.name_text(function.name))
+            after = self._literal(grammar.after)
+            self._rules.append(f"call_{i}: {before} {self._arguments(i, function)} {after}")
+        self.lark = "\n".join(self._rules)
 
     def json_schema(self) -> dict[str, Any] | None:
-        """Of calls that are JSON without markers. `None`: others."""
+        """A schema of the calls if the format writes them as plain JSON, without markers."""
         grammar, calls, parameters = self.grammar, [], {}
         if grammar.before[:1] != "{" or grammar.open + grammar.close not in ("", "[]"):
             return None
@@ -115,152 +121,150 @@ class CallRules:
             calls.append({"type": "object", "properties": named, **closed})
         schema: dict[str, Any] = {"anyOf": calls}
         if grammar.open:
-            most = MAX_CALLS if self.parallel else 1
-            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": most}
+            length = {"minItems": 1, "maxItems": self._max_calls}
+            schema = {"type": "array", "items": schema, **length}
         return {**schema, "$defs": parameters}
 
-    def _before(self, name: str) -> str:
-        shown = self.grammar.name_text(name)
-
-        def with_numbers(text: str) -> str:
-            pieces = text.split("{digits}")
-            return _NUMBER.join(self._text(piece.replace("{name}", shown)) for piece in pieces)
-
-        return self._with_ids(self.grammar.before, with_numbers)
-
-    def _with_ids(self, text: str, rule: Callable[[str], str]) -> str:
-        return _ID.join(map(rule, text.split("{id}")))
-
-    def _text(self, text: str) -> str:
-        return literal(text, self.split)
+    def _literal(self, text: str, name: str = "") -> str:
+        """Lark of a text of the format, in which a call has its name, numbers and ids."""
+        pieces = re.split(r"(\{digits\}|\{id\})", text)
+        texts = [_PLACES.get(p) or literal(p.replace("{name}", name), self.split) for p in pieces]
+        return " ".join(texts)
 
     def _arguments(self, i: int, function: Function) -> str:
+        """An expression; adds the rules to which it refers."""
         tags = self.grammar.tagged
         properties, required = listed_parameters(function.schema)
         if tags is None or not tags.takes_keys(properties):
-            self.rules.append(f"args_{i}: {json_rule(function.schema, self.spaces)}")
+            self._rules.append(f"args_{i}: {json_rule(function.schema, self.spaces)}")
             return f"args_{i}"
         names = {}
         for k, (name, schema) in enumerate(properties.items()):
-            argument = TaggedArgument(f"arg_{i}_{k}", name, schema, function, tags, self.spaces)
-            self._add(argument.rules(self.split))
-            self.warnings += argument.warnings
-            names[argument.rule] = name in required
+            rule, rest = f"arg_{i}_{k}", (self.split, self.spaces, self.warnings)
+            self._add(TaggedArgument(rule, name, schema, function, tags, *rest).rules())
+            names[rule] = name in required
         if not tags.between:
             return " ".join(rule + ("" if needed else "?") for rule, needed in names.items())
-        return self._separate(f"args_{i}", names, literal(tags.between, self.split))
+        return self._separate(f"args_{i}", names, self._literal(tags.between))
 
     def _add(self, rules: list[str]) -> None:
         """Add rules while they can be compiled: each may repeat the whole schema."""
-        self.rules += rules
+        self._rules += rules
         self._size += sum(map(len, rules))
         if self._size > MAX_GRAMMAR:
-            raise BadRequest(
-                f"tools cannot be enforced: their grammar is longer than {MAX_GRAMMAR} characters",
-                param="tools",
-            )
+            length = f"their grammar is longer than {MAX_GRAMMAR} characters"
+            raise wrong_part("tools", f"cannot be enforced: {length}")
 
     def _separate(self, rule: str, names: Mapping[str, bool], between: str) -> str:
+        """Arguments with a text between each two. Returns the rule of the first; the rules `_more`
+        follow an argument, so that they begin with the separator. For `a` and an optional `b`:
+
+            rule_0: a rule_1_more                 rule_0_more: "," a rule_1_more
+            rule_1: b "" | ""                     rule_1_more: "," b "" | ""
+        """
         rest, more = '""', '""'
         for k, (name, needed) in reversed(list(enumerate(names.items()))):
             first, next_one = f"{name} {more}", f"{between} {name} {more}"
             if not needed:
                 first, next_one = f"{first} | {rest}", f"{next_one} | {more}"
-            self.rules += [f"{rule}_{k}: {first}", f"{rule}_{k}_more: {next_one}"]
+            self._rules += [f"{rule}_{k}: {first}", f"{rule}_{k}_more: {next_one}"]
             rest, more = f"{rule}_{k}", f"{rule}_{k}_more"
         return rest
 
 
-@dataclass
+@dataclass(frozen=True)
 class TaggedArgument:
+    """One parameter with a value between tags. `rule`: the name of its rule."""
+
     rule: str
     name: str
     schema: Any
     function: Function
     tags: TaggedArguments
-    spaces: Whitespace = field(default_factory=lambda: ONE_LINE)
-    warnings: list[str] = field(default_factory=list)
+    split: Split
+    spaces: Whitespace
+    warnings: list[str]
+    """To add to."""
 
-    def rules(self, split: Split) -> list[str]:
-        value = resolve(self.schema, self.function.schema)
-        if self.tags.quotes is not None:
-            listed = listed_values(value, self.function.schema) or []
-            if any(isinstance(one, str) for one in listed):
-                return [f"{self.rule}: {self._list_values(listed, split)}"]
+    def rules(self) -> list[str]:
         rule, root = self.rule, self.function.schema
+        value = resolve(self.schema, root)
+        if self.tags.quotes is None:  # text is a JSON string, too
+            return self._json(rule)
+        listed = listed_values(value, root) or []
+        if any(isinstance(one, str) for one in listed):
+            return [f"{rule}: {self._list_values(listed)}"]
         if not self.tags.may_be_text(value, root):
-            return self._json(rule, split)
+            return self._json(rule)
         if not self.tags.marks_text or value_types(value, root) == {"string"}:
-            return self._text(rule, value, split)
+            return self._text(rule, value)
+        # the marks show whether a value is text
         either = [f"{rule}: {rule}_t | {rule}_j"]
-        return either + self._text(f"{rule}_t", value, split) + self._json(f"{rule}_j", split)
+        return either + self._text(f"{rule}_t", value) + self._json(f"{rule}_j")
 
-    def _json(self, rule: str, split: Split) -> list[str]:
-        return [
-            f"{rule}: {self._key(split)} {rule}_json {self._after(split)}",
-            f"{rule}_json: {json_rule(self._document(), self.spaces)}",
-        ]
-
-    def _key(self, split: Split, *, text: bool = False) -> str:
-        tags = self.tags
-        after = (text and tags.text_key_after) or tags.key_after
-        return literal(f"{tags.key_before}{self.name}{after}", split)
-
-    def _after(self, split: Split) -> str:
-        return literal(self.tags.value_after.replace("{key}", self.name), split)
-
-    def _list_values(self, values: list[Any], split: Split) -> str:
-        """A key and one of its values. Strings have their own rule if the format requires it."""
-        around = self.tags.quotes or ("", "")
-        texts = [value for value in values if isinstance(value, str)]
-        others = [json.dumps(value) for value in values if not isinstance(value, str)]
-        forms = []
-        if texts:
-            before, after = (literal(mark, split) for mark in around)
-            words = " | ".join(json.dumps(word, ensure_ascii=False) for word in texts)
-            forms.append(f"{self._key(split, text=True)} {before} ({words}) {after}")
-        if others:
-            forms.append(f"{self._key(split)} ({' | '.join(map(json.dumps, others))})")
-        return f"({' | '.join(forms)}) {self._after(split)}"
-
-    def _text(self, rule: str, value: Mapping[str, Any], split: Split) -> list[str]:
-        before, quote = self.tags.quotes or ("", "")
-        closing = quote + self.tags.value_after.replace("{key}", self.name)
-        head = f"{rule}: {self._key(split, text=True)} {literal(before, split)}"
-        terminal = f"{rule}_TEXT".upper()
-        text = f"{terminal}: {self._text_pattern(value)}{self.without(closing.strip())}"
-        first, *rest = split(closing)
-        if isinstance(first, int):
-            return [text, f"{head} {terminal} {literal(closing, split)}"]
-        # Lazy: the text ends at the first closing tag.
-        suffix = json.dumps(first, ensure_ascii=False)
-        beyond = literal(closing[len(first) :], split) if rest else ""
-        return [text, f"{rule}_text[suffix={suffix}]: {terminal}", f"{head} {rule}_text {beyond}"]
-
-    def without(self, closing: str) -> str:
-        barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
-        return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
-
-    def _document(self) -> dict[str, Any]:
+    def _json(self, rule: str) -> list[str]:
         moved = SchemaReader("tools", root="#/$defs/root")
         value = moved.read(self.schema)
         document = value if isinstance(value, dict) else {} if value else {"anyOf": []}
         for kind in implied_type(document):  # one at most
             document = {**document, "type": kind}
-        return {**document, "$defs": {"root": moved.read(self.function.schema)}}
+        document = {**document, "$defs": {"root": moved.read(self.function.schema)}}
+        return [
+            f"{rule}: {self._key()} {rule}_json {literal(self._after, self.split)}",
+            f"{rule}_json: {json_rule(document, self.spaces)}",
+        ]
 
-    def _text_pattern(self, schema: Mapping[str, Any]) -> str:
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        length = f"/(?s:.{{{least},{'' if most is None else most}}})/"
+    def _key(self, *, text: bool = False) -> str:
+        after = (text and self.tags.text_key_after) or self.tags.key_after
+        return literal(f"{self.tags.key_before}{self.name}{after}", self.split)
+
+    @property
+    def _after(self) -> str:
+        return self.tags.value_after.replace("{key}", self.name)
+
+    def _list_values(self, values: list[Any]) -> str:
+        """A key and one of its values. A text may have another key and quotes."""
+        texts = [value for value in values if isinstance(value, str)]
+        others = [json.dumps(value) for value in values if not isinstance(value, str)]
+        forms = []
+        if texts:
+            before, after = (literal(mark, self.split) for mark in self.tags.quotes or ("", ""))
+            forms.append(f"{self._key(text=True)} {before} {_one_of(texts)} {after}")
+        if others:
+            forms.append(f"{self._key()} {_one_of(others)}")
+        return f"({' | '.join(forms)}) {literal(self._after, self.split)}"
+
+    def _text(self, rule: str, value: Mapping[str, Any]) -> list[str]:
+        before, quote_after = self.tags.quotes or ("", "")
+        closing = quote_after + self._after
+        head = f"{rule}: {self._key(text=True)} {literal(before, self.split)}"
+        terminal = f"{rule}_TEXT".upper()
+        text = f"{terminal}: {self._text_regex(value)}{self._exclude(closing.strip())}"
+        first, *rest = self.split(closing)
+        if isinstance(first, int):
+            return [text, f"{head} {terminal} {literal(closing, self.split)}"]
+        # Lazy: the text ends at the first closing tag.
+        lazy = f"{rule}_text[suffix={quote(first)}]: {terminal}"
+        beyond = literal(closing[len(first) :], self.split) if rest else ""
+        return [text, lazy, f"{head} {rule}_text {beyond}"]
+
+    def _exclude(self, closing: str) -> str:
+        """To append to a terminal: text that it must not hold."""
+        barred = "|".join(map(plain_pattern, filter(None, (closing, *self.tags.barred))))
+        return f" & ~/(?s:.*)({barred})(?s:.*)/" if barred else ""
+
+    def _text_regex(self, schema: Mapping[str, Any]) -> str:
+        length = f"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/"
         pattern = schema.get("pattern")
-        whole = self.function.text or (None if pattern is None else whole_text(pattern))
-        if pattern is not None and whole is None:
-            self._note(f"pattern {pattern!r}")
-        if "format" in schema:
-            self._note(f"format {schema['format']!r}")
+        whole = self.function.text_regex or (None if pattern is None else whole_text(pattern))
+        for keyword in ("pattern", "format") if self.function.strict else ():
+            if keyword in schema and (keyword == "format" or whole is None):
+                where = f"tool {self.function.name!r}, parameter {self.name!r}"
+                what = f"the {keyword} {schema[keyword]!r}"
+                self.warnings.append(f"{where}: {what} is not enforced in this model's call format")
         return length if whole is None else f"/{whole}/ & {length}"
 
-    def _note(self, what: str) -> None:
-        if self.function.strict:
-            where = f"tool {self.function.name!r}, parameter {self.name!r}"
-            self.warnings.append(f"{where}: the {what} is not enforced in this model's call format")
+
+def _one_of(texts: Sequence[str]) -> str:
+    """A single expression: llguidance allows 2,000 alternatives of a rule."""
+    return f"/({'|'.join(map(plain_pattern, texts))})/"

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from ...errors import BadRequest, GrammarFailed, RequestFailed
 from ...protocol.requests import GenerateRequest
 from ...records.parsing import CallGrammar, MessageGrammar
-from .request import Form, after_message, request_form
+from .request import GrammarForm, after_message, request_form
 from .schema import ONE_LINE, Whitespace
 from .trial import LIMITS, MAX_GRAMMAR, Allowance, GrammarTrial
 from .vocabulary import grammar_tokenizer, is_marker
@@ -49,7 +50,7 @@ class Constraint:
     _ahead: Future[bytes] | None = None
 
     def __post_init__(self) -> None:
-        self._stopped = bool(self._matcher.is_stopped())
+        self.finished = bool(self._matcher.is_stopped())
 
     def mask(self) -> Mask:
         self._settle()
@@ -75,17 +76,13 @@ class Constraint:
 
     def forced_tokens(self) -> list[int]:
         self._settle()
-        return [] if self._stopped else list(self._matcher.compute_ff_tokens())
+        return [] if self.finished else list(self._matcher.compute_ff_tokens())
 
     def take_text(self, text: str, tokens: Iterable[int]) -> None:
         """Accept as much as possible of a text that was generated before the grammar applied."""
         self._settle()
         self._matcher.try_consume_tokens(list(tokens))
         self._advance()
-
-    @property
-    def finished(self) -> bool:
-        return self._stopped
 
     @property
     def complete(self) -> bool:
@@ -110,8 +107,8 @@ class Constraint:
         self._packed = None
         self._check()
         # read here, so that `finished` need not wait for the mask in the pool
-        self._stopped = bool(self._matcher.is_stopped())
-        if self._pool is not None and not self._stopped:
+        self.finished = bool(self._matcher.is_stopped())
+        if self._pool is not None and not self.finished:
             self._ahead = self._pool.submit(self._matcher.compute_bitmask)
 
     def _check(self) -> None:
@@ -163,8 +160,7 @@ class GrammarCompiler:
         self.compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
         """By namespace and text: a hit of another tenant's grammar would show in response times."""
         self._tokenizer: LLTokenizer | None = None
-        self._special: tuple[re.Pattern[str], dict[str, int]] | None = None
-        self._trial = GrammarTrial(vocab_size, self._specials()[1])
+        self._trial = GrammarTrial(vocab_size, self._specials[1])
         self._lock = threading.Lock()
         self._building = threading.Lock()
 
@@ -189,17 +185,17 @@ class GrammarCompiler:
         )
         if form is None:
             return None
-        if messages is not None and form.after_lead:
+        if messages is not None and not form.of_client:
             form = after_message(form, messages, self.split)
         return Structure(self.constraint(form, thoughts, request.namespace), form.warnings)
 
     def constraint(
-        self, form: Form, thoughts: Thoughts | None = None, namespace: str = ""
+        self, form: GrammarForm, thoughts: Thoughts | None = None, namespace: str = ""
     ) -> Constraint | AfterThoughts:
         lark, lead = form.lark, ""
         if form.begins_json:
             lead = r"/[ \t\n]{1,8}/"
-        elif thoughts is not None and form.after_lead:
+        elif thoughts is not None and not form.of_client:
             lead = r"/[ \n]{1,3}/"
         if lead:
             lark = lark.replace("start:", "start: LEAD? led\nled:", 1) + f"\nLEAD: {lead}"
@@ -230,21 +226,20 @@ class GrammarCompiler:
         return None
 
     def split(self, text: str) -> list[str | int]:
-        pattern, ids = self._specials()
+        pattern, ids = self._specials
         pieces: list[str | int] = [ids.get(piece, piece) for piece in pattern.split(text) if piece]
         return [piece for piece in pieces if isinstance(piece, str) or piece not in self._eos]
 
+    @cached_property
     def _specials(self) -> tuple[re.Pattern[str], dict[str, int]]:
-        if self._special is None:
-            added = self.fast.get_added_tokens_decoder()
-            ids = {
-                token.content: number
-                for number, token in added.items()
-                if token.content and (is_marker(token) or number in self._eos)
-            }
-            words = sorted(map(re.escape, ids), key=len, reverse=True)
-            self._special = re.compile(f"({'|'.join(words)})" if words else r"(?!)"), ids
-        return self._special
+        added = self.fast.get_added_tokens_decoder()
+        ids = {
+            token.content: number
+            for number, token in added.items()
+            if token.content and (is_marker(token) or number in self._eos)
+        }
+        words = sorted(map(re.escape, ids), key=len, reverse=True)
+        return re.compile(f"({'|'.join(words)})" if words else r"(?!)"), ids
 
     def _find_compiled(self, lark: str, allowance: Allowance) -> _Compiled:
         key = (allowance.namespace, lark)

@@ -34,12 +34,15 @@ def json_rule(schema: Mapping[str, Any], spaces: Whitespace) -> str:
     return "%json " + json.dumps({"x-guidance": dict(spaces), **schema}, ensure_ascii=False)
 
 
+def quote(text: str) -> str:
+    """A string of Lark, which cannot hold the DEL character itself."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def literal(text: str, split: Split) -> str:
     """Text as a Lark expression. Empty text gives an empty string."""
-    return " ".join(
-        f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
-        for piece in split(text)
-    )
+    pieces = split(text)
+    return " ".join(f"<[{x}]>" if isinstance(x, int) else quote(x) for x in pieces)
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class Function:
     name: str
     schema: dict[str, Any]
     strict: bool = False
-    text: str = ""
-    """Regular expression of its only parameter's text, if that has a grammar."""
+    text_regex: str = ""
+    """Of its only parameter's text, if that has a grammar."""
 
 
 _NAMES = re.compile(r"\^(?:\((?:\?:)?((?:[\w|-]|\[\w\])+)\)|((?:[\w-]|\[\w\])+))\$")

@@ -43,14 +43,13 @@ class Edges:
         fold = self._fold = _fold_case if flags & re.IGNORECASE else str
         self._texts = sorted(map(fold, texts))
         self._reversed = sorted(text[::-1] for text in self._texts)
-        self._first = any_of({text[0] for text in self._texts})
-        self._last = any_of({text[-1] for text in self._texts})
+        self._first = re.compile(pattern_of({text[0] for text in self._texts}))
+        self._last = re.compile(pattern_of({text[-1] for text in self._texts}))
         self._longest_part = max(1, max(map(len, texts), default=0) - 1)
         written = _read_template(template)
-        removed = sorted(written.removed, key=len, reverse=True)
-        self._removed = re.compile("|".join(map(re.escape, removed)) or "(?!)", flags)
-        self._longest_removed = max(map(len, removed), default=1)
-        either = f"(?:{self._removed.pattern})|({self._first.pattern})"
+        self._removed = re.compile(pattern_of(written.removed), flags)
+        self._longest_removed = max(map(len, written.removed), default=1)
+        either = f"{self._removed.pattern}|({self._first.pattern})"
         self._removed_or_first = re.compile(either, flags)
         # whether the template may write a part directly before, or after, a text of the client
         opens: Callable[[str], bool] = _is_sign
@@ -95,10 +94,6 @@ def _ends_within(window: str, texts: Sequence[str], first: re.Pattern[str]) -> b
         if at < len(texts) and texts[at].startswith(part):
             return True
     return False
-
-
-def any_of(letters: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(letters))) or "(?!)")
 
 
 def _is_sign(part: str) -> bool:
@@ -185,8 +180,7 @@ class ControlTokens:
         """Texts by token id."""
         self.normalized = frozenset(i for i in self.content if added[i].normalized)
         for text in reserved:
-            token_id = fast.token_to_id(text)
-            if token_id is not None:
+            if (token_id := fast.token_to_id(text)) is not None:
                 self.content.setdefault(token_id, text)
         self.vocabulary = [token for i, token in added.items() if i not in self.content]
         """The other added tokens."""
@@ -219,7 +213,7 @@ class ControlTokens:
         return self._normalizer is None or mark in self._normalizer.normalize_str(mark)
 
 
-def pattern_of(texts: Sequence[str]) -> str:
+def pattern_of(texts: Iterable[str]) -> str:
     """Matches the longest of `texts`. Common prefixes are compared once."""
     tree: dict[str, Any] = {}
     for text in texts:

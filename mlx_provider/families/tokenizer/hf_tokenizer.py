@@ -46,7 +46,7 @@ class HFTokenizer:
     """
 
     def __init__(self, backend: Any, renderer: Any = None, reserved: Sequence[str] = ()) -> None:
-        self._backend = backend
+        self.backend = backend
         self._renderer = renderer
         self._reserved = tuple(reserved)
         # two threads must not use a fast tokenizer at once: "Already borrowed"
@@ -61,17 +61,13 @@ class HFTokenizer:
 
     def reserving(self, texts: Sequence[str]) -> HFTokenizer:
         """The same tokenizer (and turns) with further reserved texts."""
-        other = HFTokenizer(self._backend, self._renderer, (*self._reserved, *texts))
+        other = HFTokenizer(self.backend, self._renderer, (*self._reserved, *texts))
         other.turns, other.context = self.turns, self.context
         return other
 
     @property
     def fast(self) -> Any:
-        return self._backend.backend_tokenizer
-
-    @property
-    def backend(self) -> Any:
-        return self._backend
+        return self.backend.backend_tokenizer
 
     @property
     def chat_template(self) -> str | None:
@@ -116,10 +112,8 @@ class HFTokenizer:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Raises `ContextTooLong` once the text certainly has more tokens than `within` allows."""
-        if len(text) <= PIECE:
-            return self._encode(text, special=special)
         around = self._around if special else ([], [])
-        if around is None:
+        if len(text) <= PIECE or around is None:
             return self._encode(text, special=special)
         tokens = [*around[0]]
         for _, piece in self._long.pieces(text):
@@ -138,7 +132,7 @@ class HFTokenizer:
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         with self.turns.ask(1):
-            return list(self._backend.encode(text, add_special_tokens=special))
+            return list(self.backend.encode(text, add_special_tokens=special))
 
     def _check(self, at_least: int) -> None:
         if self.context is not None and at_least >= self.context:
@@ -161,7 +155,7 @@ class HFTokenizer:
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with self.turns.ask(1):
-            return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
+            return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def tokens(self, text: str, hidden: Hidden) -> list[int]:
         if not hidden.marks and not self.control.reachable:
@@ -181,7 +175,7 @@ class HFTokenizer:
         spans: list[tuple[int, int]] = []
         for begin, piece in self._long.pieces(text):
             with self.turns.ask(1):
-                encoding = self._backend(
+                encoding = self.backend(
                     piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
                 )
             tokens += encoding["input_ids"]
@@ -210,13 +204,13 @@ class HFTokenizer:
                 "beside its weights",
                 param="messages",
             )
-        return TemplateRenderer(source, self._backend.special_tokens_map).render(
+        return TemplateRenderer(source, self.backend.special_tokens_map).render(
             messages, tools, variables, generation_prompt=generation_prompt, probe=probe
         )
 
     def _source(self, tools: Messages) -> str | None:
         """Some models have a separate template for requests with tools."""
-        found = getattr(self._backend, "chat_template", None)
+        found = getattr(self.backend, "chat_template", None)
         if isinstance(found, Mapping):
             found = (found.get("tool_use") if tools else None) or found.get("default")
         return found if isinstance(found, str) else None
@@ -252,8 +246,7 @@ class HFTokenizer:
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped)
         text = self._text(hidden)
-        lost = hidden.lost_characters(text)
-        if lost:
+        if lost := hidden.lost_characters(text):
             hidden = self._hide(given, lost)
             text = self._text(hidden)
         return hidden, text
@@ -279,13 +272,12 @@ class HFTokenizer:
 
     def _prefixes(self, hidden: Hidden) -> list[str]:
         """Possible beginnings of a later prompt: the first messages, and all but the reply."""
-        found = []
         count = len(hidden.messages)
-        for cut in sorted({min(1, count), min(2, count), count}):
-            begun = replace(hidden, messages=hidden.messages[:cut])
-            # a template may refuse a conversation without a user message
-            found.append(try_render(partial(self._text, begun, generation_prompt=False)))
-        return [text for text in found if text is not None]
+        cuts = sorted({min(1, count), min(2, count), count})
+        begun = [replace(hidden, messages=hidden.messages[:cut]) for cut in cuts]
+        # a template may refuse a conversation without a user message
+        texts = [try_render(partial(self._text, h, generation_prompt=False)) for h in begun]
+        return [text for text in texts if text is not None]
 
     def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
         return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")

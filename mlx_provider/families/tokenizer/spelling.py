@@ -21,7 +21,7 @@ from itertools import chain, islice
 from typing import Any
 
 from ...errors import BadRequest
-from .control_tokens import SPACE_SIGN, ControlTokens, any_of
+from .control_tokens import SPACE_SIGN, ControlTokens, pattern_of
 
 MARKS = (
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFD)),
@@ -30,8 +30,7 @@ MARKS = (
 """Private characters, and Yi syllables for normalizers that drop those."""
 
 UNKNOWN = "\U0010fffd"
-"""A character that no vocabulary has: the model writes it as its unknown token."""
-
+"""In no vocabulary: a model writes it as its unknown token."""
 JOINED = 4096
 """Replacements whose parts are in memory at once. A part takes about a hundred bytes."""
 
@@ -184,7 +183,7 @@ def spelt(
     where = [piece.start for piece in pieces]
     # an id that the template did not write comes from letters that a normalizer changed
     odd = [spans[i][0] for i in set(own) - set(real)]
-    at = [*odd, *(match.start() for match in re.finditer(any_of(marks), text))]
+    at = [*odd, *(match.start() for match in re.finditer(pattern_of(marks), text))]
     wanted = [pieces[n] for n in sorted({bisect_right(where, i) - 1 for i in at})]
     if not wanted:
         return Encoded(list(found), [start for start, _ in spans])

@@ -177,10 +177,8 @@ def _thinking(value: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         return {}, None
     kind = value.get("type")
     if kind not in ("enabled", "adaptive", "disabled"):
-        raise BadRequest(
-            f"thinking.type must be enabled, adaptive or disabled, got {quote(kind)}",
-            param="thinking",
-        )
+        problem = f"must be enabled, adaptive or disabled, got {quote(kind)}"
+        raise wrong_part("thinking", problem, ".type")
     budget = None if kind == "disabled" else value.get("budget_tokens")
     if isinstance(budget, bool):
         raise wrong_part("thinking.budget_tokens", f"must be a number, got {quote(budget)}")
