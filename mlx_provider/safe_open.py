@@ -1,4 +1,5 @@
-"""Opens only regular files: no pipe, device, link, or file of another user."""
+"""Opens only regular files, no pipes or devices: `*_own` only this user's and no links,
+`read_trusted` also root's, `read_bounded` anyone's. All but `obstacle` raise `OSError`."""
 
 import errno
 import os
@@ -12,8 +13,8 @@ SAFE = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Descriptor of a regular file of this user (mode 0600 if `flags` create it). Raises `OSError`
-    for links, pipes, sockets, folders and files of other users."""
+    """Descriptor of a regular file of this user (mode 0600 if `flags` create it). Raises also for
+    links, sockets, folders and files of other users."""
     descriptor = _open(path, flags | os.O_NOFOLLOW)
     if os.fstat(descriptor).st_uid != os.getuid():
         os.close(descriptor)
@@ -22,27 +23,27 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """With missing parents, for this user only (mode 0700). Raises `OSError`."""
+    """With missing parents, for this user only (mode 0700)."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def create_own(path: Path) -> int:
-    """Descriptor of a new file with mode 0600, which replaces a file or link. Raises `OSError`."""
+    """Descriptor of a new file with mode 0600, which replaces a file or link."""
     path.unlink(missing_ok=True)
     return open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def read_own(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes of this user's file. Raises `OSError`."""
+    """This user's file, whole. Raises also if it has more than `limit` bytes."""
     with os.fdopen(open_own(path), "rb") as file:
-        return _all(file, path, limit)
+        return _read_within(limit, file, path)
 
 
 def replace_own(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read, atomically. Creates the folder. Raises `OSError`,
-    also if others can write to the folder."""
+    """Write a file that only this user can read, atomically. Creates the folder. Raises also if
+    others can write to the folder."""
     make_folder(path.parent)
     state = path.parent.stat()
     if state.st_uid != os.getuid() or state.st_mode & 0o022:
@@ -57,15 +58,14 @@ def replace_own(path: Path, data: bytes) -> None:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes of a regular file; links are followed. Raises `OSError`."""
+    """Anyone's file, whole; links are followed. Raises also if it has more than `limit` bytes."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
-        return _all(file, path, limit)
+        return _read_within(limit, file, path)
 
 
 def read_trusted(path: Path, limit: int, *, closed_to: int) -> bytes:
-    """A file that only this user and root can change; links are followed. `closed_to`: forbidden
-    mode bits. Raises `OSError` with the remedy for another user's file or such a mode, and like
-    `read_bounded`."""
+    """Like `read_bounded`, for a file of this user or root without the mode bits `closed_to`: with
+    `0o022`, nobody else can change it. The error of a mode names the remedy."""
     descriptor = _open(path, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(descriptor)
@@ -75,10 +75,10 @@ def read_trusted(path: Path, limit: int, *, closed_to: int) -> bytes:
             mode = f"{state.st_mode & ~closed_to & 0o777:o}"
             reason = f"is open to other users: `chmod {mode} {path}`"
             raise PermissionError(errno.EPERM, reason, os.fspath(path))
-        return _all(file, path, limit)
+        return _read_within(limit, file, path)
 
 
-def _all(file: BinaryIO, path: Path, limit: int) -> bytes:
+def _read_within(limit: int, file: BinaryIO, path: Path) -> bytes:
     data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"has more than {limit} bytes", os.fspath(path))
@@ -104,13 +104,13 @@ def _not_regular(path: Path) -> OSError:
 
 def obstacle(folder: Path, home: Path | None = None) -> str:
     """What keeps this user from making or writing a folder, with the remedy. Empty: nothing.
-    `home`: its variable is the remedy for folders below it."""
+    `home`: for folders below it, the remedy is to set its variable."""
     folder = folder.absolute()
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return ""
     why = "cannot be written to" if nearest.is_dir() else "is not a folder"
     home = Path(os.path.expanduser("~")) if home is None else home  # noqa: PTH111 - `Path` raises
-    if nearest == home or nearest in home.parents:
+    if folder.is_relative_to(home) and home.is_relative_to(nearest):
         return f"{nearest} {why}: set HOME to a folder of yours"
-    return f"{nearest} {why}: remove it or make it a folder of yours"
+    return f"{nearest} {why}: make {folder} a folder of yours"

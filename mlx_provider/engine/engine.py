@@ -238,18 +238,15 @@ class Engine:
             row.merged_length = merged.get(row, 0)
 
     def store(self, request: Request, rows: Sequence[Row]) -> None:
-        """Store what rows have computed, and prefills if the request has ended. A fault ends the
-        lease of a row, so that its buffers are lost."""
+        """Store what rows have computed, and prefills if the request has ended."""
         prefixes, ended = self.prefix_cache, not request.unfinished_rows
         if prefixes is None:
             return
         for job in [job for job in self.scheduler.waiting if ended and job.request is request]:
-            if not prefixes.keep_prefill(job):
-                job.drop_cache()
+            prefixes.keep_prefill(job)
         for row in [row for row in rows if row in self.scheduler.running and not row.corrupted]:
-            tokens, extract = self.batch.cached_tokens(row), partial(self.batch.extract, row)
-            if tokens and not prefixes.keep_row(row, row.tokens[:tokens], extract):
-                row.lease = None
+            if cached := self.batch.cached_tokens(row):
+                prefixes.keep_row(row, row.tokens[:cached], partial(self.batch.extract, row))
 
     def end_leases(self, rows: Sequence[Row]) -> None:
         """Of stored rows. Without `release`, as after a failed pass, their buffers are lost."""

@@ -125,7 +125,7 @@ class Row:
     """Committed tokens: drawn and read back. `output` gets all but stop tokens."""
     finish: FinishReason | None = None
     error: MLXProviderError | None = None
-    """A failure in the row's own work. Its request ends at once, or with its next token."""
+    """A fault of its grammar. Its request ends with the row's next token."""
     corrupted: bool = False
     """A pass of it has failed, so nothing of its cache is stored."""
     retry_alone: bool = False

@@ -4,9 +4,9 @@ The reply is a stream of `events`. Each line is a JSON list: the events of one e
 first line has `Accepted`; the last event is `Done` or `Failed`."""
 
 import uuid
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from .. import bounds
@@ -60,7 +60,8 @@ class ModelOptions(FromClient):
     keep_alive: float | None = Field(None, ge=-1, le=MOST_SECONDS)
     """Seconds without a request until the model is unloaded; -1: never; `None`: when another model
     needs the memory."""
-    drafter: str = "auto"
+    drafter: Annotated[str, BeforeValidator(lambda name: "off" if name is False else name)] = "auto"
+    """YAML reads `off` as `False`."""
     draft_model: str | None = None
     """Folder of a smaller model with the same vocabulary, for the drafter `model`."""
     sparse_prefill: float | None = Field(None, ge=0.1, le=0.9)

@@ -76,22 +76,22 @@ def describe_run() -> Result:
     }
 
 
-def make_subjects(models: Sequence[str], options: Sequence[str]) -> list[Subject]:
-    """Every model with every combination of the options, which are `name=value`. Raises
-    `BadRequest` for a wrong option."""
-    values: dict[str, dict[str, None]] = {}
-    for option in options:
+def make_subjects(models: Sequence[str], written: Sequence[str]) -> list[Subject]:
+    """Every model with every combination of the options, which are written as `name=value`. Raises
+    `BadRequest` for a wrong one."""
+    values_of: dict[str, dict[str, None]] = {}
+    for option in written:
         name, _, value = (part.strip() for part in option.partition("="))
         if not (name and value):
             raise BadRequest(f"--option {option}: write name=value", param="--option")
-        values.setdefault(name, {})[value] = None
+        values_of.setdefault(name, {})[value] = None
     models = list(dict.fromkeys(map(full_name, models)))
     subjects = []
-    for model, combination in product(models, list(product(*values.values()))):
-        texts = dict(zip(values, combination, strict=True))
-        compared = [f"{name}={texts[name]}" for name in texts if len(values[name]) > 1]
+    for model, *chosen in product(models, *values_of.values()):
+        options = dict(zip(values_of, chosen, strict=True))
+        compared = [f"{name}={options[name]}" for name in options if len(values_of[name]) > 1]
         label = ", ".join([_short_name(model, models), *compared])
-        subjects.append(Subject(model, _parse_options(texts), label))
+        subjects.append(Subject(model, _parse_options(options), label))
     return subjects
 
 
@@ -104,18 +104,18 @@ def _short_name(model: str, models: Sequence[str]) -> str:
 def _parse_options(texts: Mapping[str, str]) -> dict[str, Any]:
     options = {name: _parse_value(name, text) for name, text in texts.items() if text != UNSET}
     try:
-        ModelOptions.model_validate(options)
+        checked = ModelOptions.model_validate(options)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name, known = ".".join(map(str, first["loc"])), sorted(ModelOptions.model_fields)
         unknown = f"no such option; there are {', '.join(known)}"
         why = first["msg"] if first["loc"][0] in known else unknown
         raise BadRequest(f"--option {name}: {why}", param="--option") from None
-    return options
+    return checked.model_dump(mode="json", exclude_unset=True)
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """As YAML, as in a config file: a number, a boolean or a text. Folders become absolute."""
+    """As YAML, as in a config file; a text that is none is itself. Folders become absolute."""
     try:
         return full_name(text) if name in FOLDERS else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError):
@@ -169,6 +169,8 @@ def _load(subject: Subject, name: str, gateway: SeparateGateway) -> LoadedSubjec
         return {**asdict(subject), "skipped": error.message}
     # an equal subject before may have loaded the model: then no status is new
     same_model = [status for status in _models(gateway) if status.model == subject.model]
+    if not same_model:
+        return {**asdict(subject), "skipped": "unloaded after a request: leave keep_alive out"}
     added = [status for status in same_model if status not in before] or same_model
     return LoadedSubject(subject, name, added[-1], gateway)
 

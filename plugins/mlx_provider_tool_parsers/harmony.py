@@ -55,6 +55,7 @@ def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
             reader.content(space)
             yield from reader.pass_until(MARKERS, reader.content)
         else:
+            reader.content(space if reader.position == len(space) else "")  # all of the reply
             return
 
 

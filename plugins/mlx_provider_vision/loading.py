@@ -1,10 +1,11 @@
-"""Loads any mlx-vlm model, and checks whether its images can be embedded separately, and so reused.
+"""Loads any mlx-vlm model, and checks whether its images can be embedded separately. Each is then
+cached on its own.
 
-One prompt with two images is computed by mlx-vlm's own processor and from its parts, with a chunk's
-end inside an image. Tokens, the images' rows and the logits must be the same.
+A prompt with two images is computed twice: whole, as mlx-vlm does it, and separately, with each
+image embedded on its own and a prefill chunk that ends inside an image. Tokens, features and logits
+must agree.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +25,11 @@ from mlx_provider.families.vision.model import vision_info
 from .model import UNKNOWN_PIXELS, AnyVisionModel, image_text
 from .separate import SeparateVisionModel
 
-log = logging.getLogger(__name__)
-
 ESCAPED = (
     "the model's processor tokenises prompts with images by itself: control tokens in the text of "
     "users and tools are written with \\u escapes there"
 )
-TOGETHER = "a chat with images is prefilled anew at every turn, from its first image on"
+NOT_REUSED = "a chat with images is prefilled anew at every turn, from its first image on"
 
 SIZES = ((112, 84), (140, 168))
 """Height and width of the two images: different numbers of patches, neither square."""
@@ -54,15 +53,15 @@ def load_any(folder: Path, options: LoadOptions) -> AnyVisionModel:
         image=image_text(processor, chat, token),
         default_context=int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT),
     )
-    together = AnyVisionModel(model, processor, info, chat, token)
+    whole = AnyVisionModel(model, processor, info, chat, token)
     separate = SeparateVisionModel(model, processor, info, chat, token)
-    one = mx.array([1])
+    one = mx.array([1])  # any token, at any position, shows `route` the recurrent layers
     route(lambda cache: separate.decode(one, cache, one), separate.make_cache())
-    problem = problem_of(separate, together) if sees else ""
+    problem = problem_of(separate, whole) if sees else ""
     if not problem:
         return separate
-    together.info = replace(info, notes=(*info.notes, ESCAPED, f"{TOGETHER}: {problem}"))
-    return together
+    whole.info = replace(info, notes=(*info.notes, ESCAPED, f"{NOT_REUSED}: {problem}"))
+    return whole
 
 
 def _image_token(folder: Path) -> int | None:
@@ -71,38 +70,34 @@ def _image_token(folder: Path) -> int | None:
     return next((int(config[name]) for name in names if config.get(name) is not None), None)
 
 
-def problem_of(separate: SeparateVisionModel, together: AnyVisionModel) -> str:
-    """Empty: `separate` may serve the model. Engine thread."""
+def problem_of(separate: SeparateVisionModel, whole: AnyVisionModel) -> str:
+    """Why `separate` may not serve the model; empty: it may. Engine thread."""
+    return failure(lambda: _difference(separate, whole))
+
+
+def _difference(separate: SeparateVisionModel, whole: AnyVisionModel) -> str:
     images = [_image(seed, *size) for seed, size in enumerate(SIZES)]
     words = [{"type": "text", "text": text} for text in ("What is", "beside", "?")]
     content = [words[0], {"type": "image"}, words[1], {"type": "image"}, words[2]]
-    asked: dict[str, Any] = {"tools": [], "media": images, "variables": {}}
+    request: dict[str, Any] = {"tools": [], "media": images, "variables": {}}
     messages = [{"role": "user", "content": content}]
-
-    def compare() -> str:
-        parts = separate.prepare(messages, **asked)
-        whole = together.prepare(messages, **asked)
-        if list(parts.tokens) != list(whole.tokens):
-            return "its processor writes an image otherwise beside others"
-        return _difference(separate, parts, together, whole)
-
-    return failure(compare)
-
-
-def _difference(
-    separate: SeparateVisionModel, parts: Prompt, together: AnyVisionModel, whole: Prompt
-) -> str:
-    tolerance = TOLERANCE[together.info.precision]
-    alone = {span.content_hash: separate.embed(span) for span in parts.spans}
-    joint = {span.content_hash: together.embed(span) for span in whole.spans}
-    (embedded,) = (made.arrays["inputs_embeds"][0] for made in joint.values())
-    for span in parts.spans:
-        if _distance(alone[span.content_hash].rows, embedded[span.start : span.end]) > tolerance:
+    separate_prompt = separate.prepare(messages, **request)
+    whole_prompt = whole.prepare(messages, **request)
+    if list(separate_prompt.tokens) != list(whole_prompt.tokens):
+        return "its processor writes an image otherwise beside others"
+    tolerance = TOLERANCE[whole.info.precision]
+    separate_features = {x.content_hash: separate.embed(x) for x in separate_prompt.spans}
+    whole_features = {x.content_hash: whole.embed(x) for x in whole_prompt.spans}
+    (all_images,) = whole_features.values()  # `AnyVisionModel` has one span
+    rows = all_images.arrays["inputs_embeds"][0]
+    for span in separate_prompt.spans:
+        found = separate_features[span.content_hash].rows
+        if _distance(found, rows[span.start : span.end]) > tolerance:
             return "an image's features depend on what stands beside it"
-    first = parts.spans[0]
-    cuts = ((first.start + first.end) // 2, len(parts.tokens))
-    found = _logits(separate, parts, alone, cuts)
-    if _distance(found, _logits(together, whole, joint, (len(whole.tokens),))) > tolerance:
+    first, end = separate_prompt.spans[0], len(whole_prompt.tokens)
+    chunk_ends = ((first.start + first.end) // 2, end)
+    found = _logits(separate, separate_prompt, separate_features, chunk_ends)
+    if _distance(found, _logits(whole, whole_prompt, whole_features, (end,))) > tolerance:
         return "its language model reads images otherwise than by their embeddings"
     return ""
 

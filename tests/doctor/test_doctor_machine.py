@@ -213,6 +213,7 @@ def test_a_home_that_is_a_file_is_the_cause(subject: Make, tmp_path: Path) -> No
     assert told.state == "fail"
     assert f"{here.home} is not a folder" in told.what
     assert told.remedy.startswith("set HOME to a folder of yours")
+    assert "set HOME" not in machine.obstacle(here.home / "cache", here.home / "user")
 
 
 def fixed_free_space(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:

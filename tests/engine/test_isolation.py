@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from failing import Failing, First, decoding, fail_once
 from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.execution.sampler import draw
+from mlx_provider.engine.prefix_cache.buffers import Lease
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Phase, Request
 from mlx_provider.engine.scheduling.chunking import FixedShapes
@@ -145,11 +146,19 @@ def test_a_reproducible_row_whose_sampling_keeps_failing_fails_alone(
     assert_as_alone(qwen3, requests[0], requests[2])
 
 
+@pytest.mark.parametrize("part", ["prompt", "row"])
 def test_a_row_that_cannot_be_stored_loses_its_buffers(
-    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     prefix_cache, released = PrefixCache(budget=lambda: 2**24), list[Any]()
-    monkeypatch.setattr(prefix_cache, "insert", lambda *args, **more: 1 / 0)
+    insert = prefix_cache.insert
+
+    def fails(*args: Any, **more: Any) -> int:
+        if ("awaited" in more) == (part == "row"):
+            raise Odd("not stored")
+        return insert(*args, **more)
+
+    monkeypatch.setattr(prefix_cache, "insert", fails)
     monkeypatch.setattr(prefix_cache, "release", lambda lease, **more: released.append(lease))
     engine = new_engine(qwen3, prefix_cache=prefix_cache, layout="solo", max_chunk=64)
     left = new_request([50] * 300, max_tokens=3)
@@ -158,8 +167,24 @@ def test_a_row_that_cannot_be_stored_loses_its_buffers(
     engine.cancel(left)
     whole = new_request([40] * 50, max_tokens=3)
     run(engine, whole)
-    assert not released
+    assert [lease.row is None for lease in released] == [part == "prompt", True]
     assert_as_alone(qwen3, whole)
+
+
+def test_a_lease_that_cannot_be_acquired_costs_no_request(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(qwen3, prefix_cache=PrefixCache(budget=lambda: 2**24), layout="solo")
+    run(engine, new_request([40] * 50, max_tokens=3))
+    (again,) = start(engine, [[*[40] * 50, 41]])
+    (job,) = engine.scheduler.waiting
+    assert engine.prefix_cache is not None
+    assert any(engine.prefix_cache.offers(job))
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "acquire", lambda lease: 1 / 0)
+        engine.prefix_cache.lease(job)
+    run(engine)
+    assert_as_alone(qwen3, again)
 
 
 def test_a_look_up_that_fails_late_leaves_no_prefix(

@@ -377,6 +377,23 @@ def test_a_grammar_that_fails_ahead_ends_its_request_alone(qwen3: TextModel) -> 
     assert any(isinstance(event, Failed) for event in requests[2].events.get(timeout=300))
 
 
+def test_rows_whose_accepted_drafts_cannot_be_read_run_again(qwen3: TextModel) -> None:
+    requests, failures = asked(), list[int]()
+    engine = drafted(qwen3, knowing(qwen3, requests))
+    read = engine.batch.catch_up
+
+    def fails() -> Any:
+        if engine.batch.drafted_rows and not failures:
+            failures.append(len(engine.batch.drafted_rows))
+            raise RuntimeError("[metal] command buffer failed")
+        return read()
+
+    vars(engine.batch)["catch_up"] = fails
+    serve(engine, requests)
+    assert failures
+    assert_as_alone(qwen3, *requests)
+
+
 def test_a_grammar_whose_forced_text_fails_changes_no_token(qwen3: TextModel) -> None:
     class Broken(Counting):
         def forced_tokens(self) -> Any:

@@ -73,7 +73,7 @@ def test_drafts_of_sixteen_rows_are_not_slower_than_none(
 @pytest.mark.parametrize("host", [0.003, pytest.param(0.001, marks=pytest.mark.sweep)])
 @each_device
 def test_one_row_gains_as_much_as_the_device_permits(name: str, host: float) -> None:
-    """Two drafts, acceptance 0.7. An H200 waits for the host about as long as for a pass."""
+    """Two drafts, acceptance 0.7."""
     for drafter, guessing in DRAFTERS.items():
         best = reachable(DEVICES[name], 0.7, guessing, host, most=2)
         found = simulate(

@@ -1,6 +1,7 @@
 """OpenAI parameters, as LiteLLM delivers them, to the engine's request."""
 
 import pytest
+import yaml
 
 from mlx_provider.errors import BadRequest
 from mlx_provider.litellm.call import Call, generate_requests
@@ -261,10 +262,9 @@ def test_the_session_is_the_litellm_session_id_else_the_cache_key():
 
 
 def test_operator_options_come_from_model_info_alone():
-    made = request(
-        litellm_params={"model_info": {"id": "x", "mlx": {"kv_bits": 8}, "mlx_context_length": 99}}
-    )
-    assert (made.options.kv_bits, made.options.context_length) == (8, 99)
+    given = {"id": "x", "mlx": yaml.safe_load("{drafter: off}"), "mlx_context_length": 99}
+    made = request(litellm_params={"model_info": given})
+    assert (made.options.drafter, made.options.context_length) == ("off", 99)
     assert "unknown parameter: kv_bits" in refusal(kv_bits=8).message
     error = refusal(litellm_params={"model_info": {"mlx": {"kv_bits": 3}}})
     assert error.param == "model_info.mlx.kv_bits"

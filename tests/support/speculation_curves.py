@@ -1,9 +1,9 @@
-"""Drafts on the curves of devices that people have: what the policy makes of them, no clock.
+"""Drafts on simulated devices: what the policy makes of them, without a clock.
 
 Rows decode as the engine runs them: a pass is launched before the last one's tokens are read,
 unless it takes drafts along; the device then waits while the host reads, guesses and launches.
-The curves are estimated from published figures: what a chip reads and computes, and what a model
-needs of it. They prove decisions, not speed: no device was measured.
+The devices are estimated from published figures, except for the products of the H100, which were
+timed. They prove decisions, not speed.
 """
 
 import random
@@ -12,129 +12,60 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 
-from mlx_provider.engine.request import Request, Row, SamplingParams
-from mlx_provider.engine.scheduling.chunking import LONGEST_GAP
 from mlx_provider.engine.scheduling.costs import Costs, Curve, PassTimer
 from mlx_provider.engine.scheduling.ledger import Limits
 from mlx_provider.engine.scheduling.scheduler import Scheduler
 from mlx_provider.engine.scheduling.step import StepPlan
 from mlx_provider.engine.speculation.policy import Kind, Policy, RowAcceptance
-from mlx_provider.protocol.event_queue import EventQueue
-from mlx_provider.records import Prompt
-from mlx_provider.testing.driver import TokenLedger, TokenOutput
+from mlx_provider.testing.driver import TokenLedger, new_request
+from simulated_engine import KEY, h100, m3_max
 
 WIDTHS = (1, 4, 8, 16, 32, 64, 256)
-DEEP_WIDTHS = (1, 8, 64, 256, 1024)
-DEPTH = 8192
-"""Of the deep cache over which a device is measured."""
-SCATTERED = 0.15
-"""Share of all experts whose reading takes as long as that of the few that one token takes."""
 
 
 @dataclass(frozen=True)
-class Chip:
-    """What a device reads and computes in a second."""
-
-    bytes: float
-    """Of weights and keys."""
-    products: float
-    """Floating-point operations of quantised matrix products, in full tiles."""
-    attention: float
-    """Those of attention over a long cache by many queries,"""
-    vector: float
-    """and by a few, which have a kernel of their own where queries times query heads for a KV head
-    are at most 32."""
-    plateau: int
-    """More queries than those, up to so many, take as long as so many."""
-    tile: int = 32
-    """Rows of a tile of matrix products; a part of one takes as long as all of it."""
-    few: int = 13
-    """Fewer rows than this take no tile: five of them cost what one costs."""
-    launches: float = 0.0
-    """Seconds of a pass that are neither reading nor computing."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """What one pass needs."""
-
-    weights: float
-    """Bytes that every pass reads."""
-    products: float
-    """Floating-point operations of a token."""
+class Device:
+    products: Callable[[int], float]
+    """Seconds of the products of so many tokens."""
     key: float
-    """Bytes of a cached token."""
-    heads: int
-    """Query heads for a KV head."""
-    bandwidth: float
-    """Share of the bandwidth at which one query reads the cache: less with few KV heads."""
-    pair: float
-    """Floating-point operations of a new token and a cached one."""
-    experts: float = 0.0
-    """Bytes of all experts, of which a token takes 8 in 128."""
-    scattered: float = 1.6
-    """Times longer that products of few tokens for each of many experts take."""
+    """Seconds in which a row reads one cached token,"""
+    query: float
+    """and in which it attends to one for each of its new tokens, if these are at most `few`."""
+    few: int = 8
+    many: float = 0.0
+    """Seconds of attention of more new tokens to a cached one."""
 
-
-CHIPS = {
-    "M3 Max": Chip(390e9, products=11.5e12, attention=9e12, vector=2.1e12, plateau=78),
-    "H200": Chip(
-        4.6e12, products=350e12, attention=400e12, vector=40e12, plateau=528, tile=64,
-        launches=0.0015,
-    ),
-}  # fmt: skip
-"""M3 Max: 40 cores. Attention of a layer with
-32 query heads of 128 over 32k keys takes 2.03 ms for 8 queries and 4.63 ms for 12 to 48 on an M3
-Max, and 2.99 ms for 64 (mlx issue 3826). H200: no such table is
-known; one tile of 128 queries for each of 32 heads on 132 multiprocessors."""
-MODELS = {
-    "dense 8B": Model(4.7e9, 16.2e9, 147_456, heads=4, bandwidth=1.0, pair=0.59e6),
-    "30B-A3B": Model(1.5e9, 6.4e9, 98_304, heads=8, bandwidth=0.7, pair=0.8e6, experts=15.6e9),
-}  # fmt: skip
-"""In 4 bit. One query reads the cache of 4 KV heads of 256 at 0.19 to 0.36 of the bandwidth (mlx
-issue 3837)."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A device that is known from its figures."""
-
-    chip: Chip
-    model: Model
-
-    def seconds(self, rows: int, keys: int, chunk: int = 0, depth: int = 0) -> float:
-        attended = keys * self.per_key(1) + (depth * self.per_key(chunk) if chunk else 0.0)
-        return self.chip.launches + self._products(rows + chunk) + attended
+    def seconds(self, width: int, keys: int) -> float:
+        return self.products(width) + keys * self.per_key(1)
 
     def per_key(self, queries: int) -> float:
-        """Seconds of attention for each cached token of a row with so many queries."""
-        chip, model = self.chip, self.model
-        read = model.key / (chip.bytes * model.bandwidth)
-        if queries <= 8 and queries * model.heads <= 32:
-            return max(read, queries * model.pair / chip.vector)
-        return max(read, max(queries, chip.plateau) * model.pair / chip.attention)
+        """Seconds of attention for each cached token of a row with so many new tokens."""
+        return max(self.key, queries * self.query if queries <= self.few else self.many)
 
     def measured(self) -> Curve:
-        deep: dict[int, float] = {}
-        for width in DEEP_WIDTHS:
-            last, seconds = [(1, 0.0), *deep.items()][-1]
-            if width <= 64 or seconds * width / last <= LONGEST_GAP:
-                deep[width] = self.seconds(0, 0, width, DEPTH)
-        short = {n: self.seconds(0, 0, n) for n in sorted({*WIDTHS, *deep})}
-        return Curve.through(short, deep, DEPTH)
-
-    def _products(self, width: int) -> float:
-        chip, model = self.chip, self.model
-        once = model.weights / chip.bytes
-        if model.experts:
-            taken = max(SCATTERED, 1 - (1 - 8 / 128) ** width) * model.experts / chip.bytes
-            return once + taken + model.scattered * width * model.products / chip.products
-        if width < chip.few:
-            return once * max(1, 0.85 * ceil(width / 5))
-        tile = chip.tile * model.products / chip.products
-        return max(once, tile * ceil(width / chip.tile))
+        short = {width: self.products(width) for width in WIDTHS}
+        depth = 8192
+        deep = {width: short[width] + depth * self.per_key(width) for width in (1, 8)}
+        return Curve.through(short, deep, depth)
 
 
+def _experts(width: int) -> float:
+    """Of a model with 3B of 30B in use: 8 of 128 experts for each token, in 4 bit, on an M3 Max."""
+    read = 1.5e9 + max(0.15, 1 - (1 - 8 / 128) ** width) * 15.6e9
+    return read / 390e9 + 1.6 * width * 6.4e9 / 11.5e12
+
+
+def _small(width: int) -> float:
+    """Of a small model on a CPU: 4 ms of reading, tiles of 8 rows."""
+    return max(0.004, 0.00256 * ceil(width / 8))
+
+
+DEVICES: Mapping[str, Device] = {
+    "M3 Max, dense 8B": Device(m3_max().products, KEY / 390e9, 2.8e-7),
+    "M3 Max, 30B-A3B": Device(_experts, 3.6e-7, 3.8e-7, few=4, many=6.9e-6),
+    "H100, dense 8B": Device(h100().products, KEY / 2.7e12, 1.5e-8),
+    "CPU, small": Device(_small, 1e-7, 3.2e-8),
+}
 STREAM = 2_000
 """Tokens that each row holds."""
 WARM = 500
@@ -146,9 +77,6 @@ ALONE: Kind = frozenset({0})
 """Passes with drafts of the only drafter."""
 NOTHING = -1.0
 """Chance of a row for which there is no draft."""
-CPU = Chip(20e9, products=500e9, attention=500e9, vector=500e9, plateau=1, tile=8, few=0)
-SMALL = Model(weights=80e6, products=160e6, key=2_048, heads=4, bandwidth=1.0, pair=16e3)
-"""A small model on a CPU without a GPU: 4 ms of reading, tiles of 8 rows."""
 
 Luck = Callable[[int], float]
 """(tokens of the reply so far) -> chance that each next draft holds."""
@@ -161,7 +89,7 @@ class Guessing:
     seconds: float = 0.0
     share: float = 0.0
 
-    def round(self, device: Estimate) -> float:
+    def round(self, device: Device) -> float:
         return self.seconds + self.share * device.seconds(1, STREAM)
 
 
@@ -169,12 +97,6 @@ DRAFTERS = {
     "lookup": Guessing(seconds=1e-4),
     "MTP": Guessing(share=1 / 30),
     "draft model": Guessing(share=1 / 8),
-}
-DEVICES: Mapping[str, Estimate] = {
-    "M3 Max, dense 8B": Estimate(CHIPS["M3 Max"], MODELS["dense 8B"]),
-    "M3 Max, 30B-A3B": Estimate(CHIPS["M3 Max"], MODELS["30B-A3B"]),
-    "H200, dense 8B": Estimate(CHIPS["H200"], MODELS["dense 8B"]),
-    "CPU, small": Estimate(CPU, SMALL),
 }
 
 
@@ -186,10 +108,6 @@ class Outcome:
     """Times the tokens a second of the same rows without, once the policy has seen some steps."""
     learning: float
     """Plain steps lost until then; below 0: won."""
-    accepted: float
-    """Share of the drafts that held."""
-    drafted: float
-    """Drafts a step."""
     slowest: float
     """Times its plain rate that the slowest row has."""
 
@@ -203,7 +121,6 @@ class Draw:
     odds: RowAcceptance = field(default_factory=RowAcceptance)
     tokens: int = 0
     drafts: int = 0
-    accepted: int = 0
 
     def guess(self, wanted: int) -> int:
         self.drafts = wanted if self.luck(self.tokens) >= 0 else 0
@@ -215,7 +132,6 @@ class Draw:
         fell = (at for at in range(self.drafts) if self.dice.random() >= chance)
         held = next(fell, self.drafts)
         self.tokens += 1 + held
-        self.accepted += held
         return held
 
 
@@ -223,7 +139,7 @@ class Draw:
 class Bench:
     """Rows on a device, with the engine's own scheduler, costs and timer."""
 
-    device: Estimate
+    device: Device
     rows: Sequence[Draw]
     guessing: Guessing
     host: float
@@ -240,14 +156,13 @@ class Bench:
         self.timer = PassTimer(self.costs)
         self.keys = STREAM * len(self.rows)
 
-    def step(self) -> int:
-        """One pass; drafts that it took along."""
+    def step(self) -> None:
         plan = self.scheduler.schedule(self.now).plan
         seconds = partial(self._seconds, plan)
         wanted = self._wanted(seconds)
         if not any(wanted) and not self.drafted:
             self._pipelined(plan.pass_seconds)
-            return 0
+            return
         self._catch_up()
         drafts, rounds = self._guessed(wanted)
         self.now += self.host
@@ -260,7 +175,6 @@ class Bench:
         self.drafted = drafts > 0
         if not drafts:
             self._take()
-        return drafts
 
     def _seconds(self, plan: StepPlan, tokens: int) -> float:
         return self.scheduler.chunking.with_drafts(plan)(tokens)
@@ -318,14 +232,14 @@ class Bench:
         return sum(found), rounds
 
 
-def apart(device: Estimate, drafts: int) -> float:
+def apart(device: Device, drafts: int) -> float:
     """Seconds that a row with so many drafts adds to its pass, beside their width: its attention
     has kernels of its own."""
     return LAUNCHES + STREAM * (device.per_key(1 + drafts) - device.per_key(1))
 
 
 def simulate(
-    device: Estimate,
+    device: Device,
     luck: Sequence[Luck],
     guessing: Guessing,
     *,
@@ -333,35 +247,26 @@ def simulate(
     steps: int = STEPS,
     warm: int = WARM,
     policy: Policy | None = None,
-    seed: int = 0,
 ) -> Outcome:
     """Rows of that luck, with drafts, beside the same rows without."""
-    rows = [Draw(each, random.Random(f"{seed}-{at}")) for at, each in enumerate(luck)]
+    rows = [Draw(each, random.Random(f"0-{at}")) for at, each in enumerate(luck)]
     bench = Bench(device, rows, guessing, host, policy or Policy())
     plain = max(host, device.seconds(len(rows), STREAM * len(rows)))
-    drafts = held = 0
-    learning = 0.0
-    began, before = 0.0, [0] * len(rows)
-    for step in range(steps):
-        if step == warm:
-            learning = bench.now / plain - sum(row.tokens for row in rows) / len(rows)
-            began, before = bench.now, [row.tokens for row in rows]
-            drafts = 0
-            held = -sum(row.accepted for row in rows)
-        drafts += bench.step()
+    for _ in range(warm):
+        bench.step()
+    before, began = [row.tokens for row in rows], bench.now
+    for _ in range(steps - warm):
+        bench.step()
     took = (bench.now - began) / plain
     gained = [row.tokens - old for row, old in zip(rows, before, strict=True)]
-    held += sum(row.accepted for row in rows)
     return Outcome(
         ratio=sum(gained) / len(rows) / took,
-        learning=learning,
-        accepted=held / drafts if drafts else 0.0,
-        drafted=drafts / (steps - warm),
+        learning=began / plain - sum(before) / len(rows),
         slowest=min(gained) / took,
     )
 
 
-def reachable(device: Estimate, chance: float, guessing: Guessing, host: float, most: int) -> float:
+def reachable(device: Device, chance: float, guessing: Guessing, host: float, most: int) -> float:
     """Times the plain rate that one row can have, if everything is known beforehand."""
     plain = max(host, device.seconds(1, STREAM))
 
@@ -390,9 +295,8 @@ def copying(chance: float, copied: int, written: int) -> Luck:
 def _decoding(rows: int, costs: Costs) -> Scheduler:
     """A scheduler whose rows decode."""
     scheduler = Scheduler(TokenLedger(Limits(64, 256, 0.1, 2048, 2048)), costs)
-    for at in range(rows):
-        request = Request(f"{at}", Prompt([1] * STREAM), SamplingParams(), 1000, EventQueue())
-        request.rows = [Row(request, 0, TokenOutput())]
+    for _ in range(rows):
+        request = new_request([1] * STREAM, max_tokens=1000)
         scheduler.end_prefill(scheduler.submit(request, 0.0))
         scheduler.add_row(request.rows[0])
     return scheduler

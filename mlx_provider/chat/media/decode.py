@@ -24,8 +24,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 FILLING = b"\x55\xaa\x33\xc7" * 2**12
 GAP = 2
-"""Averaging over squares must leave this many times the target's sides; then the result looks as if
-there had been none."""
+"""Averaging over squares must leave this many times the target's sides; then it cannot be seen."""
 STRIP_PIXELS = 2**20
 TILE_PIXELS = 2**20
 PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
@@ -72,7 +71,7 @@ class Picture:
         """Peak memory of `rgb_pixels`, without the result (estimate)."""
         pixels, factor = self.width * self.height, self.reduction(size)
         by_codec = _codec_reduction(factor) if self.format == "JPEG" else 1
-        whole = by_codec * (factor // by_codec)
+        whole = by_codec * (factor // by_codec)  # `_decode` rounds down
         decoded = PIXEL_BYTES.get(self.mode, 4) + CODEC_BYTES.get(self.format, 0)
         reduced = 4 + (4 if self.orientation > 1 else 0) + 3  # as RGB, rotated, and for numpy
         buffers = pixels * decoded // by_codec**2 + pixels * reduced // whole**2
@@ -248,7 +247,7 @@ def _decode_reduced(data: bytes, factor: int) -> tuple[Any, int]:
 
 
 def _codec_reduction(factor: int) -> int:
-    """The part of `factor` that libjpeg can apply. What is left is rounded down."""
+    """The part of `factor` that libjpeg can apply."""
     return next(part for part in (8, 4, 2, 1) if part <= factor)
 
 
@@ -292,6 +291,7 @@ def _to_rgb(image: Any, scale: float) -> Any:
 
 
 def _grey_scale(image: Any, rows: int) -> float:
+    """Factor that turns the levels into 0 to 255. Reads `rows` at a time."""
     import numpy as np
 
     if image.mode.startswith("I;16"):

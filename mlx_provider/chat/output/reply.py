@@ -147,8 +147,7 @@ class Reply:
                 )
             case "reasoning":
                 self._flush()
-                if event.text:
-                    self._new_deltas.append(Delta(index=self._index, reasoning=event.text))
+                self._new_deltas.append(Delta(index=self._index, reasoning=event.text))
             case "reason" | "answer":
                 self.in_reasoning = event.kind == "reason"
             case "call" | "arguments" | "close":

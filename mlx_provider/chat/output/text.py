@@ -1,4 +1,5 @@
-"""Splits the text of one reply into thoughts, answer and tool calls."""
+"""Splits the text of one reply into thoughts, answer and tool calls. `reader.reason()` and
+`reader.answer()` report that thoughts or the answer begin."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ def read_reply(
     thought_is_open: bool | None,
     layout: TurnLayout,
 ) -> Reading[None]:
-    """Read a whole reply. `thought_is_open`: where the prompt ended; `None`: unknown."""
+    """Read a whole reply. `thought_is_open`: in the prompt; `None`: the prompt is unknown."""
     for kind, parser in (("reasoning", reasoning_parser), ("tool", tool_parser)):
         if parser is not None and parser.whole is not None:
             name = f"{kind} parser {parser.name!r}"
@@ -49,12 +50,9 @@ def _read_whole(
 
 @dataclass
 class _MarkedReply:
-    """Reads a reply in which markers separate thoughts, answer and calls.
-
-    White space between these parts is text, without that which the chat template writes there
-    itself (`layout`). Where that is unknown, all of it is dropped, after a thought up to the last
-    line end.
-    """
+    """Reads a reply in which markers separate thoughts, answer and calls. White space between these
+    parts is text, without what the chat template writes there itself (`layout`). Where that is
+    unknown, all of it is dropped, after a thought up to the last line end."""
 
     reader: TextReader
     note: Note
@@ -237,7 +235,7 @@ class _MarkedReply:
         return True
 
     def scan(self) -> Reading[None]:
-        """If the parser fails, only this call is lost, and its text is shown."""
+        """Read a block. If the parser fails, only this block is lost, and its text is shown."""
         parser = self.tool_parser
         scan = partial(scan_block, parser, self.reader, self.tools)
         fault = yield from attempt_generator(scan, NotACall, TextEnded)

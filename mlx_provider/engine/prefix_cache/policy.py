@@ -52,6 +52,13 @@ def isolate(use: Use, *, otherwise: Callable[[Any], object] = lambda user: None)
     return cast("Use", run)
 
 
+def lose_buffers(user: PrefillJob | Row) -> None:
+    """Of a row that could not be stored. What it shares of others is intact."""
+    lease = user.lease if isinstance(user, Row) else user.rows[0].lease
+    if lease is not None:
+        lease.row, lease.capacity = None, 0
+
+
 class PrefixCachePolicy(PrefixOffers):
     """Engine thread only. In the order of calls: `look_up` when a prompt is queued, `offers` while
     it waits, `lease` when it is admitted, `begin` before its first pass, `after_pass` after each
@@ -204,29 +211,26 @@ class PrefixCachePolicy(PrefixOffers):
             caches.append(copied)
         return caches
 
-    @partial(isolate, otherwise=lambda job: False)
-    def keep_prefill(self, job: PrefillJob) -> bool:
-        """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV.
-        Returns whether there was no fault."""
+    @partial(isolate, otherwise=lose_buffers)
+    def keep_prefill(self, job: PrefillJob) -> None:
+        """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
         if job.cache is None or job.ids is None or job.positions is not None:
-            return True
+            return
         whole = self._whole(job.computed_tokens)
         if whole >= (WORTH_KEEPING if self._shapes is None else 1):
             ends_here, ids = job.computed_tokens == whole, job.ids[:whole]
             self._insert(job.rows[0], ids, job.cache, job.snapshots, ends_here=ends_here)
-        return True
 
-    @partial(isolate, otherwise=lambda row: False)
-    def keep_row(self, row: Row, tokens: Sequence[int], extract: Callable[[], list[Any]]) -> bool:
+    @partial(isolate, otherwise=lose_buffers)
+    def keep_row(self, row: Row, tokens: Sequence[int], extract: Callable[[], list[Any]]) -> None:
         """The row ended or was preempted. `extract` gives its cache, which holds the prompt and
-        these reply tokens. Returns whether there was no fault."""
+        these reply tokens."""
         if row.request.selected is not None or self._shapes is not None:
-            return True
+            return
         prompt = as_ids(key_tokens(row.request.prompt))
         ids = np.concatenate([prompt, as_ids(tokens)])
         awaited = row.finish == "tool_calls" or row.request.retain
         self._insert(row, ids, extract(), {}, awaited=awaited)
-        return True
 
     def detach(self, rows: Iterable[Row], cache_of: Callable[[Row], Sequence[Any] | None]) -> None:
         """Release the leases of rows that the layout has merged."""
@@ -311,17 +315,12 @@ class PrefixCachePolicy(PrefixOffers):
     def _insert(
         self, row: Row, ids: Ids, cache: list[Any], snapshots: dict[int, Any], **more: Any
     ) -> None:
-        """`more`: see `PrefixCache.insert`. A fault loses the row's buffers, but not its prefix."""
-        request, lease, reply_at = row.request, row.lease, len(row.request.prompt.tokens)
-        try:
-            stored = self.cache.insert(
-                self._key(request), ids, cache, snapshots, reply_at=reply_at,
-                session=self._session(request), lease=lease, **more,
-            )  # fmt: skip
-        except BaseException:
-            if lease is not None:
-                lease.row, lease.capacity = None, 0
-            raise
+        """`more`: see `PrefixCache.insert`."""
+        request, reply_at = row.request, len(row.request.prompt.tokens)
+        stored = self.cache.insert(
+            self._key(request), ids, cache, snapshots, reply_at=reply_at,
+            session=self._session(request), lease=row.lease, **more,
+        )  # fmt: skip
         new = min(stored, reply_at) - request.cached_tokens
         request.stored_tokens = max(request.stored_tokens, new)
 
