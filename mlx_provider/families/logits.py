@@ -42,16 +42,16 @@ def rows_at(logits_at: mx.array | None) -> Keep:
     return lambda hidden: hidden if logits_at is None else hidden[logits_at]
 
 
-class Shown:
-    """Keeps positions like another `Keep`, and stores the hidden states that `show` selects."""
+class StateStore:
+    """A `Keep` that also stores hidden states: of `states_at`, or of the same positions."""
 
-    def __init__(self, keep: Keep, show: Keep | None = None) -> None:
+    def __init__(self, keep: Keep, states_at: Keep | None = None) -> None:
         self._keep = keep
-        self._show = show or keep
+        self._states_at = states_at or keep
         self.hidden = mx.zeros((0, 0, 0))
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        self.hidden = self._show(hidden)
+        self.hidden = self._states_at(hidden)
         return self._keep(hidden)
 
 

@@ -76,9 +76,9 @@ class TextModel(outputs.FromHidden):
         self, tokens: mx.array, cache: list[Any], keep: outputs.Keep, states_at: outputs.Keep
     ) -> tuple[mx.array, mx.array]:
         """Logits of the positions that `keep` selects, hidden states of those of `states_at`."""
-        states = outputs.Shown(keep, states_at)
-        logits = outputs.narrow_output(self.model, self.backbone, states)(tokens, cache=cache)
-        return logits, states.hidden
+        store = outputs.StateStore(keep, states_at)
+        logits = outputs.narrow_output(self.model, self.backbone, store)(tokens, cache=cache)
+        return logits, store.hidden
 
 
 def _tokens(chunk: PrefillChunk) -> mx.array:

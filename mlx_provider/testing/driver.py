@@ -121,20 +121,20 @@ def new_engine(
     make_cache: Callable[[], list[Any]] | None = None,
     prefix_cache: PrefixCache | None = None,
     in_place: bool = True,
-    least: int | None = None,
+    min_shared: int | None = None,
     memory: MemoryProfile | None = None,
     **more: Any,
 ) -> Engine:
     """`max_chunk` is small so that prompts take several steps. `reserve`: output tokens for which a
     row must have room. `row_bytes`, `available`: methods of the ledger. For the others, see
-    `Scheduler` (`costs`, `grid`, `fixed`), `PrefixCachePolicy` (`in_place`, `least`, `memory`) and
-    `Engine`."""
+    `Scheduler` (`costs`, `grid`, `fixed`), `Engine`, and `PrefixCachePolicy` (`in_place`,
+    `min_shared`, `memory`)."""
     fresh = make_cache or model.make_cache
     policy = None
     if prefix_cache is not None:
         policy = PrefixCachePolicy(
-            prefix_cache, model, "", fresh, in_place=in_place and fixed is None, min_shared=least,
-            memory=memory, shapes=fixed,
+            prefix_cache, model, "", fresh, in_place=in_place and fixed is None,
+            min_shared=min_shared, memory=memory, shapes=fixed,
         )  # fmt: skip
     limits = Limits(max_rows, 1000, stall_target=0.1, max_chunk=max_chunk, output_reserve=reserve)
     ledger = TokenLedger(limits).give(row_bytes=row_bytes, available=available)

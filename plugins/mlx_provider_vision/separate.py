@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_provider import Features, MediaItem, OnDemand, PrefillChunk, UnsupportedModel
-from mlx_provider.families.logits import Shown, last_token, narrow_output, rows_at
+from mlx_provider.families.logits import StateStore, last_token, narrow_output, rows_at
 from mlx_provider.families.vision.loading import has_mrope
 from mlx_provider.families.vision.model import Block, Placed, VisionFeatures, VisionModel
 from mlx_provider.families.vision.patches import image_size
@@ -68,9 +68,9 @@ class SeparateVisionModel(AnyVisionModel):
         return self.backbone is not None
 
     def prefill_hidden(self, chunk: PrefillChunk, last: int) -> tuple[mx.array, mx.array]:
-        shown = Shown(last_token, lambda states: states[:, -last:])
-        model = narrow_output(self.model, self.backbone, shown)
-        return self._prefill(model, chunk), shown.hidden[0]
+        store = StateStore(last_token, lambda states: states[:, -last:])
+        model = narrow_output(self.model, self.backbone, store)
+        return self._prefill(model, chunk), store.hidden[0]
 
     def decode_hidden(
         self,
@@ -79,10 +79,10 @@ class SeparateVisionModel(AnyVisionModel):
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        shown = Shown(rows_at(logits_at))
-        model = narrow_output(self.model, self.backbone, shown)
+        store = StateStore(rows_at(logits_at))
+        model = narrow_output(self.model, self.backbone, store)
         logits = self._decode(model, tokens, cache, positions)
-        return logits, shown.hidden[:, -1]
+        return logits, store.hidden[:, -1]
 
 
 def _tokens_and_grid(inputs: dict[str, np.ndarray]) -> tuple[list[int], tuple[int, ...]]:

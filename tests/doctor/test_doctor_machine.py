@@ -27,7 +27,7 @@ from mlx_provider.doctor import (
     run,
     versions,
 )
-from mlx_provider.errors import OtherProtocol
+from mlx_provider.errors import BadRequest, OtherProtocol
 from mlx_provider.protocol.health import Health
 
 Make = Callable[..., Subject]
@@ -203,6 +203,8 @@ def test_a_full_disk_is_reported_for_each_folder(
     assert all("0.0 MB are free" in finding.what for finding in found)
     fixed_free_space(monkeypatch, 10**12)
     assert {finding.state for look in checks for finding in look(subject())} == {"ok"}
+    with pytest.raises(BadRequest, match="no model is named"):
+        assert subject().checkpoint
 
 
 def test_a_home_that_is_a_file_is_the_cause(subject: Make, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def test_cancel_while_queued_in_prefill_and_in_decode(
     decoding = new_request([30] * 5, max_tokens=50)
     prefilling = new_request([31] * 200, max_tokens=5)
     queued = new_request([32] * 300, max_tokens=5)
+    assert len({new_request(queued.prompt).id for _ in range(2)}) == 2
     submit(engine, decoding, prefilling, queued, steps=4)
     phases = [decoding.phase, prefilling.phase, queued.phase]
     assert phases == [Phase.DECODE, Phase.PREFILL, Phase.WAITING]

@@ -230,7 +230,7 @@ def test_a_prompt_whose_storing_failed_is_no_entry_but_its_rows_keep_their_prefi
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = PrefixCache(budget=lambda: 2**24)
-    engine = new_engine(qwen3, prefix_cache=kept, least=16, layout="solo")
+    engine = new_engine(qwen3, prefix_cache=kept, min_shared=16, layout="solo")
     first, second = ([*range(30, 94), end, 9] for end in (7, 8))
     (one,) = start(engine, [first])
     step_until(engine, lambda: engine.scheduler.running)
@@ -251,7 +251,7 @@ def test_a_prefix_that_cannot_be_copied_for_other_rows_changes_no_result(
 ) -> None:
     for at in range(10):
         prefix_cache = PrefixCache(budget=lambda: 2**24)
-        engine = new_engine(qwen3, prefix_cache=prefix_cache, least=16)
+        engine = new_engine(qwen3, prefix_cache=prefix_cache, min_shared=16)
         first, second = ([*range(30, 94), end, 9] for end in (7, 8))
         requests = start(engine, [first])
         while not engine.scheduler.running:

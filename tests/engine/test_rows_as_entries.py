@@ -186,7 +186,7 @@ def tight(model: TextModel) -> tuple[Engine, PrefixCache, int]:
     room = each * (len(PREFIX) + 9 * STEP_TOKENS)
     stored = PrefixCache(budget=lambda: max(0, room - engine.scheduler.live_bytes))
     engine = new_engine(
-        model, prefix_cache=stored, max_chunk=512, reserve=REPLY, least=256, memory=memory,
+        model, prefix_cache=stored, max_chunk=512, reserve=REPLY, min_shared=256, memory=memory,
         row_bytes=memory.row_bytes, available=lambda: room - stored.in_use,
     )  # fmt: skip
     vars(engine.scheduler.ledger).update(
@@ -225,7 +225,7 @@ def test_memory_for_one_prefix_and_eight_tails_admits_eight_rows(qwen3: TextMode
 def test_all_entries_behind_a_shared_prefix_can_be_evicted(qwen3: TextModel) -> None:
     """Also if the last one begins with a part of the prefix."""
     stored = PrefixCache(budget=lambda: 2**26)
-    engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, least=256)
+    engine = new_engine(qwen3, prefix_cache=stored, max_chunk=512, min_shared=256)
     for last in (40, 41):
         engine.submit(request := new_request([*PREFIX, last, 50], max_tokens=60))
         step_until(engine, lambda: output_of(request).tokens)
@@ -241,7 +241,7 @@ def test_choices_become_entries_also_if_their_prompt_could_not(qwen3: TextModel)
     """Its rows share it, but no entry has their prefix."""
     room = 0
     stored = PrefixCache(budget=lambda: room)
-    engine = new_engine(qwen3, layout="solo", prefix_cache=stored, max_chunk=512, least=48)
+    engine = new_engine(qwen3, layout="solo", prefix_cache=stored, max_chunk=512, min_shared=48)
     engine.submit(first := new_request(COMMON, max_tokens=12, n=2))
     step_until(engine, lambda: output_of(first).tokens)
     assert stored.nbytes == 0
@@ -350,8 +350,9 @@ class Shrinking:
         self.room = 2**30
         self.stored = PrefixCache(budget=lambda: max(0, self.room - self.scheduler.live_bytes))
         self.engine = new_engine(
-            model, layout=layout, prefix_cache=self.stored, max_chunk=512, reserve=16, least=least,
+            model, layout=layout, prefix_cache=self.stored, max_chunk=512, reserve=16,
             row_bytes=self.memory.row_bytes, available=lambda: self.room - self.stored.in_use,
+            min_shared=least,
         )  # fmt: skip
         self.scheduler = self.engine.scheduler
         vars(self.scheduler.ledger).update(available_alone=lambda: self.room, reclaim=self.reclaim)

@@ -71,7 +71,7 @@ def test_in_any_schedule_each_request_gets_its_solo_result(
             mixes=found.mixes,
             guessed=guessed,
             answered=alone,
-            least=16 if found.shares else None,
+            min_shared=16 if found.shares else None,
         )
         check_against_solo(model, arrivals, requests)
         check_integrity(prefix_cache)

@@ -46,7 +46,7 @@ def sharing(
 ) -> tuple[Engine, PrefixCache]:
     cache = PrefixCache(budget=budget)
     more = {"max_chunk": 64, "scheduler": Alternating, "mixes": True, **more}
-    return new_engine(model, prefix_cache=cache, least=LEAST, **more), cache
+    return new_engine(model, prefix_cache=cache, min_shared=LEAST, **more), cache
 
 
 def branch(i: int, reply: int = REPLY) -> Request:

@@ -195,7 +195,7 @@ def test_rows_with_one_prefix_have_the_bits_of_each_alone(
         return new_request(tokens, max_tokens=reply, logprobs=2)
 
     expected = alone(model, asked(0, reply=30))
-    engine = engine_of(model, prefix_cache=PrefixCache(budget=lambda: 2**24), least=16)
+    engine = engine_of(model, prefix_cache=PrefixCache(budget=lambda: 2**24), min_shared=16)
     request = asked(0, reply=30)
     engine.submit(request)
     others = [asked(i) for i in range(1, 8)]

@@ -69,12 +69,12 @@ class Edges:
             yield from (match.start() for match in found if match[1])
         core = text.rstrip()
         if _ends_within(self._fold(core[-self._longest_part :]), self._texts, self._first):
-            yield len(core) - 1
+            yield len(core) - 1  # the last character: every token that begins in `core` has it
         if self._may_open:
             start = len(core) - len(core.lstrip())
             window = self._fold(core[start : start + self._longest_part])
             if window in self._middles or _ends_within(window[::-1], self._reversed, self._last):
-                yield start
+                yield start  # the first: every token that ends in `core` has it
 
 
 def _fold_case(text: str) -> str:
