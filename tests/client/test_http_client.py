@@ -117,7 +117,9 @@ def test_closing_a_generation_cancels_its_request_in_the_engine(
     assert isinstance(read(closed)[-1], Failed)
 
 
-def test_closing_a_generation_cancels_it(client: Any, request_of: Any, wait_until: Any) -> None:
+def test_dropping_a_generation_cancels_its_request_in_the_engine(
+    client: Any, request_of: Any, wait_until: Any
+) -> None:
     generation = client.submit(request_of("wait", id="dropped"))
     del generation
     gc.collect()

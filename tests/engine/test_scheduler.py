@@ -442,15 +442,9 @@ def test_a_prompt_without_waiting_rows_leaves_no_debt() -> None:
 
 @given(curve=CURVES)
 def test_a_mixed_chunk_does_not_read_the_weights_again(curve: Curve) -> None:
-    plan = scheduler(max_chunk=2048, curve=curve)
-    long_prompt(beside_rows(plan))
-    apart, mixed = plan.schedule(0.0, stalled=10.0).plan, plan.schedule(0.0, mixes=True).plan
-    assert rate(mixed) >= 0.8 * rate(apart)
-
-
-def rate(step: StepPlan) -> float:
-    assert step.chunk is not None
-    return step.chunk.size / (step.pass_seconds + step.chunk_seconds)
+    costs = Costs(curve)
+    apart = costs.pass_of(1, 0) + costs.pass_of(0, 0, 256)
+    assert costs.pass_of(1, 0, 256) == pytest.approx(apart - curve.seconds(1))
 
 
 def test_an_image_has_a_separate_pass_and_text_after_an_image_is_mixed() -> None:
@@ -460,6 +454,8 @@ def test_an_image_has_a_separate_pass_and_text_after_an_image_is_mixed() -> None
     request.prompt = dataclasses.replace(request.prompt, spans=[span])
     job = plan.submit(request, 0.0)
     decide(plan)
+    assert plan.schedule(0.0, mixes=True).plan.prepared is job
+    request.features["image"] = {}
     assert not plan.schedule(0.0, mixes=True).plan.mixed
     job.computed_tokens = 150
     assert plan.schedule(0.0, mixes=True).plan.mixed
@@ -641,6 +637,7 @@ def test_drafts_are_priced_at_the_depth_of_their_rows() -> None:
     chunking = scheduler(curve=curve).chunking
     short, deep = make(100).rows, make(60_000).rows
     little, much = (chunking.with_drafts(StepPlan(tuple(rows)))(7) for rows in (short, deep))
+    assert little == pytest.approx(0.002 * 7 / 31 + 100 * 4e-7)
     assert much - little == pytest.approx(59_900 * 4e-7)
     assert chunking.with_drafts(StepPlan(tuple(deep)))(0) == 0
     assert chunking.with_drafts(StepPlan((*deep, *short)))(7) < much, "there are fewer for each row"
