@@ -47,7 +47,7 @@ def test_lookup_continues_a_repeating_text() -> None:
 
 
 def test_lookup_follows_the_copied_place_although_a_later_one_matches() -> None:
-    """Though a later place has the same words for longer than is compared, and another end."""
+    """The later place has the same words for longer than is compared, and another end."""
     first, second = [1, 2, 3, *range(100, 190)], [*range(100, 150), 7]
     lookup, row = Lookup(), DraftRow([*first, *second, 90, 1, 2, 3], wanted=7)
     for at in range(100, 180):

@@ -370,7 +370,7 @@ CURVES = st.builds(
 def test_a_chunk_keeps_the_longest_gap_and_is_worth_its_pass(
     curve: Curve, rows: int, mixes: bool, target: float, saved: float | None
 ) -> None:
-    """It shares the pass of rows only if that is faster than two passes."""
+    """A chunk shares the pass of rows only if that is faster than two passes."""
     curve = dataclasses.replace(curve, saved=saved)
     plan = scheduler(max_rows=9, max_chunk=2048, curve=curve)
     plan.chunking.limits = dataclasses.replace(plan.chunking.limits, stall_target=target)
