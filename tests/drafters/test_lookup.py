@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_provider.records import DraftRow
 from mlx_provider_drafters.lookup import LONGEST, MIN_MATCH_TOKENS, PIECE, Lookup, Text
 
-WORDS = st.lists(st.integers(0, 3), max_size=60)
+WORDS = st.lists(st.integers(0, 3), min_size=20, max_size=60)
 
 
 def guess(tokens: Sequence[int], wanted: int = 7) -> Sequence[int] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_provider.engine.request import Phase, Request, Row, SamplingParams
@@ -500,23 +500,6 @@ def test_without_decoding_rows_a_chunk_takes_at_most_half_a_second_or_is_worth_i
     chunk = plan.schedule(0.0).plan.chunk
     assert chunk is not None
     assert least <= chunk.size <= most
-
-
-@settings(max_examples=30)
-@given(rows=st.floats(0.2, 5.0), chunk=st.floats(0.2, 5.0))
-def test_costs_adapt_to_the_device(rows: float, chunk: float) -> None:
-    """The cost of a chunk is not attributed to the rows, nor the other way."""
-    true = Costs(Curve(((1, 0.01), (256, 0.2)), ((1, 1e-7), (256, 8e-6))))
-    costs, true.pace = Costs(true.curve), {"rows": rows, "chunk": chunk}
-    for depth in range(0, 60_000, 512):
-        for load in (Load(20_000), Load(0, 256, depth)):
-            count = 1 if load.keys else 0
-            expected, took = (
-                each.pass_of(count, load.keys, load.chunk, load.depth) for each in (costs, true)
-            )
-            costs.update(expected, took, [load])
-    for found in ((1, 20_000), (0, 0, 256, 8000), (0, 0, 256, 50_000)):
-        assert costs.pass_of(*found) == pytest.approx(true.pass_of(*found), rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["rows", "chunk"])
