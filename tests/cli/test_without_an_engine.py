@@ -65,7 +65,7 @@ def test_parse_in_a_terminal_prints_how_to_end_the_input_and_reads_any_text() ->
 
 
 def test_warnings_of_transformers_are_not_printed(tmp_path: Path) -> None:
-    """It tells that there is no PyTorch as it is imported, unless told to be quiet before."""
+    """Its import warns that there is no PyTorch, unless warnings are switched off before."""
     code = (
         "import sys, mlx_provider.cli.app as app\n"
         "sys.argv = ['mlx-provider', 'plugins']\n"

@@ -182,7 +182,7 @@ def test_agents_that_take_turns_each_keep_a_share(layers: Layers, agents: int) -
 def test_agents_without_a_common_prompt_keep_the_heads_of_their_paths(
     layers: Any, budget: int, most: int
 ) -> None:
-    """They compute little more than the tokens beyond their share, of 11,000 a turn."""
+    """The agents compute little more than the tokens beyond their share, of 11,000 a turn."""
     drawn = [Traffic(seed).agent(tasks=1, steps=8) for seed in range(5)]
     assert replay(layers, budget, drawn).computed < most
 

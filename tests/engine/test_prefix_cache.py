@@ -257,15 +257,6 @@ def test_shared_prefixes_are_stored_once(prefix_cache) -> None:
     assert prefix_cache.nbytes == one + 2 * (one // 1000)
 
 
-def test_a_miss_is_explained(prefix_cache) -> None:
-    keep(prefix_cache, PLAIN, [1, 2, 3, 4, 5, 6])
-    match = prefix_cache.match(KEY, [1, 2, 3, 9, 9], 4)
-    assert (match.length, match.diverged_at) == (3, 3)
-    longer = prefix_cache.match(KEY, [1, 2, 3, 4, 5, 6, 7], 6)
-    assert (longer.length, longer.diverged_at) == (6, None)
-    assert prefix_cache.match(CacheKey("new"), [1, 2], 1).diverged_at is None
-
-
 def test_tenants_and_models_never_share_prefixes(prefix_cache) -> None:
     keep(prefix_cache, PLAIN, [1, 2, 3, 4])
     for other in (CacheKey("model", salt="b"), CacheKey("adapter"), CacheKey("model", kv="8")):

@@ -88,25 +88,6 @@ def test_a_prompt_of_many_images_has_few_passes() -> None:
 # -- reuse
 
 
-@pytest.mark.parametrize("layers", ["hybrid", "state", "window"])
-def test_the_second_question_resumes_from_a_guess(prefix_cache: PrefixCache, layers) -> None:
-    model = SyntheticModel(layers, state_units=50)
-    assert serve(prefix_cache, model, about(5000)) == 0
-    assert serve(prefix_cache, model, about(6000)) >= 0.9 * 4043
-    check_integrity(prefix_cache)
-
-
-@pytest.mark.parametrize("layers", ["hybrid", "state", "window"])
-@pytest.mark.parametrize("size", [200, 1500])
-def test_the_third_question_resumes_at_the_branch(prefix_cache, layers, size) -> None:
-    """The second prompt that branches off leaves a snapshot there, at any distance from the end."""
-    model = SyntheticModel(layers, state_units=50)
-    serve(prefix_cache, model, about(5000, size))
-    assert serve(prefix_cache, model, about(10_000, size)) < 4000 - GRID
-    assert serve(prefix_cache, model, about(15_000, size)) > 4000 - GRID
-    check_integrity(prefix_cache)
-
-
 def test_a_branch_outlives_a_long_conversation_after_it(prefix_cache) -> None:
     model = SyntheticModel("hybrid", state_units=50)
 

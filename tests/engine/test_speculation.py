@@ -19,7 +19,6 @@ from mlx_provider.engine.engine import Engine
 from mlx_provider.engine.prefix_cache.cache import PrefixCache
 from mlx_provider.engine.request import Request, SamplingParams
 from mlx_provider.engine.row_cache import arrays
-from mlx_provider.engine.speculation.drafted_tokens import allows, draft_masks
 from mlx_provider.engine.speculation.policy import Ask, Asks, Policy
 from mlx_provider.engine.speculation.speculation import Source, Speculation
 from mlx_provider.families.text import TextModel, load_text
@@ -133,14 +132,6 @@ def test_a_drafter_that_is_not_ready_for_a_row_is_asked_again_at_the_next_step(
             return [[] for _ in rows]
 
     assert calls_of(Silent()) < 12 < calls_of(Reading())
-
-
-def test_right_drafts_save_steps(qwen3: TextModel) -> None:
-    requests, plain = asked(), asked()
-    with_drafts = steps_of(drafted(qwen3, knowing(qwen3, requests, share=1.0)), requests)
-    assert_as_alone(qwen3, *requests)
-    assert all(request.accepted == request.drafted > 12 for request in requests)
-    assert with_drafts < 0.7 * steps_of(new_engine(qwen3, mixes=True), plain)
 
 
 class Noting(Oracle):
@@ -284,15 +275,6 @@ def test_greedy_and_sampled_rows_have_the_logprobs_they_have_alone(qwen3: TextMo
             assert own.logprob == pytest.approx(other.logprob, abs=logprob_tolerance())
 
 
-def test_drawn_tokens_have_the_distribution_that_they_have_without_drafts(qwen3: TextModel) -> None:
-    """Equal seeds draw equal tokens, so that only the acceptance of drafts could differ."""
-    params = [SamplingParams(temperature=1.3, seed=i) for i in range(24)]
-    requests = [new_request(PROMPTS[1], max_tokens=6, params=each) for each in params]
-    serve(drafted(qwen3, knowing(qwen3, requests, share=0.5), max_rows=32), requests)
-    assert_as_alone(qwen3, *requests)
-    assert sum(request.drafted for request in requests) > 40
-
-
 # -- grammars
 
 
@@ -342,14 +324,6 @@ def test_drafts_keep_to_the_grammar(qwen3: TextModel) -> None:
     for request, other in zip(requests, plain, strict=True):
         assert output_of(request).tokens == output_of(other).tokens
         assert request.accepted > 0
-
-
-def test_masks_ahead_end_at_a_draft_that_the_grammar_refuses() -> None:
-    constraint = Counting(held)
-    masks = draft_masks(constraint, [40, 41, 99, 43])
-    assert len(masks) == 3
-    assert constraint.taken == 0
-    assert [allows(mask, 42) for mask in masks] == [False, False, True]
 
 
 def test_a_grammar_that_cannot_look_ahead_has_no_drafts(qwen3: TextModel) -> None:

@@ -361,7 +361,7 @@ RULES = {
 def test_the_rule_of_a_layer_of_mlx_lm_runs_once_for_each_draft(
     family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs with one row, not with one row for each draft."""
+    """A call has one row and one token, not one row for each draft."""
     model = tiny(family)
     module, name = sys.modules[RULES[family][0]], RULES[family][1]
     asked = note_calls(monkeypatch, module, name, lambda first, *_, **more: first.shape[:2])

@@ -91,7 +91,7 @@ def test_closing_tags_inside_a_value_do_not_end_the_value(name: str, first: str)
 
 @pytest.mark.parametrize("name", TAGGED)
 def test_a_doubled_closing_tag_closes_a_value_once(name: str) -> None:
-    """It closes a value once. Where the first one may be text of the value, there is no call."""
+    """Where the first tag may be text of the value, there is no call."""
     value, *_ = tags(name)
     arguments = {"path": "a.txt", "content": "b"}
     text = written(PARSERS[name], "write", arguments)

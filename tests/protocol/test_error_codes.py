@@ -5,7 +5,7 @@ from mlx_provider.errors import MediaError, RequestFailed, error_classes, for_an
 
 def test_an_error_class_of_a_plugin_does_not_replace_that_of_its_code() -> None:
     class Theirs(RequestFailed):
-        """It has the code of its parent."""
+        """An error with the code of its parent."""
 
     assert Theirs.code == RequestFailed.code
     assert type(from_code("request_failed", "why")) is RequestFailed

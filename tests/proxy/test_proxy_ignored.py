@@ -37,7 +37,7 @@ def test_server_side_tools_are_left_out_and_named_in_the_warnings_header(engine,
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_unknown_fields_of_a_tool_are_removed(engine, raw, path):
-    """They are not shown to the model."""
+    """The model does not see them."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     tool = {"name": "f", "input_schema": schema}
     if path == "/v1/chat/completions":

@@ -146,7 +146,7 @@ def test_a_model_without_hidden_states_gets_no_drafter_that_needs_them(
 
 
 def test_only_the_best_drafter_that_reads_hidden_states_is_chosen(install_plugin: Install) -> None:
-    """It is asked first if drafts of others are as good; all fit into the room together."""
+    """The drafter with hidden states comes last; the memory of all is within the room."""
     first = install_plugin("aaa", drafter("first", 2, hidden=True, keeps=ROOM // 2))
     second = install_plugin("bbb", drafter("second", 1, hidden=True))
     small = install_plugin("ccc", drafter("small", 3, keeps=ROOM // 2))
@@ -163,7 +163,7 @@ def test_only_the_best_drafter_that_reads_hidden_states_is_chosen(install_plugin
 def test_a_draft_model_folder_is_given_to_the_drafters_that_read_it(
     install_plugin: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They go before all others, and only if nobody takes it, all their reasons are warned of."""
+    """These precede all others. If none of them uses the folder, the log has their reasons."""
     (tmp_path / "config.json").write_text("{}")
     head = install_plugin("aaa", drafter("head", 2, refuses="no head here", reads=True))
     own = install_plugin("bbb", drafter("own", 3, refuses="none in the checkpoint"))

@@ -268,7 +268,7 @@ def test_a_prompt_waits_while_the_model_in_its_way_is_in_use(
 def test_a_row_that_outgrows_the_memory_unloads_an_idle_model(
     connect: MakeClient, folders: list[Path], reuse_measurement: None
 ) -> None:
-    """It is not cut short for the sake of weights that nobody uses."""
+    """The row is not cut short because of weights that no request uses."""
     client = connect(memory_limit=TIGHT, output_reserve=16)
     for folder in folders[:2]:
         ask(client, folder)

@@ -93,7 +93,7 @@ def folder(build_tiny: Any) -> Path:
 def test_the_second_load_measures_nothing(
     load: Any, folder: Path, file: Path, tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
-    """It only reads the kernels that the first has compiled, as on a GPU."""
+    """The second load only reads the kernels that the first has compiled, as on a GPU."""
     caplog.set_level(logging.INFO, "mlx_provider")
     monkeypatch.setattr(engine_builder, "compiles", lambda: True)
     first = load(folder)

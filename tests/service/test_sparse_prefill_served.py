@@ -63,7 +63,7 @@ def test_a_long_prompt_is_prefilled_in_part_unless_the_client_refuses(
 
 
 def test_warm_prompts_are_prefilled_whole(model: Any, draft: str) -> None:
-    """Otherwise no request could reuse them."""
+    """Requests can reuse only whole prompts."""
     system = "The quick brown fox asks the lazy dog what the weather is like. " * 24
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "."}]
     options = sparse(draft, warm=[system])

@@ -134,7 +134,7 @@ def h100(**more: float) -> Device:
 
 
 def m3_max() -> Device:
-    """It makes no plans, and one matrix of all rows."""
+    """A Mac makes no plans, and one matrix of all rows."""
     return Device(_m3_max, KEY / 390e9, 6.6e-8, launch=3e-6, group=9e-6)
 
 
