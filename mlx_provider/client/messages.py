@@ -33,10 +33,8 @@ def parse_address(api_base: str) -> Address:
                 return Address("http://engine", path)
         elif (url := httpx.URL(api_base)).scheme in ("http", "https") and url.host:
             return Address(api_base.rstrip("/").removesuffix("/v1").rstrip("/"))
-    raise BadRequest(
-        f"api_base {api_base!r} is neither http(s)://host:port nor unix:/path/to.sock",
-        param="api_base",
-    )
+    reason = f"api_base {api_base!r} is neither http(s)://host:port nor unix:/path/to.sock"
+    raise BadRequest(reason, param="api_base")
 
 
 def request_body(request: ModelRequest) -> bytes:

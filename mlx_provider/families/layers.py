@@ -17,14 +17,9 @@ from ..upstream.attention import route as route_attention
 from ..upstream.attention import watch_attention
 from ..upstream.patching import patch
 
-__all__ = ["QUANTISED", "expand", "patch", "route_attention", "watch_attention"]
+__all__ = ["expand", "patch", "route_attention", "watch_attention"]
 
-QUANTISED = (
-    "QuantizedLinear",
-    "QuantizedEmbedding",
-    "QuantizedSwitchLinear",
-    "QuantizedMultiLinear",
-)
+QUANTISED = "QuantizedLinear QuantizedEmbedding QuantizedSwitchLinear QuantizedMultiLinear".split()
 """Of mlx, mlx-lm 0.32.2 and mlx-vlm 0.7.10. The plain form of each has no prefix."""
 PARTS = {"weight", "scales", "biases", "bias"}
 """Layers with other arrays, such as a `global_scale`, stay quantised."""

@@ -54,9 +54,8 @@ def local_folder(model: str, *, repository: bool = False) -> Path | None:
         raise BadRequest(f"{path.stem}: {not_gguf(path.stem)}", param="model")
     if not repository and path.is_dir():
         if not (path / "config.json").is_file():
-            raise BadRequest(
-                f"{path} holds no config.json: it is not a model folder", param="model"
-            )
+            reason = f"{path} holds no config.json: it is not a model folder"
+            raise BadRequest(reason, param="model")
         return _of_files(path)
     if not is_repository(model):
         raise ModelNotFound(no_folder(model) + list_known(), param="model")
@@ -122,9 +121,8 @@ def _list_files(repo: str, revision: str | None) -> dict[str, int]:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        raise ModelNotFound(
-            f"{repo} is not on this machine, and HF_HUB_OFFLINE is set{list_known()}"
-        )
+        reason = f"{repo} is not on this machine, and HF_HUB_OFFLINE is set"
+        raise ModelNotFound(reason + list_known())
     listed = _answer(repo, f"api/models/{repo}/revision", f"{revision or 'main'}?blobs=true")
     siblings = _object(repo, listed).get("siblings", ())
     files = {file.get("rfilename", ""): file.get("size") or 0 for file in siblings}
@@ -211,14 +209,11 @@ def _answer(repo: str, path: str, name: str) -> httpx.Response:
             param="model",
         ) from error
     if answer.status_code in (401, 403, 404):
-        raise ModelNotFound(
-            f"the Hub has no repository {repo}, or it is private: set HF_TOKEN{list_known()}",
-            param="model",
-        )
+        reason = f"the Hub has no repository {repo}, or it is private: set HF_TOKEN"
+        raise ModelNotFound(reason + list_known(), param="model")
     if not answer.is_success:
-        raise ModelNotFound(
-            f"the Hub answers {answer.status_code} for {repo}: try again later", param="model"
-        )
+        reason = f"the Hub answers {answer.status_code} for {repo}: try again later"
+        raise ModelNotFound(reason, param="model")
     return answer
 
 
