@@ -38,11 +38,8 @@ def prepare_generation(
     prompt = rendered.prompt
     check_prompt(wire, prompt, view.info)
     if wire.echo and wire.logprobs and not isinstance(view.model, PromptLogitsModel):
-        raise BadRequest(
-            f"logprobs with echo: family {view.weights.family!r} does not tell how likely the "
-            "tokens of a prompt were; leave out echo",
-            param="logprobs",
-        )
+        problem = f"family {view.weights.family!r} does not tell how likely prompt tokens were"
+        raise wrong_part("logprobs", f"{problem}; leave out echo", " with echo:")
     with host_work():
         form = form_of(view, wire, prompt.text)
     request = _request(wire, prompt, form, view, queue, arrived)
@@ -93,8 +90,8 @@ def within_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> Non
     # MLX's gather does not check indices: an invalid id would read other memory
     for token in tokens:
         if not 0 <= token < vocab_size:
-            reason = f"token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary"
-            raise BadRequest(f"{param}: {reason}", param=param)
+            problem = f"token id {token} is not within 0 .. {vocab_size - 1}, the vocabulary"
+            raise wrong_part(param, problem, ":")
 
 
 def _request(

@@ -227,6 +227,7 @@ FILTERS = {
     "trim": "{{ m.content | trim }}",
     "upper": "{{ m.content | upper }}",
     "lower": "{{ m.content | lower }}",
+    "upper and lower": "{{ m.content | upper | lower }}",
     "cut": "{{ m.content[:9] }}",
     "split": "{{ m.content.split('</think>')[-1].lstrip('\n') }}",
     "replace": "{{ m.content | replace('<', '[') }}",
@@ -240,7 +241,8 @@ FILTERS = {
 def test_no_filter_lets_a_control_token_through(name: str, word: str) -> None:
     template = "{% for m in messages %}<s>" + FILTERS[name] + "{% endfor %}"
     ours = made_of("bytes", *OWN, *TYPED, template=template)
-    for content in (word, f"{word}<tool_call>", f"</think>{word}", f"<TOOL_call>{word}"):
+    typed = ("", "<tool_call>", "</think>", "<TOOL_call>", "<|im_ﬆart|>")
+    for content in (f"{word}{text}{word}" for text in typed):
         made = ours.render([{"role": "user", "content": content}], [], {})
         own = [t for t in made.tokens if t in ours.control.content]
         assert own == [ours.fast.token_to_id("<s>")]

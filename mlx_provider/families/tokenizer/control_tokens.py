@@ -12,7 +12,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from heapq import merge
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 import jinja2
@@ -150,6 +151,8 @@ def _removed_texts(tokens: Sequence[tuple[str, str]]) -> Iterator[str]:
 SPACE_SIGN = "▁"
 CHANGES_CASE = re.compile("lower|upper|title|capitalize|swapcase")
 """Filters and methods in a template that can turn other text into a control token."""
+LIGATURE = re.compile("[ßﬀ-ﬆ]")
+"""Letters that become several ones in upper case."""
 HTML_TAG = re.compile(
     "</?(?:h[1-6]|[bius]|em|strong|su[bp]|code|blockquote|table|caption|t(?:[rhd]|head|body|foot))>"
 )
@@ -196,17 +199,25 @@ class ControlTokens:
     def touched(self, text: str) -> bool:
         """Whether `text` holds a control token, or a part of one that a template may complete."""
         within = match_starts(self._find, text, self._longest)
-        return next(within, None) is not None or next(self._edges.find(text), None) is not None
+        return next(chain(within, self._edges.find(text), self._ligatures(text)), None) is not None
 
     def breaks(self, text: str) -> array[int]:
         """Ascending indices of characters to hide so that `text` gives no control token, alone or
         within a template. A text of megabytes may consist only of them."""
-        places = array("Q", match_starts(self._find_all, text, self._longest))
+        found = merge(match_starts(self._find_all, text, self._longest), self._ligatures(text))
+        places = array("Q", (place for place, _ in groupby(found)))
         for place in self._edges.find(text):
             at = bisect_left(places, place)
             if places[at : at + 1] != array("Q", [place]):
                 places.insert(at, place)
         return places
+
+    def _ligatures(self, text: str) -> Iterator[int]:
+        """Ascending positions of those that a template may turn into letters of a control token."""
+        found = match_starts(LIGATURE, text, 1)
+        first = next(found, None) if self._find.flags & re.IGNORECASE else None
+        if first is not None and self.touched(text.upper()):
+            yield from chain([first], found)
 
     def keeps(self, mark: str) -> bool:
         """Whether the tokenizer's normaliser leaves this character in a text."""

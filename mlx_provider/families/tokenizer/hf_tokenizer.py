@@ -283,19 +283,16 @@ class HFTokenizer:
         return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")
 
     def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
-        text = self.apply_template(
-            hidden.messages, hidden.tools, hidden.variables, generation_prompt=generation_prompt
-        )
-        return hidden.mend(text)
+        given = (hidden.messages, hidden.tools, hidden.variables)
+        return hidden.mend(self.apply_template(*given, generation_prompt=generation_prompt))
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:
     """`nested`: of a processor, already loaded. Raises `UnsupportedModel` without a fast form."""
     from transformers import AutoTokenizer
 
-    backend = nested or AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=options.trust_remote_code
-    )
+    trust = options.trust_remote_code
+    backend = nested or AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     if getattr(backend, "backend_tokenizer", None) is None:
         raise UnsupportedModel(f"{folder.name} has no tokenizer.json and none can be made")
     backend.chat_template = _chat_template(folder, backend.chat_template)

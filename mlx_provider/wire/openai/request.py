@@ -233,11 +233,8 @@ def _completions(
     if not isinstance(n, int):
         raise wrong_part("n", f"must be a whole number, got {quote(n)}")
     if n * len(prompts) > MAX_CHOICES:
-        raise BadRequest(
-            f"prompt: {len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices: "
-            "send them in several requests",
-            param="prompt",
-        )
+        problem = f"{len(prompts)} prompts with n={n} make more than {MAX_CHOICES} choices"
+        raise wrong_part("prompt", f"{problem}: send them in several requests", ":")
     return [{"prompt": prompt, **fields} for prompt in prompts]
 
 
