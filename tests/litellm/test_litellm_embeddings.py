@@ -2,14 +2,13 @@
 
 import asyncio
 from base64 import b64encode
-from struct import pack, unpack
+from struct import pack
 
 import litellm
 import pytest
 
 from mlx_provider.errors import BadRequest, ContextTooLong, EngineDied, Overloaded
 from mlx_provider.protocol.events import Embedded, ErrorBody, Failed
-from mlx_provider.wire.openai.routes import decode_vector
 
 VECTORS = [[0.5, -0.25], [1.0, 0.0], [0.1, 3e38]]
 
@@ -28,10 +27,6 @@ def engine(engine, scripted):
 
     engine.script = script
     return engine
-
-
-def test_a_base64_vector_decodes_to_its_float32_values():
-    assert decode_vector(vector(VECTORS[2])) == list(unpack("<2f", pack("<2f", *VECTORS[2])))
 
 
 @pytest.mark.parametrize("drop", [False, True])

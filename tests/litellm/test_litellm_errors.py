@@ -81,12 +81,6 @@ async def test_the_router_retries_after_the_retry_after_of_the_error(engine):
     assert second - first >= 2  # whole seconds; by itself it would wait for less than one
 
 
-def test_context_errors_carry_the_code_that_starts_compaction():
-    theirs = to_litellm(errors.ContextTooLong("too long"), "m")
-    assert theirs.code == "context_length_exceeded"
-    assert theirs.body["code"] == "context_length_exceeded"
-
-
 def test_an_unexpected_error_shows_details_only_in_the_log(caplog):
     theirs = to_litellm(KeyError("/secret/path"), "m")
     assert isinstance(theirs, InternalServerError)
@@ -128,17 +122,6 @@ async def test_a_full_context_uses_the_fallback_model(engine, stream):
         text = reply.choices[0].message.content
     assert text == "Hello world!"
     assert [request.model for request in engine.requests] == ["small", "big"]
-
-
-async def test_a_missing_model_does_not_put_its_deployment_on_cooldown(engine):
-    router = Router(model_list=DEPLOYMENTS[:1], num_retries=0)
-    engine.refuse = lambda request: errors.ModelNotFound("no such model")
-    for _ in range(3):
-        with pytest.raises(NotFoundError):
-            await router.acompletion(model="a", messages=HI)
-    engine.refuse = lambda request: None
-    reply = await router.acompletion(model="a", messages=HI)
-    assert reply.choices[0].message.content == "Hello world!"
 
 
 async def test_a_request_cancelled_by_the_engine_is_an_error(engine):

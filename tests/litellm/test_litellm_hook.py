@@ -7,7 +7,6 @@ import pytest
 from litellm.proxy.types_utils.utils import get_instance_fn
 
 import mlx_provider.litellm as ours
-from mlx_provider.litellm.call import decode_model, encode_model
 from mlx_provider.litellm.hook import DeploymentHook
 from mlx_provider.litellm.patches import register
 
@@ -68,17 +67,7 @@ async def test_a_body_cannot_choose_another_provider(engine):
     assert engine.request.model == "m"
 
 
-def test_encoding_is_reversible_and_leaves_plain_names_alone():
-    for model in ("org/ä%20replicate", "x"):
-        assert decode_model(encode_model(model)) == model
-    assert decode_model("a%20b") == "a%20b"
-
-
 IN_LETTERS = "".join(f"%{byte:02X}" for byte in b"/models/a")
-
-
-def test_only_what_the_hook_encoded_is_decoded():
-    assert decode_model(IN_LETTERS) == IN_LETTERS
 
 
 def entry(name, model):
@@ -121,13 +110,6 @@ async def test_a_caller_with_another_api_base_is_not_the_owner(engine):
     router = litellm.Router(model_list=ENTRIES)
     await router.acompletion("any//models/b", messages=HI, api_base="http://127.0.0.1:1")
     assert engine.request.origin == "client"
-
-
-async def test_token_and_text_prompts_reach_the_engine_unchanged(engine):
-    await litellm.atext_completion(model="mlx/m", prompt=[1, 2, 3])
-    assert engine.request.prompt == [1, 2, 3]
-    await litellm.atext_completion(model="mlx/m", prompt="once")
-    assert engine.request.prompt == "once"
 
 
 async def test_the_hook_returns_a_call_of_unknown_kind_unchanged():

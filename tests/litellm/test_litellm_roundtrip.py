@@ -20,16 +20,6 @@ def text(chunks):
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def weather(engine, scripted):
-    engine.script = lambda request: [
-        [Delta(reasoning="hm")],
-        [Delta(tool_calls=[ToolCallDelta(index=0, id="call_1", name="get_weather")])],
-        [Delta(tool_calls=[ToolCallDelta(index=0, arguments='{"city":')])],
-        [Delta(tool_calls=[ToolCallDelta(index=0, arguments=' "Paris"}')])],
-        [Finish(reason="tool_calls"), scripted["done"](reasoning=1)],
-    ]
-
-
 def test_a_blocking_completion_returns_the_reply_of_the_engine(engine):
     reply = litellm.completion(model="mlx/m", messages=HI)
     assert reply.choices[0].message.content == "Hello world!"
@@ -120,29 +110,6 @@ async def test_litellm_knows_the_context_after_the_first_request(engine, monkeyp
         info = litellm.get_model_info("mlx/ctx")
         assert (info["max_input_tokens"], info["max_output_tokens"]) == (shown, shown)
         assert litellm.completion_cost(reply, model="mlx/ctx") == 0
-
-
-async def test_cached_tokens_are_fewer_than_prompt_tokens(engine):
-    reply = await litellm.acompletion(model="mlx/m", messages=HI)
-    assert (reply.usage.prompt_tokens, reply.usage.prompt_tokens_details.cached_tokens) == (9, 8)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_with_reasoning_and_a_tool_call_arrives_whole(engine, scripted, stream):
-    weather(engine, scripted)
-    reply = await litellm.acompletion(
-        model="mlx/m", messages=HI, tools=TOOLS, stream=stream, reasoning_effort="low"
-    )
-    if stream:
-        reply = litellm.stream_chunk_builder([c async for c in reply])
-    message = reply.choices[0].message
-    assert reply.choices[0].finish_reason == "tool_calls"
-    assert message.reasoning_content == "hm"
-    call = message.tool_calls[0]
-    assert (call.id, call.function.name) == ("call_1", "get_weather")
-    assert call.function.arguments == '{"city": "Paris"}'
-    assert engine.request.tools == TOOLS
-    assert engine.request.template == {"reasoning_effort": "low", "enable_thinking": True}
 
 
 async def test_a_tool_call_is_delivered_before_the_next_one_begins(engine, scripted):
