@@ -50,16 +50,16 @@ def commit_and_draft(engine: Engine, plan: StepPlan) -> tuple[StepPlan, Drafts, 
     some, or text is predicted. Returns the remaining plan, the drafts, and the time of the read
     (`None`: nothing was read)."""
     drafting, batch = engine.drafting, engine.batch
-    must_read = bool(plan.rows and batch.drafted_rows)
     retrying = any(row.retry_alone for row in plan.rows)
-    if retrying or not (batch.can_verify_drafts and drafting.may_draft(plan)):
-        return _commit_previous(engine, plan) if must_read else (plan, NO_DRAFTS, None)
-    pass_seconds_with = engine.scheduler.chunking.with_drafts(plan)
-    requested, predicts_text = drafting.plan_drafts(plan.rows, pass_seconds_with)
-    if not (requested or predicts_text or must_read):
-        return plan, NO_DRAFTS, None
-    make = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested)
-    return _commit_previous(engine, plan, make)
+    if not retrying and batch.can_verify_drafts and drafting.may_draft(plan):
+        pass_seconds_with = engine.scheduler.chunking.with_drafts(plan)
+        requested, predicts_text = drafting.plan_drafts(plan.rows, pass_seconds_with)
+        if requested or predicts_text or batch.drafted_rows:
+            make = partial(drafting.make_drafts, plan.rows, pass_seconds_with, requested)
+            return _commit_previous(engine, plan, make)
+    elif plan.rows and batch.drafted_rows:
+        return _commit_previous(engine, plan)
+    return plan, NO_DRAFTS, None
 
 
 def _commit_previous(
@@ -83,7 +83,7 @@ def launch_pass(
         return None
     chunk = plan.chunk if plan.mixed else None
     launched = attempt(partial(_launch, engine, plan, chunk, drafts, read_at))
-    if isinstance(launched, Fault):  # a row's cache was not copied for it, or no token can be read
+    if isinstance(launched, Fault):  # caches could not be joined, or the previous pass has failed
         return LaunchedPass(Forward([], None, []), chunk, launched)
     return launched
 
@@ -160,31 +160,42 @@ def _take_drafts(engine: Engine, result: PassResult, now: float) -> None:
 
 
 def _draw_next(engine: Engine, forward: Forward, logits: mx.array) -> None:
-    """Draw a token for every position of the rows, as if the drafts before it were accepted."""
+    """Draw a token for every position of the rows, as if the drafts before it were accepted: all
+    together, but after a failure, and in fixed passes, one by one."""
     engine.drafting.record_hidden_states(forward)
-    scheduler, batch, fixed = engine.scheduler, engine.batch, engine.scheduler.chunking.fixed
+    running, batch, fixed = engine.scheduler.running, engine.batch, engine.scheduler.chunking.fixed
     positions = list(places(forward.rows))
     indices = [  # in fixed passes, a replayed row has its next token already
         i
         for i, (row, _) in enumerate(positions)
-        if row in scheduler.running and not (fixed and batch.replays(row))
+        if row in running and not (fixed and batch.replays(row))
     ]
     if len(indices) < len(positions):
         logits = logits[mx.array(indices, dtype=mx.int32)]
         positions = [positions[i] for i in indices]
-    draws = [(logits, positions)] if positions else []
-    if fixed is not None:
-        draws = [(logits[i : i + 1], [place]) for i, place in enumerate(positions)]
-    for row_logits, drawn in draws:
-        fault = attempt(partial(_draw, engine, row_logits, drawn, forward.drafts))
-        if fault is not None and fixed is not None and drawn[0][0].retry_alone:
-            engine.fail_by_fault(drawn[0][0].request, "its sampling", fault)
-        elif fault is not None:
-            retry(engine, list(dict.fromkeys(row for row, _ in drawn)), fault)
+    rows = list(dict.fromkeys(row for row, _ in positions))
+    if fixed is not None or batch.decodes_apart or any(row.retry_alone for row in rows):
+        for i, place in enumerate(positions):
+            _draw_alone(engine, logits[i : i + 1], place, forward.drafts)
+    elif rows:
+        fault = attempt(partial(_draw, engine, logits, positions, forward.drafts))
+        if fault is not None:
+            retry(engine, rows, fault)
+
+
+def _draw_alone(engine: Engine, logits: mx.array, place: Place, drafts: Drafts) -> None:
+    row, _ = place
+    if row not in engine.scheduler.running:  # the draw of another choice has ended its request
+        return
+    fault = attempt(partial(_draw, engine, logits, [place], drafts))
+    if fault is not None and row.retry_alone:
+        engine.fail_by_fault(row.request, "its sampling", fault)
+    elif fault is not None:
+        retry(engine, [row], fault)
 
 
 def _draw(engine: Engine, logits: mx.array, positions: Sequence[Place], drafts: Drafts) -> None:
-    masks = [grammar_mask(row, before, drafts) for row, before in positions]
+    masks = [ask_grammar(row, before, drafts) for row, before in positions]
     draft_rows = [row_with_drafts(row, drafts.get(row, ()), n) for row, n in positions]
     rows = [row for row, _ in positions]
     engine.batch.set_drawn(rows, draw(logits, draft_rows, masks), drafts)
@@ -192,7 +203,7 @@ def _draw(engine: Engine, logits: mx.array, positions: Sequence[Place], drafts: 
         row.retry_alone = False  # its own pass has worked
 
 
-def grammar_mask(row: Row, before: int = 0, drafts: Drafts = NO_DRAFTS) -> Mask | None:
+def ask_grammar(row: Row, before: int = 0, drafts: Drafts = NO_DRAFTS) -> Mask | None:
     """The grammar's mask for the token after `before` of the row's drafts."""
     if row.constraint is None:
         return None

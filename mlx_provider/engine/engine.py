@@ -112,7 +112,7 @@ class Engine:
         Changes requests, events, the queue, costs, statistics, the batch and the prefix cache."""
         if isinstance(result, LaunchedPass):
             decode.commit(self, result)
-            if result.chunk is not None and not isinstance(result.previous_results, Fault):
+            if result.chunk is not None:
                 prefill.commit_mixed(self, result.chunk, result.forward)
         else:
             prefill.commit(self, result)
@@ -129,12 +129,15 @@ class Engine:
                 row.lease.trim(tokens)
         if prefixes and record.admit_in_place and record.to_admit in self.scheduler.waiting:
             prefixes.lease(record.to_admit)  # before preempted rows are stored, which evicts others
+        requeued = []
         for row in record.to_preempt:
-            if row in self.scheduler.running:  # else its request failed when another row was cut
+            if row in self.scheduler.running:  # else its request failed when another row ended
                 self.store(row.request, [row])
                 self.drop_rows([row])
-                self.end_leases([row])
-        for job in (*self.scheduler.apply(record), *record.to_look_up):
+                requeued.append(self.scheduler.preempt_row(row))
+                self.end_leases([row])  # once the ledger counts it no more
+        self.scheduler.apply(record)
+        for job in (*requeued, *record.to_look_up):
             self.look_up(job)
         for job in record.to_begin:
             if job not in self.scheduler.waiting:

@@ -295,7 +295,7 @@ def _draw_first(engine: Engine, row: Row, logits: mx.array) -> None:
     if row.finish is not None:  # another choice of its request has failed
         return
     with engine.isolate(row.request, "its sampling") as work:
-        drawn = draw(logits[None], [row], [decode.grammar_mask(row)])
+        drawn = draw(logits[None], [row], [decode.ask_grammar(row)])
         (first,) = read_drawn(drawn, {row: Pending(drawn, 0, committed=False)})
     if work.fault is None:
         decode.take_tokens(engine, first.reads, engine.clock())

@@ -129,7 +129,7 @@ class Row:
     corrupted: bool = False
     """A pass of it has failed, so nothing of its cache is stored."""
     retry_alone: bool = False
-    """Its last pass has failed, so its next one has no other row."""
+    """Its last pass or draw has failed, so its next one has no other row."""
 
     lease: Lease | None = None
     """What it uses of the prefix cache: a claim until its prefill begins, then its buffers."""
@@ -364,7 +364,8 @@ class PrefillJob:
         """Use no stored prefix, so that the selection of tokens does not depend on it."""
         self.drop_cache()
         self.computed_tokens, self.estimated_cached, self.match = 0, 0, None
-        self.request.cached_tokens = 0
+        if not any(row.tokens for row in self.rows):  # else this is not the first prefill
+            self.request.cached_tokens = 0
 
     def thin_out(self, selected: Sequence[int]) -> None:
         """Run only these tokens of the prompt, and all tokens after it."""

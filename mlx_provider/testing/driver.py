@@ -76,8 +76,9 @@ def output_of(request: Request, choice: int = 0) -> TokenOutput:
 class Alternating(Scheduler):
     """Without the rule that brief prompts run before rows decode."""
 
-    def _may_precede(self, job: PrefillJob) -> bool:
-        return False
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        vars(self.chunking)["is_brief"] = lambda job: False
 
 
 @dataclass(eq=False)

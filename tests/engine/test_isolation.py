@@ -146,6 +146,46 @@ def test_a_reproducible_row_whose_sampling_keeps_failing_fails_alone(
     assert_as_alone(qwen3, requests[0], requests[2])
 
 
+def test_a_reproducible_request_can_fail_by_two_choices_in_one_step(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(qwen3, fixed=FixedShapes(rows=3, tokens=16))
+    both, other = new_request([30] * 20, max_tokens=40, n=2), new_request([50] * 9, max_tokens=9)
+    submit(engine, both, other)
+    first, failed = both.rows[0], list[bool]()
+
+    def fails(logits: Any, rows: Any, masks: Any) -> Any:
+        if rows[0] is first and len(first.tokens) == 4:
+            failed.append(True)
+        if rows[0].request is both and (rows[0] is first or len(failed) > 1) and failed:
+            raise Odd("no sample")
+        return draw(logits, rows, masks)
+
+    monkeypatch.setattr("mlx_provider.engine.decode.draw", fails)
+    run(engine)
+    assert "its sampling failed" in error_of(both)
+    assert len(failed) > 1
+    assert_as_alone(qwen3, other)
+
+
+def test_rows_whose_common_draw_fails_draw_alone(
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(qwen3)
+    requests, failed = start(engine, prompts(3)), list[int]()
+
+    def fails(logits: Any, rows: Any, masks: Any) -> Any:
+        if len(rows) > 1:
+            failed.append(len(rows))
+            raise Odd("no sample for several rows")
+        return draw(logits, rows, masks)
+
+    monkeypatch.setattr("mlx_provider.engine.decode.draw", fails)
+    run(engine)
+    assert_as_alone(qwen3, *requests)
+    assert len(failed) == 2, "the second failure ends common draws"
+
+
 @pytest.mark.parametrize("part", ["prompt", "row"])
 def test_a_row_that_cannot_be_stored_loses_its_buffers(
     qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, part: str

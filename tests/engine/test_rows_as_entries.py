@@ -23,7 +23,7 @@ from mlx_provider.records import PrefillChunk, Prompt
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
 from mlx_provider.upstream.cache_classes import KVCache
 from references import alone, assert_as_alone
-from stepping import step_until
+from stepping import step_until, submit
 from turns import TOKEN_BYTES, counted, measured
 
 COMMON = [20 + i * i % 300 for i in range(120)]
@@ -113,7 +113,12 @@ def test_a_row_is_released_once_the_ledger_counts_it_no_more(
 
     monkeypatch.setattr(stored, "release", note)
     asked(engine, COMMON)
-    assert live == [0]
+    submit(engine, *(new_request([70 + i] * 20, max_tokens=40) for i in range(2)), steps=6)
+    ledger = engine.scheduler.ledger
+    monkeypatch.setattr(ledger, "available_alone", ledger.available)
+    monkeypatch.setattr(ledger, "available", lambda: -(2**30))
+    engine.step()  # the first row ends, and the second is preempted
+    assert live[-1] == 0
 
 
 def test_sessions_of_different_tenants_with_one_name_are_different(qwen3: TextModel) -> None:

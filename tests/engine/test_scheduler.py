@@ -70,9 +70,15 @@ def some_chunk(plan: Scheduler, now: float = 0.0) -> Chunk:
     return chunk
 
 
+def apply(plan: Scheduler, record: StepRecord) -> None:
+    for row in record.to_preempt:
+        plan.preempt_row(row)
+    plan.apply(record)
+
+
 def decide(plan: Scheduler, now: float = 0.0) -> StepRecord:
     record = plan.schedule(now)
-    plan.apply(record)
+    apply(plan, record)
     for job in record.to_begin:
         job.cache = []
     return record
@@ -152,7 +158,7 @@ def test_the_budget_is_kept_and_every_request_ends_once(
             assert plan.active_rows - len(record.to_preempt) == 1
             row.request.max_tokens = len(row.tokens)
             end(plan, row, ended)
-        plan.apply(record)
+        apply(plan, record)
         for job in record.to_begin:
             job.cache = []
         chunk = record.plan.chunk
@@ -209,6 +215,18 @@ def test_memory_of_idle_models_is_free_for_rows() -> None:
     assert record.to_admit is not None
     need = plan.ledger.reservation(record.to_admit.rows)
     assert record.to_reclaim == need, "they are unloaded for it"
+
+
+def test_idle_models_are_unloaded_for_rows_when_the_limit_falls() -> None:
+    limit = 1000
+    plan = scheduler(available=lambda: limit, unloadable=lambda need, pinned: 900)
+    plan = beside_rows(plan, 3, 100)
+    plan.charge_step(StepPlan(tuple(plan.running)))
+    decide(plan)
+    limit = 200
+    record = decide(plan)
+    assert record.to_reclaim > limit
+    assert record.to_preempt == []
 
 
 def test_a_lower_limit_preempts_the_youngest_rows_until_the_others_fit() -> None:

@@ -112,6 +112,11 @@ class DecodeBatch:
         return self._together.closed and self.layout.one_pass
 
     @property
+    def decodes_apart(self) -> bool:
+        """Whether failures have switched off all that rows do together."""
+        return not self._together.closed
+
+    @property
     def mixes(self) -> bool:
         return self._together.closed and self.mixed.allowed
 

@@ -39,17 +39,20 @@ AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
-def isolate(use: Use, *, otherwise: Callable[[Any], object] = lambda user: None) -> Use:
+def isolate(otherwise: Callable[[Any], object] = lambda user: None) -> Callable[[Use], Use]:
     """A fault in the method is logged, and `otherwise` gives the result. It costs only this use of
     the prefix cache, or the entry."""
 
-    @wraps(use)
-    def run(policy: Any, user: PrefillJob | Row, *args: Any, **more: Any) -> Any:
-        with background(f"request {user.request.id}: the prefix cache"):
-            return use(policy, user, *args, **more)
-        return otherwise(user)
+    def wrap(use: Use) -> Use:
+        @wraps(use)
+        def run(policy: Any, user: PrefillJob | Row, *args: Any, **more: Any) -> Any:
+            with background(f"request {user.request.id}: the prefix cache"):
+                return use(policy, user, *args, **more)
+            return otherwise(user)
 
-    return cast("Use", run)
+        return cast("Use", run)
+
+    return wrap
 
 
 def lose_buffers(user: PrefillJob | Row) -> None:
@@ -109,7 +112,26 @@ class PrefixCachePolicy(PrefixOffers):
         job.match = match
         return match
 
-    look_up = isolate(_look_up)
+    look_up = isolate()(_look_up)
+
+    def _find(self, job: PrefillJob) -> tuple[Match, int]:
+        """The match, which is a new one if the prefix cache has changed, and the tokens that will
+        not be computed. Sets neither in the job."""
+        if job.match is not None and self.cache.is_valid(job.match):
+            return job.match, job.estimated_cached
+        key, disk = self._key(job.request), self.cache.disk
+        match = self._match(job)
+        on_disk = 0 if disk is None else disk.find(key, self._ids(job), match, self._grid)[0]
+        return match, max(match.length, on_disk)
+
+    def _match(self, job: PrefillJob) -> Match:
+        ids = self._ids(job)
+        return self.cache.match(self._key(job.request), ids, len(ids) - 1, self._grid)
+
+    def _ids(self, job: PrefillJob) -> Ids:
+        if job.ids is None:
+            job.ids = as_ids(key_tokens(job.prompt))
+        return job.ids
 
     def pays_in_background(self, job: PrefillJob) -> bool:
         """Whether a background prefill computes more than a few tokens, but less than it finds."""
@@ -117,7 +139,7 @@ class PrefixCachePolicy(PrefixOffers):
         few = len(job.tokens) - max(known, job.estimated_cached) <= NEAR
         return not few and job.tokens_left <= job.estimated_cached
 
-    @partial(isolate, otherwise=lambda job: ())
+    @isolate(lambda job: ())
     def offers(self, job: PrefillJob) -> Sequence[Lease | None]:
         """What rows of a queued prompt will use of the cache in place. Changes nothing."""
         if not job.uses_prefix_cache or job.ids is None:
@@ -127,7 +149,7 @@ class PrefixCachePolicy(PrefixOffers):
         first = None if copies else self._reuse.claim(match, len(job.rows))
         return first, *self._forks(job, first)
 
-    @isolate
+    @isolate()
     def lease(self, job: PrefillJob) -> None:
         """Acquire the leases of `offers` for the rows of a queued prompt."""
         for row, lease in zip(job.rows, self.offers(job), strict=False):
@@ -141,7 +163,7 @@ class PrefixCachePolicy(PrefixOffers):
         steps = (rows - 1) * ((tokens - 1) // STEP_TOKENS) - 1
         return max(0, steps) * STEP_TOKENS * self._memory.token_bytes
 
-    @partial(isolate, otherwise=PrefillJob.leave_prefix)
+    @isolate(PrefillJob.leave_prefix)
     def begin(self, job: PrefillJob, capacity: int) -> Match | None:
         """Give the job a cache for `capacity` tokens that holds the longest stored prefix. If the
         disk has more than memory, the job is `restoring` at first. Call it again after that.
@@ -154,7 +176,7 @@ class PrefixCachePolicy(PrefixOffers):
             job.restore = Restore(disk, fill)
             return None
         is_first = not (job.request.background or job.request.looked_up)
-        match = self._fill(job, match, capacity, is_first)
+        match = self._acquire(job, match, capacity, is_first)
         job.computed_tokens = match.length
         if len(job.tokens) != len(job.request.prompt.tokens):
             return None  # a row resumes with its reply
@@ -168,7 +190,7 @@ class PrefixCachePolicy(PrefixOffers):
         job.request.explanation = self._explain(job, match)
         return match if is_first else None
 
-    def _fill(self, job: PrefillJob, match: Match, capacity: int, is_first: bool) -> Match:
+    def _acquire(self, job: PrefillJob, match: Match, capacity: int, is_first: bool) -> Match:
         """Give the job its cache, and its rows their leases. `is_first`: it counts as a look-up."""
         job.match, job.request.looked_up, restored = None, True, job.restore
         if restored is not None and restored.cache is not None:  # memory had a part of it
@@ -192,7 +214,7 @@ class PrefixCachePolicy(PrefixOffers):
         writes = disk is not None and disk.due(start, self._whole(stop))
         return writes or any(start < at <= stop for at in job.snapshots_at)
 
-    @isolate
+    @isolate()
     def after_pass(self, job: PrefillJob, start: int) -> None:
         if job.ids is not None:
             ids = job.ids[: self._whole(job.computed_tokens)]
@@ -211,7 +233,7 @@ class PrefixCachePolicy(PrefixOffers):
             caches.append(copied)
         return caches
 
-    @partial(isolate, otherwise=lose_buffers)
+    @isolate(lose_buffers)
     def keep_prefill(self, job: PrefillJob) -> None:
         """Store what is prefilled of a prompt. Not after sparse prefill, which gives other KV."""
         if job.cache is None or job.ids is None or job.positions is not None:
@@ -221,7 +243,7 @@ class PrefixCachePolicy(PrefixOffers):
             ends_here, ids = job.computed_tokens == whole, job.ids[:whole]
             self._insert(job.rows[0], ids, job.cache, job.snapshots, ends_here=ends_here)
 
-    @partial(isolate, otherwise=lose_buffers)
+    @isolate(lose_buffers)
     def keep_row(self, row: Row, tokens: Sequence[int], extract: Callable[[], list[Any]]) -> None:
         """The row ended or was preempted. `extract` gives its cache, which holds the prompt and
         these reply tokens."""
@@ -238,7 +260,7 @@ class PrefixCachePolicy(PrefixOffers):
         for row in [row for row in own if cache_of(row) is None]:
             self.release(row, merged=True)
 
-    @isolate
+    @isolate()
     def release(self, row: Row, *, merged: bool = False) -> None:
         """Release the lease of a row that ended or was merged, and of which no pass has failed."""
         if row.lease is not None:
@@ -256,25 +278,6 @@ class PrefixCachePolicy(PrefixOffers):
             row.intact = False
         self.record_read()
         return lost
-
-    def _ids(self, job: PrefillJob) -> Ids:
-        if job.ids is None:
-            job.ids = as_ids(key_tokens(job.prompt))
-        return job.ids
-
-    def _match(self, job: PrefillJob) -> Match:
-        ids = self._ids(job)
-        return self.cache.match(self._key(job.request), ids, len(ids) - 1, self._grid)
-
-    def _find(self, job: PrefillJob) -> tuple[Match, int]:
-        """The match, which is a new one if the prefix cache has changed, and the tokens that will
-        not be computed. Sets neither in the job."""
-        if job.match is not None and self.cache.is_valid(job.match):
-            return job.match, job.estimated_cached
-        key, disk = self._key(job.request), self.cache.disk
-        match = self._match(job)
-        on_disk = 0 if disk is None else disk.find(key, self._ids(job), match, self._grid)[0]
-        return match, max(match.length, on_disk)
 
     def _forks(self, job: PrefillJob, first: Lease | None) -> list[Lease | None]:
         """What the rows after the first will share with it: its prefix, or else all tokens."""

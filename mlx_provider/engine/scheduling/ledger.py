@@ -211,7 +211,7 @@ class MemoryCheck:
 
     need: int = 0
     limit: int | None = None
-    """Bytes that were available, if they fit. They fit until a row exceeds its reservation."""
+    """Bytes that were available to them, if they fit: until one exceeds its reservation."""
 
     @property
     def fits(self) -> bool:
@@ -223,7 +223,8 @@ class Room:
     """For a prompt beside other rows."""
 
     need: int
-    """Bytes of all rows. 0: there are too many rows."""
+    """Bytes of all rows and of images, less what rows give back; if it does not fit, with the bytes
+    that it would pin. 0: all places for rows are taken."""
     fits: bool = True
     in_place: bool = False
     """Whether it leases stored buffers when it is admitted."""

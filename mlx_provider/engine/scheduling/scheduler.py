@@ -82,7 +82,8 @@ class Scheduler:
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
-        may_precede = self._may_precede(job)
+        # within the time that rows may wait: then brief prompts that arrive together decode together
+        may_precede = chunking.is_brief(job)
         if rows and self._itl_debt and (job.spans_to_embed or not may_precede):
             return plan  # rows decode alone until they have waited no longer than is fair
         if job.spans_to_embed or job.scoring is not None:
@@ -103,11 +104,6 @@ class Scheduler:
         precedes = rows and may_precede and in_time and not own_pass
         return replace(plan, rows=(), pass_seconds=0.0) if precedes else plan
 
-    def _may_precede(self, job: PrefillJob) -> bool:
-        """Whether a prompt runs before the rows decode, within the time that these may wait: then
-        brief prompts that arrive together decode together. `testing` has a scheduler without it."""
-        return self.chunking.is_brief(job)
-
     def in_order(self, now: float, jobs: Sequence[PrefillJob]) -> Sequence[PrefillJob]:
         """Prompts in the queue or in prefill, the most urgent first, fair between tenants."""
         return self.shares.order(sorted(jobs, key=partial(self._urgency, now))) if jobs else ()
@@ -118,18 +114,16 @@ class Scheduler:
         waited = job.waited_seconds if job.admitted else now - job.request.queued
         return self.chunking.rest(job) - AGING * waited
 
-    def apply(self, record: StepRecord) -> list[PrefillJob]:
-        """Requeue preempted rows, reclaim memory and admit a prompt, after the engine has ended
-        requests. Returns the prefills of the requeued rows."""
+    def apply(self, record: StepRecord) -> None:
+        """Reclaim memory and admit a prompt, after the engine has ended requests and preempted
+        rows."""
         if record.memory_check is not None:
             self.memory_check = record.memory_check
-        requeued = [self.preempt_row(row) for row in record.to_preempt if row in self.running]
         if record.to_reclaim:
             self.ledger.reclaim(record.to_reclaim)
         if (job := record.to_admit) is not None and job in self.waiting:
             job.waited_seconds = record.now - job.request.queued
             job.admitted, job.request.phase = True, Phase.PREFILL
-        return requeued
 
     def remaining_plan(self, plan: StepPlan, *, readable: bool = True) -> StepPlan:
         """The plan without rows and prompts that ended since it was made, and without a chunk whose

@@ -120,11 +120,10 @@ class StepBuilder:
     def fit_rows(self) -> None:
         """If rows have outgrown the memory, or the limit has moved, they give back spare capacity,
         or else the youngest waits, or ends if it could never continue."""
-        last, memory, ledger = self.scheduler.memory_check, self.memory, self.memory.ledger
-        if last.limit == ledger.available() and not any(map(ledger.exceeds, self.rows)):
-            return
+        limit, memory, ledger = self.scheduler.memory_check.limit, self.memory, self.memory.ledger
+        if limit == ledger.available() and not any(map(ledger.exceeds, self.rows)):
+            return  # they fitted in the last count, and nothing has changed since
         check = memory.check(self.live)
-        has_grown = check.need > last.need
         if not check.fits:
             memory.trim(self.live)
             check = memory.check(self.live)
@@ -135,7 +134,7 @@ class StepBuilder:
             self.rows.remove(row)
             check = memory.check(self.live)
         self.record.memory_check = check
-        self.record.to_reclaim = check.need if has_grown else 0
+        self.record.to_reclaim = check.need
 
     def displace(self) -> PrefillJob | None:
         """Preempt rows so that the first prompt of a tenant without rows can be admitted. Returns
@@ -147,14 +146,14 @@ class StepBuilder:
         if job is None or not present:
             return None
         victims, others, kept = list[Row](), above_share(self.rows), self.live
-        nbytes = self.memory.ledger.reservation
         while not (room := self._room(job, kept)).fits:
             if (victim := next(others, None)) is None:
                 return None
             victims.append(victim)
             kept.remove(victim)
             left = [row for row in kept if row.request.tenant == victim.request.tenant]
-            if room.need and nbytes(left) < nbytes(job.rows):  # it lacks more than a place
+            lacks_bytes, ledger = room.need > 0, self.memory.ledger
+            if lacks_bytes and ledger.reservation(left) < ledger.reservation(job.rows):
                 return None
         self.record.to_preempt += victims
         self.rows = [row for row in self.rows if row not in victims]
