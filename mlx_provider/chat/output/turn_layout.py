@@ -1,6 +1,6 @@
 """White space that a chat template writes between the parts of an assistant's turn:
 
-    {turn_open}<think>{thought_open}THOUGHT{thought_close}</think>{answer_open}ANSWER{before_call}CALL
+    {turn_open}OPENER{thought_open}THOUGHT{thought_close}CLOSER{answer_open}ANSWER{before_call}CALL
 
 The texts for the client omit these joints and keep all other white space, so that the next prompt
 repeats the computed tokens and the prefix cache covers them."""
