@@ -43,15 +43,15 @@ class ListenerRoute:
         self._app = app
         self._stopping = stopping
 
-    async def __call__(self, request: Request) -> Response:
+    async def open(self, request: Request) -> Response:
         """A line with the URL; then empty lines while the listener is open."""
         try:
             body = ListenerRequest.model_validate_json(await request.body())
         except ValidationError as error:
             raise BadRequest(f"body: {error.errors()[0]['msg']}") from None
-        return StreamingResponse(self._open(body), media_type=NDJSON)
+        return StreamingResponse(self._lines(body), media_type=NDJSON)
 
-    async def _open(self, body: ListenerRequest) -> AsyncIterator[bytes]:
+    async def _lines(self, body: ListenerRequest) -> AsyncIterator[bytes]:
         async with self.listen(self._app(body)) as url:
             yield url.encode() + b"\n"
             async for _ in until_stopped(self._stopping, HEARTBEAT):

@@ -22,8 +22,9 @@ from ..protocol.health import Health
 from ..protocol.requests import EmbedRequest, GenerateRequest, ModelRequest
 from ..serving.hub import on_this_machine
 from ..settings import EngineSettings
+from ..wire.api import Fields
 from ..wire.openai.answer import error_body
-from ..wire.routes import AGENTS, GENERATE, ROUTES
+from ..wire.routes import AGENTS, GENERATE
 from .access import (
     Gate,
     Key,
@@ -37,23 +38,24 @@ from .access import (
 from .agent_listener import HEARTBEAT, ListenerRequest, ListenerRoute, until_stopped
 from .generate import Count, Generate
 from .handover import Activity, Handover
-from .incoming import NDJSON, Bodies, Incoming, Parse, foreign, own
+from .incoming import NDJSON, Bodies, Incoming, Parse, api_parser, engine_parser
 
 if TYPE_CHECKING:
     from ..serving.service import ChatService
 
 KINDS: tuple[type[ModelRequest], ...] = (GenerateRequest, EmbedRequest)
-COUNTS: Mapping[str, Mapping[str, Any]] = {
+COUNTS: Mapping[str, Fields] = {
     "/v1/messages/count_tokens": {},
     "/v1/responses/input_tokens": {"object": "response.input_tokens"},
 }
+"""Routes that count tokens, and what their answers have beside `input_tokens`."""
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineApp:
     """`keys`, `hosts`: for an engine on TCP, see `access.Gate`; without keys it listens on its
-    owner's socket, and `identity` tells what it was started with. `body_bytes`: limit for all
-    bodies that are read or prepared at once."""
+    owner's socket, and `identity` tells what it was started with. `blas`: the library that computes
+    on a CPU. `body_bytes`: limit for all bodies that are read or prepared at once."""
 
     def __init__(
         self,
@@ -78,24 +80,21 @@ class EngineApp:
         self.asgi = Starlette(
             routes=self._routes(remote=bool(keys)),
             middleware=[Middleware(Gate, keys=keys, hosts=hosts)] if keys else [],
-            exception_handlers={MLXProviderError: typed_response, Exception: _unforeseen},
+            exception_handlers={MLXProviderError: _typed_response, Exception: _unforeseen},
         )
 
     def _routes(self, *, remote: bool) -> list[Route]:
         incoming = self._incoming(remote_sender_fields if remote else local_sender_fields)
         operator_only = [Middleware(OperatorOnly)]
-        owners = [
-            _post("/v1/stop", self.handover.__call__),
-            _post("/v1/listener", self.listener.__call__),
-        ]
+        owners = [_post("/v1/stop", self.handover.end), _post("/v1/listener", self.listener.open)]
         count = partial(self._count, "prompt_tokens", {})
         return [
             *([] if remote else owners),
-            *(_post(kind.path, self._answer(incoming, own(kind))) for kind in KINDS),
-            *self._foreign_routes(incoming, GENERATE),
-            _post("/v1/count", Count(incoming, own(GenerateRequest), count)),
-            _post("/tokenize", Count(incoming, foreign(ROUTES["/tokenize"]), self._tokenize)),
-            _post("/detokenize", Count(incoming, foreign(ROUTES["/detokenize"]), self._detokenize)),
+            *(_post(kind.path, self._answer(incoming, engine_parser(kind))) for kind in KINDS),
+            *self._api_routes(incoming, GENERATE),
+            _post("/v1/count", Count(incoming, engine_parser(GenerateRequest), count)),
+            _post("/tokenize", Count(incoming, api_parser("/tokenize"), self._tokenize)),
+            _post("/detokenize", Count(incoming, api_parser("/detokenize"), self._detokenize)),
             Route("/v1/attach", self._attach),
             Route("/health", self._health),
             Route("/v1/stats", self._stats, middleware=operator_only),
@@ -110,13 +109,13 @@ class EngineApp:
     def _answer(self, incoming: Incoming, parse: Parse) -> Generate:
         return Generate(self._service, incoming, self.stopping, parse)
 
-    def _foreign_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
+    def _api_routes(self, incoming: Incoming, paths: Iterable[str]) -> list[Route]:
         counts = {
-            path: Count(incoming, foreign(ROUTES[path]), partial(self._count, "input_tokens", more))
-            for path, more in COUNTS.items()
+            path: Count(incoming, api_parser(path), partial(self._count, "input_tokens", fields))
+            for path, fields in COUNTS.items()
         }
         return [
-            *(_post(path, self._answer(incoming, foreign(ROUTES[path]))) for path in paths),
+            *(_post(path, self._answer(incoming, api_parser(path))) for path in paths),
             *(_post(path, count) for path, count in counts.items()),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
@@ -125,12 +124,12 @@ class EngineApp:
     def _agents_app(self, body: ListenerRequest) -> ASGIApp:
         """For the agent, every model name means the listener's model."""
         fields = {"model": body.model, "options": body.options, "max_tokens": body.max_tokens}
-        incoming = self._incoming(lambda scope, salt: dict(fields))
+        incoming = self._incoming(lambda *_: dict(fields))
         keys = (Key(body.key, f"agent {token_hex(4)}"),)
         return Starlette(
-            routes=self._foreign_routes(incoming, AGENTS),
+            routes=self._api_routes(incoming, AGENTS),
             middleware=[Middleware(Gate, keys=keys, hosts=host_names("localhost"))],
-            exception_handlers={MLXProviderError: typed_response, Exception: _unforeseen},
+            exception_handlers={MLXProviderError: _typed_response, Exception: _unforeseen},
         )
 
     def stop(self) -> None:
@@ -143,10 +142,12 @@ class EngineApp:
         return self._service.health().model_copy(update={"identity": self._identity, **blas})
 
     def _state_for(self, scope: Scope) -> Health:
+        """A client with a named key does not see the load by others."""
         hidden = {"queued": 0, "running": 0, "active_memory": 0} if key_name(scope) else {}
         return self.state().model_copy(update=hidden)
 
     async def _attach(self, request: Request) -> Response:
+        """Keeps the engine running while the client reads: its state, then empty lines."""
         return StreamingResponse(self._attachment_lines(request.scope), media_type=NDJSON)
 
     async def _attachment_lines(self, scope: Scope) -> AsyncIterator[bytes]:
@@ -179,10 +180,8 @@ class EngineApp:
             for model in self.state().models
         ]
 
-    def _count(
-        self, name: str, more: Mapping[str, Any], request: GenerateRequest
-    ) -> dict[str, Any]:
-        return {**more, name: self._service.count(request)}
+    def _count(self, name: str, fields: Fields, request: GenerateRequest) -> dict[str, Any]:
+        return {**fields, name: self._service.count(request)}
 
     def _tokenize(self, request: GenerateRequest) -> dict[str, Any]:
         found = self._service.tokenize(request)
@@ -192,19 +191,18 @@ class EngineApp:
     def _detokenize(self, request: GenerateRequest) -> dict[str, Any]:
         return {"prompt": self._service.tokenize(request).text}
 
-    async def _stats(self, request: Request) -> Response:
-        stats = await anyio.to_thread.run_sync(self._service.stats)
-        return JSONResponse(stats.model_dump())
+    def _stats(self, request: Request) -> Response:
+        """In a thread of Starlette, as all that follow."""
+        return JSONResponse(self._service.stats().model_dump())
 
-    async def _metrics(self, request: Request) -> Response:
-        metrics = await anyio.to_thread.run_sync(self._service.metrics)
-        return Response(metrics, headers={"content-type": PROMETHEUS})
+    def _metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics(), headers={"content-type": PROMETHEUS})
 
-    async def _cache(self, request: Request) -> Response:
-        return JSONResponse(await anyio.to_thread.run_sync(self._service.prefixes.report))
+    def _cache(self, request: Request) -> Response:
+        return JSONResponse(self._service.prefixes.report())
 
-    async def _clear(self, request: Request) -> Response:
-        await anyio.to_thread.run_sync(self._service.prefixes.clear)
+    def _clear(self, request: Request) -> Response:
+        self._service.prefixes.clear()
         return JSONResponse({"cleared": True})
 
 
@@ -212,9 +210,7 @@ def _post(path: str, endpoint: Any) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
-async def typed_response(request: Request, error: Exception) -> Response:
-    if not isinstance(error, MLXProviderError):
-        raise error
+async def _typed_response(request: Request, error: Any) -> Response:
     return error_response(error, path=request.url.path)
 
 

@@ -88,8 +88,8 @@ class Handover:
         self.stop: Callable[[], None] = lambda: None
         """The server sets this to end the process."""
 
-    async def __call__(self, request: Request) -> Response:
-        """`{"ends": bool, "clients": int, "requests": int}`."""
+    async def end(self, request: Request) -> Response:
+        """Takes a `StopRequest`; answers `{"ends": bool, "clients": int, "requests": int}`."""
         try:
             body = StopRequest.model_validate_json(await request.body())
         except ValidationError as error:

@@ -29,7 +29,8 @@ from ..errors import (
 from ..invalid import bad_request, quote
 from ..protocol.events import EVENT_BATCH, Event
 from ..protocol.requests import ModelOptions, ModelRequest
-from ..wire.api import ParsedRequest, Read
+from ..wire.api import ParsedRequest
+from ..wire.routes import ROUTES
 from .access import key_name
 from .handover import Activity
 
@@ -215,7 +216,7 @@ class Incoming:
             return await in_thread(partial(parse, body.data))
 
 
-def own(kind: type[ModelRequest]) -> Parse:
+def engine_parser(kind: type[ModelRequest]) -> Parse:
     def parse(fields_of: SenderFields, body: bytearray) -> ParsedRequest:
         request = parse_request(kind, body)
         marked = request.model_copy(update=fields_of(request.salt))
@@ -224,12 +225,13 @@ def own(kind: type[ModelRequest]) -> Parse:
     return parse
 
 
-def foreign(read: Read) -> Parse:
+def api_parser(path: str) -> Parse:
     def parse(fields_of: SenderFields, body: bytearray) -> ParsedRequest:
-        value, fields = _json(body), fields_of(None)
+        value = _json(body)
         if not isinstance(value, dict):
             raise BadRequest(f"body: must be an object, got {quote(value)}")
-        return read(value, {"model": value.get("model"), "options": ModelOptions(), **fields})
+        fields = {"model": value.get("model"), "options": ModelOptions(), **fields_of(None)}
+        return ROUTES[path](value, fields)
 
     return parse
 

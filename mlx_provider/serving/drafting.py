@@ -23,7 +23,7 @@ from ..records import Drafter, DraftOptions, HiddenStatesModel, LoadedModel, Sco
 from ..registry import PluginRegistry
 from ..upstream.cache_classes import can_skip, layers_of, sparse
 from .probe import Probe
-from .solo_rows import MakeCache, decoding, some_tokens
+from .solo_rows import MakeCache, decoding_row, some_tokens
 from .weight_files import check_folder
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
     """A prompt that starts at position `MOVED` must give the same result as one at 0. It does not
     if a model uses absolute positions or the number of cached tokens."""
     tokens = some_tokens(model, LENGTH, 1)
-    alone = decoding(model, make_cache, tokens, 0)
+    alone = decoding_row(model, make_cache, tokens, 0)
     cache = sparse(make_cache())
     again = [*tokens, *tokens[: len(alone.logits)]]
     ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]

@@ -6,7 +6,7 @@
     remote    as client                                 all but `OWNERS_ALONE`
     named     as client                                 `NAMED_KEYS`
 
-The owner's file is TOML: a table of `ModelOptions` per model, under its name in requests.
+The file is the owner's, in TOML: a table of `ModelOptions` per model, under its name in requests.
 """
 
 import os
@@ -30,7 +30,7 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?")
 
 
 class Permissions:
-    """Decides once per request, before its model is examined. Safe from any thread."""
+    """Applied once per request, before its model is examined. Safe from any thread."""
 
     def __init__(
         self, roots: Sequence[Path] = (), granted: Mapping[str, ModelOptions] = {}
@@ -57,20 +57,20 @@ class Permissions:
         return request.model_copy(update={"options": options})
 
     def may_lengthen(self, request: ModelRequest) -> bool:
-        return not request.remote or self._context(request) is not None
+        """Whether its context may be longer than the model's own."""
+        return not request.remote or self._granted_length(request) is not None
 
     def is_listed(self, request: ModelRequest) -> bool:
-        own = request.options.context_length
-        return not request.remote or own in (None, self._context(request))
+        """Whether others see its context length: not if a remote client chose it."""
+        length = request.options.context_length
+        return not request.remote or length in (None, self._granted_length(request))
 
-    def _context(self, request: ModelRequest) -> int | None:
+    def _granted_length(self, request: ModelRequest) -> int | None:
         granted = self._granted.get(request.model)
         return None if granted is None else granted.context_length
 
     def _refuse_foreign_folder(self, model: str) -> None:
-        if model in DEMOS or self._under_a_root(model):
-            return
-        if not REPOSITORY.fullmatch(model):
+        if not (model in DEMOS or self._under_a_root(model) or REPOSITORY.fullmatch(model)):
             raise ModelNotFound(
                 f"no model {model!r} is served here: name a Hub repository, or let the engine's "
                 "owner list its folder (MLX_PROVIDER_MODEL_ROOTS)",
@@ -79,7 +79,7 @@ class Permissions:
 
     def _under_a_root(self, model: str) -> bool:
         """Whether it is a folder under a root, with links resolved. Only `/...` and `~/...` count:
-        other forms would reveal data about the machine. A folder has one name, for the list."""
+        other forms would reveal data about the machine, and list a folder under several names."""
         if not model.startswith(("/", "~/")) or model != os.path.normpath(model):
             return False
         path = Path(os.path.realpath(Path(model).expanduser()))
@@ -101,7 +101,7 @@ def read_permissions(file: Path) -> dict[str, ModelOptions]:
         tables = tomllib.loads(read_trusted(file, LARGEST_FILE, closed_to=0o022).decode())
     except OSError as error:
         raise BadRequest(f"models file {file}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadRequest(f"models file {file}: {error}") from None
     return {name: _options(file, name, table) for name, table in tables.items()}
 
@@ -116,14 +116,13 @@ def _options(file: Path, name: str, table: object) -> ModelOptions:
 
 
 def _refuse_options(request: ModelRequest) -> None:
-    chosen, how = set(_set_options(request.options)), "over the network"
+    chosen = set(_set_options(request.options))
     if request.origin == "named":
-        chosen, how = chosen - NAMED_KEYS, "with a named key"
-    elif request.origin == "remote":
-        chosen &= OWNERS_ALONE
+        refused, how = chosen - NAMED_KEYS, "with a named key"
     else:
-        return
-    for name in sorted(chosen):
+        refused, how = chosen & OWNERS_ALONE, "over the network"
+    if refused and request.remote:
+        name = min(refused)
         raise Forbidden(
             f"{name} cannot be set {how}: grant it where the engine runs, in its "
             "owner's models file (MLX_PROVIDER_MODELS_FILE)",

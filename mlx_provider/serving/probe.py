@@ -101,7 +101,7 @@ def probe(
     if not room or not together:
         longest = solo_rows.prefill_cache(model, make_cache, prompts[-1])
         return Probe("solo", profile(longest), () if room else (ALONE,), conclusive=room)
-    decode = partial(solo_rows.decoding, model, make_cache)
+    decode = partial(solo_rows.decoding_row, model, make_cache)
     rows = [decode(*prompt) for prompt in zip(prompts, ROPE_DELTAS, strict=True)]
     layout, judged = _judge_layouts(model, make_cache, rows, together)
     passed = {kind for kind, judgement in judged.items() if not judgement.problem}

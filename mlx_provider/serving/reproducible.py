@@ -101,7 +101,7 @@ def _exact_rows(
         return Exact(1, steady=False)
     if wanted == 1:
         return Exact(1)
-    decode = partial(solo_rows.decoding, model, make_cache)
+    decode = partial(solo_rows.decoding_row, model, make_cache)
     rows = [decode(solo_rows.some_tokens(model, *kind), kind[1]) for kind in KINDS]
     alone = [Trial(model, "fixed", [row], wanted).run(STEPS)[0] for row in rows]
     if problem := next(filter(None, map(SoloRow.problem, rows, alone)), ""):

@@ -36,19 +36,6 @@ ByStep = Sequence[mx.array]
 """Logits (vocab,) of one row, step by step."""
 LIKELY = 64
 """Number of the likeliest tokens of the row alone whose log-probabilities are compared."""
-MULTIPLE = 4.0
-"""A difference above this multiple of the noise is an error. In random models of 36 layers
-(bfloat16 and 4 bit), noise reaches 2.1 times, and the smallest of a dozen layout errors 8 times."""
-FEW = 16
-"""One of this many values is rounded the other way in a copy of a row."""
-SEEDS = 2**20
-"""More than the arrays of a cache."""
-HARMLESS = {"float32": 1e-3, "low": 0.02}
-"""Differences that never count as errors, because a few steps may show little noise by chance."""
-REACH = 0.25
-"""Highest noise, as a share of the difference of another context. More would hide errors."""
-UNMEASURED = 0.05
-"""The same share, used as the noise if equal rows cannot run."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +50,8 @@ class SoloRow:
     rope_delta: int = 0
 
     def problem(self, found: ByStep) -> str:
-        """What is wrong with the logits of its first or all steps in a batch: a difference that at
-        least two of them show. Empty: nothing."""
+        """What is wrong with the logits of its first steps in a batch, at least two: a difference
+        that two of them show. Empty: nothing."""
         differs = sorted(spread(*pair) for pair in zip(self.logits, found, strict=False))[-2]
         if differs <= self.bound and math.isfinite(differs):
             return ""
@@ -79,7 +66,7 @@ class SoloRow:
         return max(_number(mx.max(mx.abs(_differences(*pair)))) for pair in pairs)
 
 
-def decoding(
+def decoding_row(
     model: LoadedModel, make_cache: MakeCache, tokens: list[int], rope_delta: int
 ) -> SoloRow:
     """A row that decodes the first tokens of its prompt again."""
@@ -123,10 +110,10 @@ def prefill_cache(model: LoadedModel, make_cache: MakeCache, tokens: list[int]) 
     return cache
 
 
-def some_tokens(model: LoadedModel, length: int, start: int) -> list[int]:
-    """Ids spread over the vocabulary, without end-of-reply tokens."""
+def some_tokens(model: LoadedModel, length: int, seed: int) -> list[int]:
+    """Ids spread over the vocabulary, without end-of-reply tokens; fewer if it is tiny."""
     usable = max(2, model.info.vocab_size)
-    ids = ((7919 * (i + 1) + 104729 * start) % usable for i in range(2 * length))
+    ids = ((7919 * (i + 1) + 104729 * seed) % usable for i in range(2 * length))
     return [i for i in ids if i not in model.info.stop_tokens][:length]
 
 
@@ -159,6 +146,17 @@ def _decode_equal(
     return found
 
 
+MULTIPLE = 4.0
+"""A difference above this multiple of the noise is an error. In random models of 36 layers
+(bfloat16 and 4 bit), noise reaches 2.1 times, and the smallest of a dozen layout errors 8 times."""
+REACH = 0.25
+"""Highest bound, as a share of the difference of two positions: more would hide errors."""
+UNMEASURED = 0.05
+"""The bound if equal rows cannot run, as the same share."""
+HARMLESS = {"float32": 1e-3, "low": 0.02}
+"""Differences that never count as errors, because a few steps may show little noise by chance."""
+
+
 def _rounding_bound(model: LoadedModel, alone: ByStep, equal: Sequence[ByStep]) -> float:
     """The largest difference at which a row still counts as the same as alone. `equal`: logits of
     equal rows, which differ by noise; empty if they could not run."""
@@ -175,6 +173,12 @@ def spread(expected: mx.array, found: mx.array) -> float:
     """Root mean square difference of log-probabilities over the tokens likely by `expected`. Both
     are logits (vocab,). Infinite if any of them is not a number."""
     return _number(mx.sqrt(mx.mean(mx.square(_differences(expected, found)))))
+
+
+MOVED_ONE_IN = 16
+"""One of so many values of a copy is rounded the other way; in float32 only half as many."""
+SEEDS = 2**20
+"""Seeds of a copy, one for each array of the cache."""
 
 
 def copies(cache: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
@@ -194,7 +198,7 @@ def _repeat(value: Any, count: int, seed: int) -> Any:
         return rows
     half = mx.finfo(value.dtype).eps / 2
     drawn = mx.random.uniform(-1, 1, rows.shape, key=mx.random.key(seed))
-    moved = mx.where(mx.abs(drawn) < 1 / FEW, half * mx.sign(drawn), 0.0)
+    moved = mx.where(mx.abs(drawn) < 1 / MOVED_ONE_IN, half * mx.sign(drawn), 0.0)
     return (rows.astype(mx.float32) * (1 + moved)).astype(value.dtype)
 
 

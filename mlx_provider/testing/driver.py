@@ -12,7 +12,7 @@ import numpy as np
 from ..engine.engine import Engine
 from ..engine.prefix_cache.cache import PrefixCache
 from ..engine.prefix_cache.policy import PrefixCachePolicy
-from ..engine.request import PrefillJob, Request, Row, SamplingParams
+from ..engine.request import Request, Row, SamplingParams
 from ..engine.scheduling.chunking import FixedShapes
 from ..engine.scheduling.costs import Costs
 from ..engine.scheduling.ledger import Ledger, Limits, MemoryProfile

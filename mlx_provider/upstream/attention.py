@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..records import Function, Parts, Run
 from .patching import namespaces, patch, unpatch
-from .shared_kv import Call, attend_apart, calls_of, multiplies_quantised
+from .shared_kv import Call, attend_separately, calls_of, dequantise, multiplies_quantised
 
 __all__ = ["Parts", "Run", "route", "route_attention", "watch_attention"]
 
@@ -54,8 +54,8 @@ def route_attention(original: Function) -> Function:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         mask = named.pop("mask", None)
         calls = calls_of(queries, keys, values, mask, cache)
-        shared = [i for i, call in enumerate(calls) if call.apart and named.get("sinks") is None]
-        found = attend_apart([calls[i] for i in shared], named["scale"])
+        shared = [i for i, call in enumerate(calls) if call.separate and named.get("sinks") is None]
+        found = attend_separately([calls[i] for i in shared], named["scale"])
         joint = dict(zip(shared, found, strict=True))
         out = [joint[i] if i in joint else one(call.whole, named) for i, call in enumerate(calls)]
         if not isinstance(keys, Parts):
@@ -70,7 +70,7 @@ def route_attention(original: Function) -> Function:
         if isinstance(keys, tuple) and _copies(queries):
             if keys[0].shape[2] > MOST_COPIED_LENGTH:
                 mx.eval(queries)  # frees the copies of the previous layer first
-            keys, values = _dequantise(keys, cache), _dequantise(values, cache)
+            keys, values = dequantise(keys, cache), dequantise(values, cache)
             cache = None
         found: mx.array = original(queries, keys, values, cache, **named, mask=mask)
         return found
@@ -98,11 +98,6 @@ def _copies(queries: mx.array) -> bool:
     *_, count, width = queries.shape
     wide = count > MOST_QUANTISED_QUERIES and width in FUSED_WIDTHS
     return mx.default_device() == mx.gpu and (wide or not multiplies_quantised())
-
-
-def _dequantise(stored: tuple[mx.array, mx.array, mx.array], cache: Any) -> mx.array:
-    packed, scales, biases = stored
-    return mx.dequantize(packed, scales, biases, group_size=cache.group_size, bits=cache.bits)
 
 
 Watch = Callable[[mx.array, mx.array, Any, float], None]

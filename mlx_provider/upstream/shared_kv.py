@@ -61,19 +61,19 @@ class Shared:
         return _each(_concatenate, self.prefix, self.tail)
 
 
-class Behind:
+class FollowsPrefix:
     """A mixin, before an attention cache in the bases of a class: its tokens follow a prefix."""
 
     prefix: Prefix
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Shared, Shared]:
         inner: Any = super()
-        own = inner.update_and_fetch(keys, values)
-        return Shared(self.prefix.keys, own[0]), Shared(self.prefix.values, own[1])
+        keys, values = inner.update_and_fetch(keys, values)
+        return Shared(self.prefix.keys, keys), Shared(self.prefix.values, values)
 
 
-class SharedRow(Behind, Skipping):
-    """One row. Its masks cover its own tokens only. `divide` and `start` create it."""
+class SharedRow(FollowsPrefix, Skipping):
+    """One row, made by `divide` or `start`. Its offset counts the prefix, its masks do not."""
 
 
 class SharedKV(SharedRow, KVCache): ...
@@ -82,7 +82,7 @@ class SharedKV(SharedRow, KVCache): ...
 class SharedQuantisedKV(SharedRow, QuantizedKVCache): ...
 
 
-class SharedBatchKV(Behind, BatchKVCache):
+class SharedBatchKV(FollowsPrefix, BatchKVCache):
     def __init__(self, prefix: Prefix, left_padding: list[int]) -> None:
         super().__init__(left_padding)
         self.prefix = prefix
@@ -131,7 +131,7 @@ def divide(layer: Any, tokens: int, room: int = 0) -> Prefix:
 
 
 def undivide(layer: Any) -> None:
-    """Undo `divide`, if it was done. The next pass makes the copy."""
+    """Undo `divide` (not `start`), if it was done. The next pass makes the copy."""
     prefix = prefix_of(layer)
     if prefix is not None:
         layer.keys = _each(_concatenate, prefix.keys, layer.keys)
@@ -141,16 +141,18 @@ def undivide(layer: Any) -> None:
 
 
 def start(layer: Any, prefix: Prefix) -> None:
+    """Let the tokens of an empty row follow a prefix, in place."""
     layer.offset = prefix.length
     _become_shared(layer, prefix)
 
 
 def arrays_of(layer: Any) -> list[Any]:
-    first = [*_arrays(layer.prefix.keys), *_arrays(layer.prefix.values)]
+    """Keys, then values, of a row with its prefix."""
+    prefix = [*_arrays(layer.prefix.keys), *_arrays(layer.prefix.values)]
     if layer.keys is None:
-        return first
-    own = [*_arrays(layer.keys), *_arrays(layer.values)]
-    return [Spliced(*pair) for pair in zip(first, own, strict=True)]
+        return prefix
+    tail = [*_arrays(layer.keys), *_arrays(layer.values)]
+    return [Spliced(*pair) for pair in zip(prefix, tail, strict=True)]
 
 
 def prefix_of(cache: Any) -> Prefix | None:
@@ -193,6 +195,8 @@ def _concatenate(prefix: mx.array, tail: mx.array) -> mx.array:
     return mx.concatenate([mx.broadcast_to(prefix, (rows, *prefix.shape[1:])), tail], axis=2)
 
 
+# ---- attention
+
 FEW = 16
 """Maximum number of queries of a row for which prefix and tail are computed separately: more scores
 need more memory than a copy of one layer's prefix, and the device has kernels that do not store
@@ -208,7 +212,7 @@ class Call(NamedTuple):
     cache: Any
 
     @property
-    def apart(self) -> bool:
+    def separate(self) -> bool:
         return isinstance(self.keys, Shared) and self.queries.shape[2] <= FEW
 
     @property
@@ -220,6 +224,7 @@ class Call(NamedTuple):
 
 
 def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -> list[Call]:
+    """One for each cache of a pass over several."""
     if not isinstance(keys, Parts):
         return [Call(queries, keys, values, mask, cache)]
     return [
@@ -228,12 +233,12 @@ def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -
     ]
 
 
-def attend_apart(calls: Sequence[Call], scale: float) -> list[mx.array]:
-    """All calls are `apart`. Those with the same prefix share one product."""
+def attend_separately(calls: Sequence[Call], scale: float) -> list[mx.array]:
+    """All calls are `separate`. Those with the same prefix share one product."""
     found: dict[int, mx.array] = {}
     for prefix in {id(call.keys.prefix): call.keys.prefix for call in calls}.values():
-        own = [i for i, call in enumerate(calls) if call.keys.prefix is prefix]
-        found |= zip(own, _attend([calls[i] for i in own], scale), strict=True)
+        same = [i for i, call in enumerate(calls) if call.keys.prefix is prefix]
+        found |= zip(same, _attend([calls[i] for i in same], scale), strict=True)
     return [found[i] for i in range(len(calls))]
 
 
@@ -254,21 +259,21 @@ def _attend(calls: Sequence[Call], scale: float) -> list[mx.array]:
     folded = [q.swapaxes(0, 1).reshape(kv_heads, -1, q.shape[-1]) for q in split]
     queries = folded[0] if len(folded) == 1 else mx.concatenate(folded, axis=1)
     prefix = first.keys.prefix, first.values.prefix
-    together = _partial(queries[None], *prefix, scale, None, first.cache)
+    to_prefix = _partial(queries[None], *prefix, scale, None, first.cache)
     found, at = [], 0
     for call, q in zip(calls, split, strict=True):
         rows, _, group, tokens, _ = q.shape
         count, shape = rows * group * tokens, (kv_heads, rows, group, tokens, -1)
-        one = Partial(*(x[0, :, at : at + count].reshape(shape).swapaxes(0, 1) for x in together))
-        other = _own(call, q, scale)
-        share = mx.sigmoid(one.total - other.total)
-        joined = one.mean * share + other.mean * (1 - share)
+        rows_to_prefix = (x[0, :, at : at + count].reshape(shape).swapaxes(0, 1) for x in to_prefix)
+        head, tail = Partial(*rows_to_prefix), _attend_tail(call, q, scale)
+        weight = mx.sigmoid(head.total - tail.total)
+        joined = head.mean * weight + tail.mean * (1 - weight)
         found.append(joined.astype(call.queries.dtype).reshape(rows, -1, tokens, joined.shape[-1]))
         at += count
     return found
 
 
-def _own(call: Call, queries: mx.array, scale: float) -> Partial:
+def _attend_tail(call: Call, queries: mx.array, scale: float) -> Partial:
     """Queries and results: (B, Hk, group, L, ...)."""
     rows, kv_heads, group, tokens, width = queries.shape
     mask = call.mask
@@ -282,7 +287,7 @@ def _own(call: Call, queries: mx.array, scale: float) -> Partial:
 def _partial(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, cache: Any
 ) -> Partial:
-    """Few operations read the scores, which are as large as the keys if there are many rows."""
+    """Written with few passes over the scores, which are as large as the keys of many rows."""
     scores = _product(queries * scale, keys, cache, transpose=True)
     if mask is not None:
         hidden = mx.finfo(scores.dtype).min
@@ -301,13 +306,18 @@ def multiplies_quantised() -> bool:
     return mx.default_device() == mx.gpu and mx.metal.is_available()
 
 
+def dequantise(stored: Any, cache: Any) -> mx.array:
+    packed, scales, biases = stored
+    return mx.dequantize(packed, scales, biases, group_size=cache.group_size, bits=cache.bits)
+
+
 def _product(x: mx.array, stored: Any, cache: Any, *, transpose: bool) -> mx.array:
     if isinstance(stored, (tuple, list)):
-        how = {"group_size": cache.group_size, "bits": cache.bits}
         if multiplies_quantised():
+            how = {"group_size": cache.group_size, "bits": cache.bits}
             packed, scales, biases = stored
             return mx.quantized_matmul(x, packed, scales, biases, transpose=transpose, **how)
-        stored = mx.dequantize(*stored, **how)
+        stored = dequantise(stored, cache)
     found: mx.array = x @ (stored.swapaxes(-1, -2) if transpose else stored)
     return found
 
@@ -330,6 +340,5 @@ def _widen(mask: Any, prefix: int) -> Any:
     """Add columns for a prefix that is visible to all queries."""
     if not isinstance(mask, mx.array):
         return mask
-    shape = (*mask.shape[:-1], prefix)
-    seen = mx.ones(shape, mask.dtype) if mask.dtype == mx.bool_ else mx.zeros(shape, mask.dtype)
-    return mx.concatenate([seen, mask], axis=-1)
+    visible = mx.full((*mask.shape[:-1], prefix), mask.dtype == mx.bool_, mask.dtype)
+    return mx.concatenate([visible, mask], axis=-1)

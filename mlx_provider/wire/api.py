@@ -19,6 +19,7 @@ from ..protocol.event_queue import compact
 from ..protocol.events import Accepted, Delta, Done, Event, Failed
 from ..protocol.requests import ModelRequest
 
+Fields = Mapping[str, Any]
 T = TypeVar("T")
 NAME = re.compile(r"(?<![\w.\]'\"])[a-z]\w*(?:\[\d+\]|\.\w+)*")
 """A field's name or path. Text in quotes is a value."""
@@ -85,9 +86,7 @@ def expect_object(value: Any, where: str, inside: str = "") -> Mapping[str, Any]
     return expect(value, Mapping, where, inside)  # type: ignore[type-abstract]
 
 
-def objects(
-    items: Any, where: str, *, texts: bool = False
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def objects(items: Any, where: str, *, texts: bool = False) -> Iterator[tuple[str, Fields]]:
     """Each object of a list and its place in the request; `texts`: skip plain texts."""
     if not isinstance(items, list):
         raise wrong_part(where, f"must be a text or a list, got {type(items).__name__}")

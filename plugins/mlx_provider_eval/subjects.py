@@ -34,6 +34,7 @@ from mlx_provider.errors import BadRequest, EngineUnavailable, MLXProviderError
 
 Result = dict[str, Any]
 """What was measured of one subject, in JSON types. `skipped`: why it was not measured."""
+Messages = Sequence[Mapping[str, Any]]
 Progress = Callable[[str], None]
 UNSET = "default"
 """Value with which `--option` leaves the option out."""
@@ -59,7 +60,7 @@ class LoadedSubject:
     status: ModelStatus
     gateway: SeparateGateway
 
-    def count(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> int:
+    def count(self, messages: Messages, **more: Any) -> int:
         return self.gateway.engine.count(_request(self.subject, messages, **more))
 
     def as_json(self) -> Result:
@@ -182,9 +183,7 @@ def _models(gateway: SeparateGateway) -> list[ModelStatus]:
         return []
 
 
-def _request(
-    subject: Subject, messages: Sequence[Mapping[str, Any]], **more: Any
-) -> GenerateRequest:
+def _request(subject: Subject, messages: Messages, **more: Any) -> GenerateRequest:
     options = ModelOptions.model_validate(dict(subject.options))
     copied = [dict(message) for message in messages]
     return GenerateRequest(model=subject.model, messages=copied, options=options, **more)

@@ -15,16 +15,16 @@ Tensors = dict[str, mx.array]
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 HEAD = re.compile(r"^(?:(?:language_)?model\.)*mtp\.(?=\w)")
-"""Prefixes of its tensors in the makers' files and in those of converters."""
+"""Prefixes of the head's tensors: the makers' and the converters'."""
 KNOWN = re.compile(r"fc\.\w+|norm\.weight|pre_fc_norm_(?:embedding|hidden)\.weight|layers\.0\..+")
 FORMS = ("weight", "bias", "scales", "biases", "gate_up_proj", "down_proj")
-"""Last parts of names. Experts may be one tensor without a name of its own."""
+"""Last parts of names. Nothing follows `experts.gate_up_proj`, which is one tensor."""
 EXPERT = re.compile(r"(?P<mlp>.+)\.experts\.(?P<index>\d+)\.(?P<rest>.+)")
 FUSED = re.compile(r"(?P<mlp>.+)\.experts\.(?P<part>gate_up|down)_proj(?:\.(?P<form>\w+))?")
 GAIN = re.compile(r".*norm\.weight|pre_fc_norm_\w+\.weight")
 OFFSET_BELOW = 0.9
-"""Threshold for the mean of the gains in the head's layer: Qwen3.5 to 3.8 have 0.4 to 0.6 stored
-minus one, and 1.3 or more otherwise. Other gains do not show the difference."""
+"""If the mean gain in `layers.0` is lower, all gains are stored minus 1: in Qwen3.5 to 3.8 it is
+0.4 to 0.6 then, else 1.3 or more. Gains elsewhere do not tell."""
 
 
 def problem(folder: Path) -> str:
@@ -35,7 +35,8 @@ def problem(folder: Path) -> str:
     config = read_json(folder / "config.json")
     kinds = {fields.get("model_type") for fields in (config, config.get("text_config") or {})}
     if kinds.isdisjoint(MODEL_TYPES):
-        return f"its MTP head is not one of Qwen3.5 or Qwen3-Next, but of {config['model_type']}"
+        named = ", ".join(sorted(filter(None, kinds))) or "an unknown model"
+        return f"its MTP head is not one of Qwen3.5 or Qwen3-Next, but of {named}"
     strange = [n for n in names if not KNOWN.fullmatch(n) or n.rsplit(".", 1)[-1] not in FORMS]
     return f"its MTP head is stored in a form that is not known ({min(strange)})" if strange else ""
 
@@ -49,7 +50,7 @@ def read(folder: Path, dtype: mx.Dtype) -> Tensors:
             value = stored[name]
             floats = mx.issubdtype(value.dtype, mx.floating)
             found[short] = value.astype(dtype) if floats else value
-    return _together(_gains(found))
+    return _join_experts(_restore_gains(found))
 
 
 def _files(folder: Path) -> dict[Path, dict[str, str]]:
@@ -65,7 +66,7 @@ def _names(path: Path) -> dict[str, str]:
         return {}  # the load of the model has reported an error, or the file is not of the model
 
 
-def _gains(tensors: Tensors) -> Tensors:
+def _restore_gains(tensors: Tensors) -> Tensors:
     """Original checkpoints store gains minus 1, some converters do not."""
     gains = [name for name, value in tensors.items() if value.ndim == 1 and GAIN.fullmatch(name)]
     layer = [mx.mean(tensors[name]) for name in gains if name.startswith("layers.")]
@@ -74,21 +75,24 @@ def _gains(tensors: Tensors) -> Tensors:
     return tensors | {name: tensors[name] + 1 for name in gains}
 
 
-def _together(tensors: Mapping[str, mx.array]) -> Tensors:
+def _join_experts(tensors: Mapping[str, mx.array]) -> Tensors:
+    """All experts of a layer in one tensor, as mlx-lm has them under `switch_mlp`."""
     found: Tensors = {}
-    apart: dict[str, dict[int, mx.array]] = defaultdict(dict)
+    per_expert: dict[str, dict[int, mx.array]] = defaultdict(dict)
     for name, value in tensors.items():
         if match := EXPERT.fullmatch(name):
-            apart[f"{match['mlp']}.switch_mlp.{match['rest']}"][int(match["index"])] = value
+            per_expert[f"{match['mlp']}.switch_mlp.{match['rest']}"][int(match["index"])] = value
         elif match := FUSED.fullmatch(name):
             found |= _split(match["mlp"], match["part"], match["form"] or "weight", value)
         else:
             found[name] = value
-    stacked = {n: mx.stack([own[i] for i in sorted(own)]) for n, own in apart.items()}
-    return found | stacked
+    for name, by_index in per_expert.items():
+        found[name] = mx.stack([by_index[index] for index in sorted(by_index)])
+    return found
 
 
 def _split(mlp: str, part: str, form: str, value: mx.array) -> Tensors:
+    """`value`: (experts, width, ...). No head has biases of experts: `load_head` refuses them."""
     if part == "down":
         return {f"{mlp}.switch_mlp.down_proj.{form}": value}
     gate, up = mx.split(value, 2, axis=-2)

@@ -58,8 +58,6 @@ HY_V3_OPEN = think(
 grammar and the prompt use the marker that is one token."""
 R1 = "deepseek_r1_0528 qwen3_thinking nemotron_nano vibethinker holo2"
 V3 = "deepseek_v31 deepseek_v32"
-GLM4 = "glm glm4_moe glm45 glm46 glm47 poolside_v1"
-NEMOTRON = "nemotron nemotron_3 nano_v3 super_v3"
 V3_CALLS = (DSML, ("<｜tool▁calls▁begin｜>", ""))
 M2_CALLS = (CALL, ("<tool_call>", ""), ("<invoke name=", ""))
 RESPONSE = ("<response>", "</response>")
@@ -71,7 +69,7 @@ PARSERS = (
     think(
         "deepseek_v4", mark="｜DSML｜tool_calls", rank=3, calls=(DSML,), unmarked_call="reasoning",
     ),
-    think("glm4", GLM4, mark="<arg_key>", also="think"),
+    think("glm4", "glm glm4_moe glm45 glm46 glm47 poolside_v1", mark="<arg_key>", also="think"),
     think("minimax_m2", "minimax", mark="<minimax:tool_call>", calls=M2_CALLS, **ALWAYS),
     ReasoningParser(
         name="minimax_m2_append", start="", end="", prefix="<think>", unmarked="content",
@@ -87,7 +85,7 @@ PARSERS = (
     HY_V3,
     HY_V3_OPEN,
     think("hunyuan_a13b", mark="<answer>", also="<think>", hidden=("<answer>", "</answer>")),
-    think("nemotron_v3", NEMOTRON, mark="<think>", also="nemotron"),
+    think("nemotron_v3", "nemotron nemotron_3 nano_v3 super_v3", mark="<think>", also="nemotron"),
     pair("seed_oss", "<seed:think>", "</seed:think>", rank=1, calls=(("<seed:tool_call>", ""),)),
     pair(
         "mistral", "[THINK]", "[/THINK]", rank=1,

@@ -1,4 +1,8 @@
-"""Harmony (gpt-oss): every message has a channel, and calls a recipient."""
+"""Harmony (gpt-oss): every message has a header with its channel, and of a call its recipient.
+
+<|start|>assistant<|channel|>analysis<|message|>THOUGHT<|end|>
+<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
+"""
 
 import re
 from dataclasses import dataclass
@@ -17,32 +21,30 @@ MARKERS = (START, CHANNEL, MESSAGE, *_ENDS, CONSTRAIN)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)|^\s*(analysis|commentary|final)\b")
 _NAME = re.compile(r"[\w.:/-]*")
 _CUT_HEADER = re.compile(r"\s*(?:assistant\b)?\s*(?:to?|to=[\w.:/-]*)?\s*")
+"""A header without a channel, of a reply that ends in it."""
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 
 
 @dataclass
-class Edges:
-    """Leaves out white space at both edges of a text."""
+class StrippedText:
+    """Emits a text piece by piece without the white space at its beginning and end."""
 
     emit: Emit
     begun: bool = False
     space: str = ""
 
-    def piece(self, text: str) -> None:
-        if not self.begun:
-            text = text.lstrip()
-            self.begun = bool(text)
-        text = self.space + text
-        known = text.rstrip()
-        self.space = text[len(known) :]
-        if known:
-            self.emit(known)
+    def add(self, piece: str) -> None:
+        text = self.space + piece if self.begun else piece.lstrip()
+        found = text.rstrip()
+        self.space = text[len(found) :]
+        if found:
+            self.begun = True
+            self.emit(found)
 
 
 def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    """Without tools, messages to a tool are content. The prompt can contain the beginning of the
-    first header."""
-    if (yield from _in_header(reader)):
+    """Without tools, messages to a tool are content. Text outside of messages is content, too."""
+    if (yield from _begins_in_header(reader)):
         yield from _message(reader, tools)
     while True:
         space = yield from reader.space()
@@ -59,8 +61,9 @@ def read_harmony(reader: TextReader, tools: Tools | None) -> Reading[None]:
             return
 
 
-def _in_header(reader: TextReader) -> Reading[bool]:
-    """A header begins with its role, channel or recipient."""
+def _begins_in_header(reader: TextReader) -> Reading[bool]:
+    """Whether the reply begins with the rest of a header, which the prompt has begun: a role, a
+    channel or a recipient, and then a marker or the end. Reads nothing."""
     mark = reader.mark()
     yield from reader.space()
     start = reader.position
@@ -72,23 +75,20 @@ def _in_header(reader: TextReader) -> Reading[bool]:
     if addressed:
         yield from reader.run(_NAME)
         yield from reader.space()
-    found = reader.position > start and (yield from reader.at(CHANNEL, MESSAGE, CONSTRAIN))
-    cut = bool(addressed) and not (yield from reader.peek())
+    marker = reader.position > start and (yield from reader.at(CHANNEL, MESSAGE, CONSTRAIN))
+    ended = bool(addressed) and not (yield from reader.peek())
     reader.rewind(mark)
-    return bool(found or cut)
+    return bool(marker or ended)
 
 
 def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
-    header: list[str] = []
-    while True:
+    found = START
+    while found == START:
+        header: list[str] = []  # one before it had no message
         found = yield from reader.pass_until((MESSAGE, *_ENDS, START), header.append)
-        if found != START:
-            break
-        header = []
         reader.skip(len(found))
-    reader.skip(len(found))
     text = "".join(header)
-    if found != MESSAGE:
+    if found != MESSAGE:  # no message follows: what is not a header is text
         if CHANNEL not in text and (found or not _CUT_HEADER.fullmatch(text)):
             reader.content(text.strip())
         return
@@ -99,14 +99,14 @@ def _message(reader: TextReader, tools: Tools | None) -> Reading[None]:
         yield from _call(reader, recipient[1].removeprefix("functions."))
     elif name == "analysis" and recipient is None:
         reader.reason()
-        yield from _body(reader, Edges(reader.reasoning).piece, thoughts=True)
+        yield from _body(reader, StrippedText(reader.reasoning).add, thoughts=True)
         reader.answer()
     else:
-        yield from _body(reader, Edges(reader.content).piece, thoughts=False)
+        yield from _body(reader, StrippedText(reader.content).add, thoughts=False)
 
 
 def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
-    """An end marker inside an answer is text if text follows."""
+    """Reads to the next message. An `END` inside an answer is text if text follows it."""
     while True:
         found = yield from reader.pass_until((*_ENDS, START, CHANNEL), emit)
         if found in ("", START, CHANNEL):
@@ -120,14 +120,15 @@ def _body(reader: TextReader, emit: Emit, *, thoughts: bool) -> Reading[None]:
 
 
 def _call(reader: TextReader, name: str) -> Reading[None]:
-    """A message to a tool that is not a call is text, with headers if the call has begun."""
+    """Reads a message to a tool. One that is no call is text. If its name has been reported, what
+    follows up to an end marker is shown unread, with headers."""
     mark, before = reader.mark(), reader.calls_begun
     try:
         yield from read_call(reader, name)
     except NotACall:
         reader.rewind(mark)
         reader.forget_marks()
-        show = Edges(reader.content).piece
+        show = StrippedText(reader.content).add
         if reader.calls_begun == before:
             yield from _body(reader, show, thoughts=False)
         else:
@@ -140,7 +141,7 @@ def _call(reader: TextReader, name: str) -> Reading[None]:
         reader.skip(len(found) if found in _ENDS else 0)
 
 
-MARKS = (CHANNEL, "analysis")
+IN_TEMPLATES = (CHANNEL, "analysis")
 NAMES = "gpt-oss gpt_oss openai"
 PARSERS = (
     ToolParser(
@@ -151,7 +152,7 @@ PARSERS = (
         grammar=CallGrammar(
             f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}", "", between=None
         ),
-        **identity("harmony", MARKS, aliases=NAMES, rank=3),
+        **identity("harmony", IN_TEMPLATES, aliases=NAMES, rank=3),
     ),
 )
 REASONING_PARSERS = (
@@ -163,6 +164,6 @@ REASONING_PARSERS = (
         grammar=MessageGrammar(
             f"{CHANNEL}analysis{MESSAGE}", END, f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
         ),
-        **identity("harmony", MARKS, aliases=f"{NAMES} openai_gptoss", rank=3),
+        **identity("harmony", IN_TEMPLATES, aliases=f"{NAMES} openai_gptoss", rank=3),
     ),
 )

@@ -250,10 +250,11 @@ def test_a_checkpoint_without_a_head_is_refused(tiny: TinyModels, tmp_path: Path
         ("mtp.embed_tokens.weight", {}, "a form that is not known (embed_tokens.weight)"),
         ("mtp.layers.1.norm.weight", {}, "a form that is not known (layers.1.norm.weight)"),
         ("mtp.fc.bias", {"model_type": "mimo"}, "not one of Qwen3.5 or Qwen3-Next, but of mimo"),
+        ("mtp.fc.bias", {"model_type": None}, "but of an unknown model"),
     ],
 )
 def test_an_mtp_head_in_an_unknown_format_is_refused_with_the_reason(
-    tiny: TinyModels, tmp_path: Path, name: str, config: dict[str, str], told: str
+    tiny: TinyModels, tmp_path: Path, name: str, config: dict[str, Any], told: str
 ) -> None:
     found = tiny("qwen3_5_text")
     tensors = stored(found.folder) | {name: mx.zeros((2,))}

@@ -313,13 +313,13 @@ def test_drafts_are_verified_over_a_shared_prefix(
     speculation = Speculation(Source(oracle), vocab=model.info.vocab_size, policy=Eager())
     engine, _ = sharing(model, speculation=speculation, clock=lambda: 0.0)
     counts: list[int] = []
-    attended = shared_attention.attend_apart
+    attended = shared_attention.attend_separately
 
     def counted(calls: Any, scale: float) -> Any:
         counts.extend(call.queries.shape[2] for call in calls)
         return attended(calls, scale)
 
-    monkeypatch.setattr("mlx_provider.upstream.attention.attend_apart", counted)
+    monkeypatch.setattr("mlx_provider.upstream.attention.attend_separately", counted)
     for request in requests:
         decoding(engine, request, 2)
     assert prefixes(engine)

@@ -281,6 +281,7 @@ def test_only_the_permissions_file_permits_a_longer_context(tmp_path: Path) -> N
         ("[demo]\nnonsense = 1\n", ["demo", "nonsense"]),
         ("demo = 1\n", ["demo"]),
         ("[demo\n", ["models.toml"]),
+        ("x = " + "[" * 100_000, ["models.toml"]),
         ("\xff", ["models.toml"]),
     ],
 )

@@ -17,7 +17,7 @@ from mlx_provider.errors import BadRequest
 from mlx_provider.families.tokenizer import control_tokens as sliced
 from mlx_provider.protocol.requests import EmbedRequest, GenerateRequest
 from mlx_provider.server.handover import Activity
-from mlx_provider.server.incoming import AT_ONCE, Bodies, Incoming, own, parse_request
+from mlx_provider.server.incoming import AT_ONCE, Bodies, Incoming, engine_parser, parse_request
 
 MANY = 100_000
 UNKNOWN = {f"f{i}": 1 for i in range(MANY)}
@@ -86,7 +86,7 @@ async def test_a_large_body_is_parsed_outside_the_event_loop_thread():
     incoming = Incoming(
         Activity(), bodies, sender_fields=lambda scope, salt: {}, admit=lambda scope: None
     )
-    parsed, ticket = await incoming.read(scope, receive, own(Slow))
+    parsed, ticket = await incoming.read(scope, receive, engine_parser(Slow))
     assert len(parsed.requests[0].prompt) == AT_ONCE
     ticket.close()
     assert bodies.small.nbytes == 0

@@ -130,7 +130,7 @@ def noisy_device(folder: Path) -> Iterator[NoisyDevice]:
         # Two groups of two rows each, as the lengths make that a device is probed with.
         patch.setattr(batch_layout, "SHORT", 16)
         patch.setattr(probe, "LENGTHS", (5, 11, 33, 40))
-        for name in ("decoding", "chunked_row"):
+        for name in ("decoding_row", "chunked_row"):
             patch.setattr(solo_rows, name, remembered(getattr(solo_rows, name)))
         yield NoisyDevice(own, folder)
 

@@ -223,7 +223,12 @@ def test_a_history_of_items_gives_the_prompt_of_the_same_chat(engine: Any) -> No
     items = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "reasoning", "content": "H", "summary": ["unused"]},
+        {
+            "type": "reasoning",
+            "content": [],
+            "summary": ["m", {"type": "summary_text", "text": "."}],
+        },
         {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
         {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "a"}'},
         {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": TEXT},
@@ -244,7 +249,7 @@ def test_a_history_of_items_gives_the_prompt_of_the_same_chat(engine: Any) -> No
         {
             "role": "assistant",
             "content": "I look.",
-            "reasoning_content": "Hm.",
+            "reasoning_content": "H\n\nm\n\n.",
             "tool_calls": [
                 {"id": i, "type": "function", "function": {"name": n, "arguments": a}}
                 for i, n, a in calls

@@ -39,16 +39,18 @@ def write_as_text(
     messages: Sequence[Mapping[str, Any]], parser: ToolParser | None = None, tools: Tools = ()
 ) -> list[dict[str, Any]]:
     """Write calls into the assistant's text in the format of `parser`, and results into user text.
-    Takes and returns canonical messages (`messages.normalise`), in which results have the
-    order of their calls. Results of parallel calls name their calls. Messages of one role in a row
-    become one, so that user and assistant alternate; system messages stay."""
+    Takes and returns canonical messages (`messages.normalise`), where results have the order of the
+    calls. Results of parallel calls name their calls. Messages of one role in a row become one, so
+    that user and assistant alternate; system messages stay."""
     functions = map(function_of, tools)
     schemas = {str(function.get("name")): function.get("parameters") for function in functions}
     written: list[dict[str, Any]] = []
     headings: list[str] = []
     for message in messages:
         if message.get("role") == "tool":
-            turn = _result_as_text(message, headings.pop(0) if headings else "")
+            heading = headings.pop(0) if headings else ""
+            turn = {**_without_calls(message), "role": "user", "content": heading}
+            turn = _join(turn, message["content"])
         else:
             turn = _calls_as_text(message, _grammar(parser), schemas)
             headings = _result_headings(message.get("tool_calls") or ())
@@ -67,11 +69,6 @@ def _result_headings(calls: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line above each of the results that follow; a single one needs none."""
     names = [call["function"]["name"] for call in calls if len(calls) > 1]
     return [f"Result of call {number}, {name}:" for number, name in enumerate(names, 1)]
-
-
-def _result_as_text(message: Mapping[str, Any], heading: str) -> dict[str, Any]:
-    turn = {**_without_calls(message), "role": "user", "content": heading}
-    return _join(turn, message["content"])
 
 
 def _calls_as_text(

@@ -1,6 +1,9 @@
-"""White space that a chat template writes around an assistant's thoughts, answer and calls. The
-texts for the client omit it and keep all other white space, so that the next prompt repeats the
-computed tokens and the prefix cache covers them."""
+"""White space that a chat template writes between the parts of an assistant's turn:
+
+    {turn_open}OPENER{thought_open}THOUGHT{thought_close}CLOSER{answer_open}ANSWER{before_call}CALL
+
+The texts for the client omit these joints and keep all other white space, so that the next prompt
+repeats the computed tokens and the prefix cache covers them."""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PAD = " "
 
 @dataclass(frozen=True)
 class TurnLayout:
-    """`None`: the template removes it there, or it is unknown."""
+    """`None`: unknown, or the template removes all white space there."""
 
     thought_open: str | None = None
     thought_close: str | None = None
@@ -29,25 +32,27 @@ class TurnLayout:
     turn_open: str | None = None
 
     def after(self, prompt: str, openers: Sequence[str], *, begins: bool = True) -> TurnLayout:
-        """The layout of a reply to `prompt`, which may have opened the thought. `begins`: no part
-        of the reply is in the prompt."""
+        """The layout of a reply to `prompt`, which may have opened the thought and written a part
+        of `thought_open`. `begins`: no part of the reply is in the prompt."""
         if not begins:
             return replace(self, turn_open=None)
-        tail = prompt[len(prompt.rstrip()) :]
-        if self.thought_open is None or not prompt.rstrip().endswith(tuple(openers) or "\0"):
+        if self.thought_open is None or not prompt.rstrip().endswith(tuple(openers)):
             return self
-        begun = self.thought_open.startswith(tail)
-        return replace(self, thought_open=self.thought_open[len(tail) :] if begun else None)
+        written = prompt[len(prompt.rstrip()) :]
+        agrees = self.thought_open.startswith(written)
+        return replace(self, thought_open=self.thought_open[len(written) :] if agrees else None)
 
 
 NO_LAYOUT = TurnLayout()
 
 
 def after_joint(space: str, joint: str | None) -> str:
+    """The text in white space between two parts. Without `joint` at its beginning, none is text."""
     return "" if joint is None or not space.startswith(joint) else space[len(joint) :]
 
 
 def before_joint(space: str, joint: str | None) -> str:
+    """The same with `joint` at its end."""
     return "" if joint is None or not space.endswith(joint) else space[: len(space) - len(joint)]
 
 
@@ -59,26 +64,19 @@ def layout_of(
     render: Render, thoughts: ReasoningParser | None, calls: ToolParser | None
 ) -> TurnLayout:
     """Measured by rendering a turn with a thought and a call."""
-    around = _measure(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
+    inside = _measure(lambda pad: _joints(render(_turns(pad)), thoughts, calls))
     before = _measure(lambda pad: TurnLayout(turn_open=_turn_open(render, pad)))
-    return replace(around, turn_open=before.turn_open)
+    return replace(inside, turn_open=before.turn_open)
 
 
 def _measure(find: Callable[[str], TurnLayout]) -> TurnLayout:
-    """`find` takes the white space around each text. Its errors are ignored."""
+    """`find` takes white space to put around each text. Its errors are ignored."""
     plain, padded = (attempt(partial(find, pad)) for pad in ("", PAD))
     if isinstance(plain, Fault) or isinstance(padded, Fault):
         return NO_LAYOUT
-    return TurnLayout(
-        **{
-            field.name: _exact(
-                getattr(plain, field.name),
-                getattr(padded, field.name),
-                before=field.name.endswith("_open"),
-            )
-            for field in fields(TurnLayout)
-        }
-    )
+    names = [field.name for field in fields(TurnLayout)]
+    pairs = {name: (getattr(plain, name), getattr(padded, name)) for name in names}
+    return TurnLayout(**{name: _exact(name, *pair) for name, pair in pairs.items()})
 
 
 def _turn_open(render: Render, pad: str) -> str | None:
@@ -124,17 +122,18 @@ def _between(text: str, left: Sequence[str], right: Sequence[str]) -> str | None
     return found[1] if found else None
 
 
-def _exact(plain: str | None, padded: str | None, *, before: bool) -> str | None:
+def _exact(name: str, plain: str | None, padded: str | None) -> str | None:
+    """`plain`, if the template adds it to the white space of the text."""
     if plain is None:
         return None
-    kept = plain + PAD if before else PAD + plain
-    return plain if padded == kept else None
+    expected = plain + PAD if name.endswith("_open") else PAD + plain
+    return plain if padded == expected else None
 
 
 class AnswerEdge:
     """Passes an answer on, but holds back white space at its end until the next part is known.
-    Before more answer or the end, it is text. Before calls, only what the chat template does not
-    write there itself (`joint`) is text; if an answer follows after all, so is the rest."""
+    Before more answer or the end, it is text. Before calls, it is `before_joint(space, joint)`; if
+    an answer follows after all, the rest is text, too."""
 
     def __init__(self, joint: str | None) -> None:
         self._joint = joint

@@ -90,7 +90,7 @@ def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dic
     turns, listed = Turns(), [*objects(messages, "messages")]
     if system:
         turns.add({"role": "system", "content": system}, "system", "system")
-    typed = is_new_user_message([message for _, message in listed[-2:]])
+    typed = is_typed([message for _, message in listed[-2:]])
     for at, (where, message) in enumerate(listed, 1):
         role = check_kind(message.get("role"), f"{where}.role", ROLES)
         strict = role == "system" or (typed and at == len(listed))
@@ -99,7 +99,7 @@ def chat_messages(system: Any, messages: Any) -> tuple[list[dict[str, Any]], dic
     return turns.messages, turns.places
 
 
-def is_new_user_message(last: Sequence[Mapping[str, Any]]) -> bool:
+def is_typed(last: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last message is a user's, and neither holds results nor follows them."""
     return last[-1].get("role") == "user" and not any(map(_has_results, last))
 

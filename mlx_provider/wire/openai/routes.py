@@ -15,7 +15,7 @@ from ...invalid import bad_request, quote
 from ...protocol.events import Accepted, Done, Embedded, Event
 from ...protocol.requests import EmbedRequest
 from .. import api
-from ..api import ParsedRequest, Read, expect
+from ..api import Fields, ParsedRequest, Read, expect
 from .answer import Stream, WholeResponse, usage_of
 from .request import Parameters, generate_requests, parameter_names, prompt_list
 
@@ -24,7 +24,7 @@ ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
 
 
 def _read_generation(
-    body: dict[str, Any], sender: Mapping[str, Any], *, text: bool, content: str
+    body: dict[str, Any], sender: Fields, *, text: bool, content: str
 ) -> ParsedRequest:
     given = body.pop(content, None)
     if text:
@@ -40,7 +40,7 @@ def _read_generation(
     return ParsedRequest(requests, reply, names)
 
 
-def _read_tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+def _read_tokenize(body: dict[str, Any], sender: Fields) -> ParsedRequest:
     """The body is a request of chat or text completions, as in vLLM; its prompt is tokenized."""
     text = "messages" not in body
     names = ONLY_TRUE if text else ONLY_TRUE[:1]  # chat itself reads the second one
@@ -50,20 +50,18 @@ def _read_tokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedReq
     return _read_generation(body, sender, text=text, content="prompt" if text else "messages")
 
 
-def _read_detokenize(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+def _read_detokenize(body: dict[str, Any], sender: Fields) -> ParsedRequest:
     expect(body.get("tokens"), list, "tokens")
     return _read_generation(body, sender, text=True, content="tokens")
 
 
-def _read_embeddings(body: dict[str, Any], sender: Mapping[str, Any]) -> ParsedRequest:
+def _read_embeddings(body: dict[str, Any], sender: Fields) -> ParsedRequest:
     given = body.pop("input", None)
     request, form = embed_request(Parameters(body), sender, given)
     return ParsedRequest([request], partial(Embeddings, form=form))
 
 
-def embed_request(
-    params: Parameters, sender: Mapping[str, Any], given: Any
-) -> tuple[EmbedRequest, str]:
+def embed_request(params: Parameters, sender: Fields, given: Any) -> tuple[EmbedRequest, str]:
     wanted = params.take("encoding_format") or "float"
     if wanted not in FORMATS:
         raise wrong_part("encoding_format", f"must be float or base64, got {quote(wanted)}")

@@ -10,33 +10,25 @@ from pydantic_core import from_json
 
 from ...errors import wrong_part
 from ...invalid import quote
-from ..api import Turns, check_kind, expect, objects, parts_of
+from ..api import Fields, Turns, check_kind, expect, objects, parts_of
+
+# -- tools and parameters
 
 HOSTED = tuple(
     "apply_patch code_interpreter computer file_search image_generation local_shell mcp"
     " programmatic_tool_calling shell tool_search web_search".split()
 )
 """Prefixes of the types of tools that a server runs itself; they have no effect here."""
-ROLES = ("user", "assistant", "system", "developer")
-ITEMS = tuple(
-    "message reasoning function_call function_call_output custom_tool_call"
-    " custom_tool_call_output".split()
-)
-RESULTS = ("_output", "_result")
-"""Endings of the types of items with the result of a call."""
-TEXTS = ("input_text", "output_text", "text")
-PARTS = (*TEXTS, "input_image", "image_url")
-ITEM_PARTS = (*PARTS, "refusal", "encrypted_content")
 FORMATS = ("text", "json_object", "json_schema")
 ABSENT = {
     "prompt": "stored prompts are not known here: send the text as instructions and input",
     "background": "answers are not stored: leave it out and read the answer as it comes",
 }
 
-CONTENT = "The {} content following the specified format"
 TEXT = "content"
-"""The parameter of the function for a custom tool, as LiteLLM's bridge names it (1.106.2,
-`custom_tools.py`)."""
+DESCRIPTION = "The {} content following the specified format"
+"""The one parameter of the function for a custom tool, as in LiteLLM's bridge (1.106.2,
+`custom_tools.py`). `{}`: the tool's name."""
 
 
 def wrap_text(text: str) -> str:
@@ -53,7 +45,7 @@ def unwrap_text(arguments: str) -> str:
 
 
 @dataclass(frozen=True)
-class Called:
+class ToolName:
     name: str
     namespace: str | None = None
     custom: bool = False
@@ -71,8 +63,10 @@ class ChatTools:
         """`lenient`: an unknown type has no effect."""
         self.tools: list[dict[str, Any]] = []
         self.grammars: dict[str, dict[str, str]] = {}
-        self.called: dict[str, Called] = {}
+        self.names: dict[str, ToolName] = {}
+        """By the name in chat."""
         self.places: dict[str, str] = {}
+        """The client's, by ours."""
         self.ignored: list[str] = []
         self._lenient = lenient
         for where, tool in objects([] if given is None else given, "tools"):
@@ -87,9 +81,7 @@ class ChatTools:
             return {**given, "tools": [_chat_choice(tool) for tool in given["tools"]]}
         return dict(given)
 
-    def _add(
-        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any] | None = None
-    ) -> None:
+    def _add(self, tool: Fields, where: str, space: Fields | None = None) -> None:
         kind = tool.get("type")
         if kind == "namespace" and space is None:
             for at, member in objects(tool.get("tools"), f"{where}.tools"):
@@ -101,28 +93,27 @@ class ChatTools:
         else:
             raise wrong_part(where, f"is {quote(kind)}, which is not supported", ".type")
 
-    def _add_callable(
-        self, tool: Mapping[str, Any], where: str, space: Mapping[str, Any], kind: str
-    ) -> None:
+    def _add_callable(self, tool: Fields, where: str, space: Fields, kind: str) -> None:
         name = expect(tool.get("name") or None, str, where, ".name")
-        called = Called(name, space.get("name"), kind == "custom")
-        if called.chat_name in self.called:
-            raise wrong_part(where, f"has the name of another tool, {called.chat_name}")
-        self.called[called.chat_name] = called
+        tool_name = ToolName(name, space.get("name"), custom=kind == "custom")
+        chat_name = tool_name.chat_name
+        if chat_name in self.names:
+            raise wrong_part(where, f"has the name of another tool, {chat_name}")
+        self.names[chat_name] = tool_name
         texts = [part.get("description") for part in (space, tool)]
         described = "\n\n".join(text for text in texts if isinstance(text, str) and text)
         given = {key: tool[key] for key in ("parameters", "strict") if tool.get(key) is not None}
-        if called.custom:
-            text = {"type": "string", "description": CONTENT.format(called.chat_name)}
+        if tool_name.custom:
+            text = {"type": "string", "description": DESCRIPTION.format(chat_name)}
             schema = {"type": "object", "properties": {TEXT: text}, "required": [TEXT]}
             given = {"parameters": schema}
             if grammar := _grammar(tool.get("format"), where):
-                self.grammars[called.chat_name] = grammar
+                self.grammars[chat_name] = grammar
                 described += "\n\nFormat:\n```{type}\n{value}\n```".format(**grammar)
-        own = {"name": called.chat_name, "description": described, **given}
+        function = {"name": chat_name, "description": described, **given}
         place = f"tools[{len(self.tools)}]"
         self.places.update({place: where, f"{place}.function": where})
-        self.tools.append({"type": "function", "function": own})
+        self.tools.append({"type": "function", "function": function})
 
 
 def _grammar(form: Any, where: str) -> dict[str, str] | None:
@@ -148,11 +139,11 @@ def _grammar(form: Any, where: str) -> dict[str, str] | None:
 def _chat_choice(tool: Any) -> Any:
     if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
         return tool
-    name = Called(tool["name"], tool.get("namespace")).chat_name
+    name = ToolName(tool["name"], tool.get("namespace")).chat_name
     return {"type": "function", "function": {"name": name}}
 
 
-def check_parameters(values: Mapping[str, Any], absent: Mapping[str, str]) -> None:
+def check_parameters(values: Fields, absent: Mapping[str, str]) -> None:
     """`absent`: parameters that are refused, and the remedy."""
     for name, remedy in absent.items():
         if values.get(name):
@@ -162,7 +153,21 @@ def check_parameters(values: Mapping[str, Any], absent: Mapping[str, str]) -> No
             check_kind(form.get("type"), "text.format.type", FORMATS)
 
 
-def known_item(item: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
+# -- items
+
+ROLES = ("user", "assistant", "system", "developer")
+ITEMS = tuple(
+    "message reasoning function_call function_call_output custom_tool_call"
+    " custom_tool_call_output".split()
+)
+RESULTS = ("_output", "_result")
+"""Endings of the types of items with the result of a call."""
+TEXTS = ("input_text", "output_text", "text")
+ITEM_PARTS = (*TEXTS, "input_image", "image_url", "refusal", "encrypted_content")
+"""Of parts. `encrypted_content` is of another server and cannot be read here."""
+
+
+def known_item(item: Fields, known: Collection[str]) -> Fields:
     """An item of an unknown type, as a known one: what a client runs is a call or its result, what
     a server has run is a part of the assistant's message."""
     kind, call_id = str(item.get("type") or "message"), item.get("call_id")
@@ -179,7 +184,9 @@ def known_item(item: Mapping[str, Any], known: Collection[str]) -> Mapping[str, 
     return {"type": "message", "role": "assistant", "content": [{**item}]}
 
 
-def is_new_user_message(last: Sequence[Mapping[str, Any]]) -> bool:
+def is_typed(last: Sequence[Fields]) -> bool:
+    """Whether the user has just typed the last item: only there is an unknown part refused. After a
+    result, agents also send messages of their own."""
     kinds = [str(item.get("type") or "message") for item in last]
     users = kinds[-1:] == ["message"] and (last[-1].get("role") or "user") == "user"
     return users and not kinds[0].endswith(RESULTS)
@@ -193,54 +200,52 @@ def _check_parts(content: Any, where: str, known: Collection[str] | None) -> Non
             raise wrong_part(at, "is missing: send a data: or https: URL", ".image_url")
 
 
-def messages_of(
-    given: Any, instructions: Any = None
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def messages_of(given: Any, instructions: Any = None) -> Turns:
     turns = _Turns({"messages": "input"})
     if instructions:
         turns.add({"role": "system", "content": instructions}, "instructions", "instructions")
     if isinstance(given, str):
         turns.add({"role": "user", "content": given}, "input", "input")
-        return turns.messages, turns.places
+        return turns
     listed = [*objects(given, "input")]
-    typed = is_new_user_message([item for _, item in listed[-2:]])
+    typed = is_typed([item for _, item in listed[-2:]])
     for at, (where, item) in enumerate(listed, 1):
         turns.take(item, where, typed=typed and at == len(listed))
-    return turns.messages, turns.places
+    return turns
 
 
 class _Turns(Turns):
     _open: dict[str, Any] | None = None
+    """The assistant's message that the next item of its turn joins."""
 
     def add(self, message: dict[str, Any], where: str, content: str = "") -> None:
         self._open = None
         super().add(message, where, content)
 
-    def take(self, item: Mapping[str, Any], where: str, *, typed: bool) -> None:
-        kind = check_kind(item.get("type") or "message", f"{where}.type")
-        if kind in ITEM_PARTS:
-            check_kind(kind, f"{where}.type", ITEMS)
-        given, item = item, known_item(item, ITEMS)
+    def take(self, item: Fields, where: str, *, typed: bool) -> None:
+        kind = item.get("type") or "message"
+        check_kind(kind, f"{where}.type", ITEMS if kind in ITEM_PARTS else None)
+        is_known, item = kind in ITEMS, known_item(item, ITEMS)
         kind = item.get("type") or "message"
         if kind == "message":
-            if item is given:
+            if is_known:
                 role = check_kind(item.get("role") or "user", f"{where}.role", ROLES)
                 known = ITEM_PARTS if typed or role in ("system", "developer") else None
                 _check_parts(item.get("content"), f"{where}.content", known)
-            self._message(item, where, f"{where}.content[{{}}]" if item is given else where)
+            self._message(item, where, f"{where}.content[{{}}]" if is_known else where)
         elif kind == "reasoning":
             self._thought(item, where)
         elif kind.endswith("_output"):
             if not item.get("call_id"):
                 raise wrong_part(where, "is missing: send the call's", ".call_id")
-            if item is given:
+            if is_known:
                 _check_parts(item.get("output"), f"{where}.output", None)
             output = {"tool_call_id": item["call_id"], "content": item.get("output")}
             self.add({"role": "tool", **output}, where, f"{where}.output")
         else:
             self._call(item, where, custom=kind == "custom_tool_call")
 
-    def _message(self, item: Mapping[str, Any], where: str, part: str) -> None:
+    def _message(self, item: Fields, where: str, part: str) -> None:
         role, content = item.get("role") or "user", item.get("content")
         if role != "assistant":
             self.add({"role": role, "content": content}, where)
@@ -251,22 +256,17 @@ class _Turns(Turns):
             self.place(f".content[{len(said) + at}]", part.format(at))
         said.extend(parts)
 
-    def _thought(self, item: Mapping[str, Any], where: str) -> None:
+    def _thought(self, item: Fields, where: str) -> None:
         if self._open is not None and self._open.keys() > {"role", "reasoning_content"}:
             self._open = None  # thoughts come first in a turn
-        for name in ("content", "summary"):
-            if not isinstance(item.get(name), str | None):
-                list(objects(item[name], f"{where}.{name}", texts=True))
-        parts = item.get("content") or item.get("summary") or []
-        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-        text = "\n\n".join(text for text in texts if isinstance(text, str))
-        if text:
+        content, summary = (_texts(item, where, name) for name in ("content", "summary"))
+        if text := "\n\n".join(content or summary):
             turn = self._assistant(where)
             before = turn.get("reasoning_content")
             turn["reasoning_content"] = f"{before}\n\n{text}" if before else text
 
-    def _call(self, item: Mapping[str, Any], where: str, *, custom: bool) -> None:
-        name = Called(str(item.get("name") or ""), item.get("namespace")).chat_name
+    def _call(self, item: Fields, where: str, *, custom: bool) -> None:
+        name = ToolName(str(item.get("name") or ""), item.get("namespace")).chat_name
         arguments = wrap_text(str(item.get("input") or "")) if custom else item.get("arguments")
         call = {
             "id": item.get("call_id") or item.get("id"),
@@ -283,3 +283,14 @@ class _Turns(Turns):
             self.add({"role": "assistant"}, where)
             self._open = self.messages[-1]
         return self._open
+
+
+def _texts(thought: Fields, where: str, name: str) -> list[str]:
+    """A field of a thought, which is a text or a list of texts and of objects with one."""
+    parts = thought.get(name)
+    if parts is None or isinstance(parts, str):
+        return [parts] if parts else []
+    if isinstance(parts, list):
+        parts = [{"text": part} if isinstance(part, str) else part for part in parts]
+    texts = [part.get("text") for _, part in objects(parts, f"{where}.{name}")]
+    return [text for text in texts if isinstance(text, str)]

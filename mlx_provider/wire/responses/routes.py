@@ -15,7 +15,7 @@ from .. import api
 from ..api import ClientNames, ParsedRequest, Read, event_frame
 from ..openai.answer import DONE, error_body, finish_reason, logprobs_of, usage_of
 from ..openai.request import SCHEMA, Parameters, WithoutEffect, generate_requests, parameter_names
-from .conversation import ABSENT, Called, ChatTools, check_parameters, messages_of, unwrap_text
+from .conversation import ABSENT, ChatTools, ToolName, check_parameters, messages_of, unwrap_text
 
 Fields = dict[str, Any]
 THOUGHT, TEXT = "reasoning_summary_text", "output_text"
@@ -94,13 +94,13 @@ def response_request(
     values["max_tokens"] = values.pop("max_output_tokens", None)
     params = Parameters(values, WITHOUT_EFFECT, tools.ignored)
     params.choice("n", (1,), "send the request again for another answer")
-    messages, places = messages_of(body.get("input"), instructions)
-    if not messages:
+    turns = messages_of(body.get("input"), instructions)
+    if not turns.messages:
         raise wrong_part("input", "must hold at least one item")
     fields = {**sender, "tool_grammars": tools.grammars}
-    names = ClientNames(_names(body) | tools.places | places).before(parameter_names(values))
+    names = ClientNames(_names(body) | tools.places | turns.places).before(parameter_names(values))
     with names.naming():
-        (request,) = generate_requests(params, fields, messages)
+        (request,) = generate_requests(params, fields, turns.messages)
     return request, names, tools
 
 
@@ -208,19 +208,19 @@ def _message(at: int, item_id: str) -> _Item:
     return _Item(at, {**head, "content": []}, "content", TEXT, "content_part")
 
 
-def _call(at: int, item_id: str, piece: ToolCallDelta, called: Called) -> _Item:
-    key = "input" if called.custom else "arguments"
+def _call(at: int, item_id: str, piece: ToolCallDelta, tool: ToolName) -> _Item:
+    key = "input" if tool.custom else "arguments"
     fields = {
         "id": item_id,
-        "type": "custom_tool_call" if called.custom else "function_call",
+        "type": "custom_tool_call" if tool.custom else "function_call",
         "call_id": piece.id or item_id,
-        "name": called.name,
+        "name": tool.name,
         key: "",
         "status": "in_progress",
     }
-    if called.namespace is not None:
-        fields["namespace"] = called.namespace
-    word = CUSTOM if called.custom else "function_call_arguments"
+    if tool.namespace is not None:
+        fields["namespace"] = tool.namespace
+    word = CUSTOM if tool.custom else "function_call_arguments"
     return _Item(at, fields, key, word, call=piece.index)
 
 
@@ -280,8 +280,8 @@ class _Response:
             item = self._open
             if item is None or item.call != piece.index:
                 name = piece.name or ""
-                called = self._tools.called.get(name, Called(name))
-                item = _call(*self._next("ctc" if called.custom else "fc"), piece, called)
+                tool = self._tools.names.get(name, ToolName(name))
+                item = _call(*self._next("ctc" if tool.custom else "fc"), piece, tool)
                 yield from self._begin(item)
             if piece.arguments:
                 yield from item.add(piece.arguments, [])
