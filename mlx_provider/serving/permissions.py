@@ -3,7 +3,7 @@
     origin    model                                     options
     owner     anything                                  all
     client    Hub ids; folders of the file or a root    all: the gateway's config set them
-    remote    as client                                 all but `OWNERS_ALONE`
+    remote    as client                                 all but `OWNER_ONLY`
     named     as client                                 `NAMED_KEYS`
 
 The owner's file is TOML: a table of `ModelOptions` per model, under its name in requests.
@@ -19,7 +19,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
-from ..protocol.requests import NAMED_KEYS, OWNERS_ALONE, ModelOptions, ModelRequest
+from ..protocol.requests import NAMED_KEYS, OWNER_ONLY, ModelOptions, ModelRequest
 from ..safe_open import read_trusted
 from .hub import DEMOS, cache_root
 
@@ -120,7 +120,7 @@ def _refuse_options(request: ModelRequest) -> None:
     if request.origin == "named":
         chosen, how = chosen - NAMED_KEYS, "with a named key"
     elif request.origin == "remote":
-        chosen &= OWNERS_ALONE
+        chosen &= OWNER_ONLY
     else:
         return
     for name in sorted(chosen):
