@@ -35,13 +35,13 @@ from .patches import rotary_positions
 
 def head(language_model: Any, states: mx.array) -> mx.array:
     """Logits of final hidden states; without an `lm_head`, by the tied input embeddings."""
-    tied = language_model.model.embed_tokens.as_linear
-    logits: mx.array = language_model.get("lm_head", tied)(states)
+    output = language_model.get("lm_head") or language_model.model.embed_tokens.as_linear
+    logits: mx.array = output(states)
     return logits
 
 
 def vocab_size(language_model: Any) -> int:
-    matrix = language_model.get("lm_head", language_model.model.embed_tokens)
+    matrix = language_model.get("lm_head") or language_model.model.embed_tokens
     return int(matrix.weight.shape[0])
 
 
