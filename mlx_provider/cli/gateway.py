@@ -231,7 +231,7 @@ def _client(name: str | None, registry: PluginRegistry) -> Client:
         if name is not None:
             return registry.client(name)
     lines = [
-        f"{client.name:<10} {client.serves}"
+        f"{client.name:<10} {client.title}"
         + ("" if shutil.which(client.command) else f"  (not installed: {client.install})")
         for client in registry.clients.values()
     ]

@@ -14,10 +14,10 @@ modules have the parts that families share:
 | `logits` | the output matrix for the tokens that are wanted; `failure`: a trial at load |
 | `layers` | `route_attention`: rows of any length in one call; `patch`; weights in another dtype |
 | `vision.loading` | `load_model`, `replace_attribute`; mlx-vlm's models by their public calls |
-| `vision.model` | the base `VisionModel`; `vision_info`, `build_prompt`, `MediaMarks`, `head` |
+| `vision.model` | the base `VisionModel`; `vision_info`, `MediaFormat`, `head` |
 | `vision.patches` | the sizes of images, and M-RoPE positions |
 
-A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaMarks` and a class
+A text model mostly needs `load_text` alone, a vision model `load_model`, `MediaFormat` and a class
 derived from `VisionModel`. Methods that get or return arrays run on the engine's one thread;
 `prepare` runs on any. Nothing of a request may stay on the model object, and positions come from
 the caller. Import these modules within `load`, for they import MLX; and mlx-lm and mlx-vlm after

@@ -28,7 +28,7 @@ from .config import ANYTHING, Served, served_config, write_config
 from .engine import Tell, loading, show_prefill
 from .proxy import Proxy, make_key, require_proxy, start_proxy
 
-DIRECT = ("NO_PROXY", "no_proxy")
+NO_PROXY_NAMES = ("NO_PROXY", "no_proxy")
 LOOPBACK = "127.0.0.1,localhost"
 HIDDEN_KEY = "sk-..."
 LONGEST_NAME = 60
@@ -73,8 +73,8 @@ def prepare(
     has files outside its folder."""
     make = client.subagent if as_subagent else client.profile
     if make is None:
-        name = client.serves or client.name
-        raise BadRequest(f"no agent of {name} can have a model of another server than its main one")
+        name = client.title or client.name
+        raise BadRequest(f"{name} cannot have a subagent on another server than its main model")
     problem = f"client {client.name!r}: its profile failed: "
     profile = plugin_call(lambda: make(gateway), lambda fault: PluginError(problem + fault.summary))
     if not isinstance(profile, Profile):
@@ -87,9 +87,15 @@ def prepare(
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise PluginError(f"client {client.name!r}: file {name!r} is outside of its folder")
     hidden = {n for n in environ if any(fnmatchcase(n, p) for p in profile.hidden)}
-    direct = {name: ",".join(filter(None, (environ.get(name), LOOPBACK))) for name in DIRECT}
-    added = {**direct, **profile.environment}
+    added = {**loopback_variables(environ), **profile.environment}
     return Prepared(command, added, tuple(sorted(hidden - added.keys())), profile.files)
+
+
+def loopback_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """One value for both names, as programs differ in which they prefer. `*` stays alone."""
+    values = [value for name in NO_PROXY_NAMES if (value := environ.get(name, "").strip())]
+    value = "*" if "*" in values else ",".join(dict.fromkeys([*values, LOOPBACK]))
+    return dict.fromkeys(NO_PROXY_NAMES, value)
 
 
 def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
@@ -99,8 +105,8 @@ def first_folder(client: str, model: str, environ: Mapping[str, str]) -> Path:
 
 @contextmanager
 def launch_folder(client: str, model: str, environ: Mapping[str, str]) -> Iterator[Path]:
-    """An empty folder of this user only, removed with the block: the first that no other launch
-    locks. The kernel releases the lock of a killed launch. Raises `EngineUnavailable`."""
+    """An empty folder of this user only, removed with the block: `NAME`, or `NAME.2`, ... while
+    another launch holds the lock. A killed launch holds none. Raises `EngineUnavailable`."""
     check_folder(runtime(environ), make=True)
     folder = first = first_folder(client, model, environ)
     first.parent.mkdir(mode=0o700, exist_ok=True)
@@ -123,7 +129,8 @@ class Launch:
     served: Served
     arguments: Sequence[str]
     environ: Mapping[str, str]
-    direct: bool = False
+    without_proxy: bool = False
+    """The client talks to a listener of the engine, without LiteLLM."""
     as_subagent: bool = False
     """The client keeps its main model, and gets a subagent with the served one."""
 
@@ -132,7 +139,7 @@ class Launch:
         `NotInstalled`, `EngineUnavailable`, the errors of the load, and `SystemExit` for a signal
         before the client runs."""
         program, client, environ = executable(self.client, self.environ), self.client, self.environ
-        if not self.direct:
+        if not self.without_proxy:
             require_proxy()
         with ExitStack() as ending:
             ending.enter_context(foreground.ending_by_signal())
@@ -141,7 +148,7 @@ class Launch:
             engine = local_client(environ)
             ending.callback(engine.close)
             with loading(self.served, engine, tell):
-                proxy = None if self.direct else self._start_proxy(folder, ending)
+                proxy = None if self.without_proxy else self._start_proxy(folder, ending)
             if proxy is None:
                 url, key = self._listen(engine, ending)
             else:
@@ -150,7 +157,8 @@ class Launch:
                 tell("proxy", url)
             prepared = self._prepare(url, key, folder / PROFILE)
             prepared.write(folder / PROFILE)
-            tell("client", f"{client.serves or client.name}, {client.api} API")
+            tell("client", f"{client.title or client.name}, {client.api} API")
+            # the path that was found, as the client's own variables may change `PATH`
             command = [program, *prepared.command[1:]]
             try:
                 with show_prefill(engine.stats, sys.stderr):
@@ -159,6 +167,7 @@ class Launch:
                 raise EngineUnavailable(f"{program} cannot be run: {error.strerror}") from None
 
     def _start_proxy(self, folder: Path, ending: ExitStack) -> Proxy:
+        # beside a main model, a gateway has one name; else every name leads to the served model
         names, forwards = ((), self.client.forwards) if self.as_subagent else (ANYTHING, "")
         config = served_config(self.served, names, forwards)
         proxy = start_proxy(write_config(config, folder), self.environ)

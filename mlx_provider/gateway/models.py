@@ -188,7 +188,7 @@ def require_fit(
         if larger:
             remedy = f"choose a larger model, such as {' or '.join(larger)}"
         raise BadRequest(
-            f"a context of {context:,} tokens is too small for {client.serves or client.name}"
+            f"a context of {context:,} tokens is too small for {client.title or client.name}"
             f", whose first request has about {tokens:,}: {remedy}",
             param="context",
         )

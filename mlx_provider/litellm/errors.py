@@ -1,11 +1,11 @@
-"""Our errors as LiteLLM's classes, which decide status, retries, fallbacks and cooldowns. Other
-exceptions reach streaming clients as a Python traceback (1.106.2), and calls that mlx models do not
-serve as a traceback, or the 404 of another server."""
+"""Our errors as LiteLLM's classes, which decide status, retries, fallbacks and cooldowns. Without
+this, other exceptions reach streaming clients as a Python traceback (1.106.2), and so do calls that
+mlx models do not serve, unless another server answers them with 404."""
 
 import logging
 from collections.abc import Mapping
 from math import ceil
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 from litellm import exceptions as theirs
@@ -56,23 +56,23 @@ HEADERS: Mapping[type[Exception], Mapping[str, str]] = {
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
-    names: dict[str, Any] = {"model": model, "llm_provider": PROVIDER}
+    fields: dict[str, Any] = {"model": model, "llm_provider": PROVIDER}
     if not isinstance(error, ours.MLXProviderError):
         log.error("unforeseen error", exc_info=error)
         message = f"{type(error).__name__} in the provider"
-        return theirs.InternalServerError(message, **names)  # type: ignore[no-any-return]
+        return theirs.InternalServerError(message, **fields)  # type: ignore[no-any-return]
     kind = next(made for raised, made in CLASSES if isinstance(error, raised))
     if kind in HEADERS:
         request = httpx.Request("POST", "http://mlx-provider.invalid/")
-        names["response"] = httpx.Response(error.status, headers=HEADERS[kind], request=request)
-    made: Any = kind(error.message, **names)
+        fields["response"] = httpx.Response(error.status, headers=HEADERS[kind], request=request)
+    made: Any = kind(error.message, **fields)
     if isinstance(error, ours.ContextTooLong):  # its code makes Codex compact its history
         body = {"message": error.message, "type": "invalid_request_error"}
         made.code, made.body = error.code, {"code": error.code, **body}
     elif isinstance(error, ours.BodyTooLarge):  # the proxy answers with the status of the exception
         made.status_code = error.status
     elif isinstance(error, ours.PluginError):
-        made.code, made.headers = error.code, dict(names["response"].headers)
+        made.code, made.headers = error.code, dict(fields["response"].headers)
     elif error.retry_after is not None and kind is not theirs.NotFoundError:
         # For the router and for clients: the proxy sends an exception's own headers, but renames
         # those of its response (1.106.2, `handle_llm_api_exception`).
@@ -97,15 +97,17 @@ SERVED = {
 
 def check_served(call_type: Any) -> None:
     if call_type is not None and call_type not in SERVED:
-        plain = call_type.value.removeprefix("a")
-        raise _refusal(plain if plain in {call.value for call in CallTypes} else call_type.value)
+        name = str(getattr(call_type, "value", call_type))
+        plain = name.removeprefix("a")  # the synchronous name, where LiteLLM has one
+        raise _refusal(plain if plain in {call.value for call in CallTypes} else name)
 
 
-def refusal_of(name: str) -> Any:
-    def refuse(self: object, *args: Any, **given: Any) -> NoReturn:
+def make_refusal(name: str) -> Any:
+    """A method of `CustomLLM` that refuses."""
+
+    def refuse(self: object, *args: Any, **given: Any) -> Any:
         with LiteLLMErrors(given["model"]):
             raise _refusal(name)
-        raise AssertionError  # a context can suppress an error, this one never does
 
     return refuse
 

@@ -21,7 +21,7 @@ from .call import (
     keep_warnings,
     reads_errors_in_streams,
 )
-from .errors import LiteLLMErrors, refusal_of
+from .errors import LiteLLMErrors, make_refusal
 from .model_info import add_to_map, set_context_limit
 from .streams import SILENCE, OpenRequest, ResponseStream, refuse
 
@@ -86,8 +86,8 @@ class Provider(CustomLLM):
     def aembedding(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, EmbeddingResponse]:
         return LazyCoroutine(partial(self._embed(kwargs).acollect, kwargs["model_response"]))
 
-    image_generation = aimage_generation = refusal_of("image_generation")
-    image_edit = aimage_edit = refusal_of("image_edit")
+    image_generation = aimage_generation = make_refusal("image_generation")
+    image_edit = aimage_edit = make_refusal("image_edit")
 
     def _submit(self, kwargs: dict[str, Any]) -> OpenRequest:
         with LiteLLMErrors(kwargs["model"]):

@@ -14,7 +14,7 @@ from ..protocol.events import Done, Event, Failed, Finish
 from ..wire import api
 from ..wire.api import HEADER, ClientNames, header_text
 from ..wire.openai.answer import ALWAYS_EMPTY, ChunkChoices, WholeResponse, usage_of
-from ..wire.openai.routes import Embeddings
+from ..wire.openai.routes import EmbeddingsResponse
 from .call import Deadline
 from .errors import LiteLLMErrors
 
@@ -196,7 +196,7 @@ class OpenRequest(LiteLLMErrors):
         accepted = self.generation.accepted
         if self._encoding is None:
             return WholeResponse(accepted, text=self.text)
-        return Embeddings(accepted, self._encoding)
+        return EmbeddingsResponse(accepted, self._encoding)
 
     def _fill(self, response: Any, body: Mapping[str, Any], done: Any) -> Any:
         return fill(response, self.model, body, done, self.generation.accepted.warnings)

@@ -29,14 +29,14 @@ class Sampling(FromClient):
     logit_bias: bounds.TokenBias = Field(default_factory=dict)
 
 
-OWNERS_ALONE = frozenset(
+OWNER_ONLY = frozenset(
     "adapter allow_media draft_model drafter dtype extra keep_alive kv_bits modality reproducible"
     " sparse_prefill trust_remote_code".split()
 )
 """Options that run code, read files, reach hosts, need separate weights or displace others': never
 set by another machine."""
 NAMED_KEYS = frozenset({"context_length"})
-"""Options for requests with a named key. Others make more work or need another engine."""
+"""The only options that a request with a named key may set (see `serving.permissions`)."""
 
 
 class WarmPrompt(FromClient):
@@ -76,7 +76,7 @@ class ModelOptions(FromClient):
     warm: list[str | WarmPrompt] = Field(default_factory=list, max_length=bounds.MAX_WARM)
     """Prefilled before a tenant's first request. A text is a system prompt."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Passed unchanged to a third-party family's `load`."""
+    """Passed unchanged to the family's `load` and to drafters."""
 
 
 class OperatorOptions(ModelOptions):
@@ -102,7 +102,8 @@ class ModelRequest(FromClient):
     """Who chose the model: the engine's owner, a client of a gateway (by a wildcard entry), or
     another machine, with the engine's key or a named one (set by the engine's TCP server)."""
     salt: bounds.Label | None = None
-    """Requests with different salts share no cache, nor do those of other machines."""
+    """Requests with different salts share no cache, nor do local requests with those of other
+    machines, unless the owner gives the salt `remote:...`."""
     tenant: bounds.Label | None = None
     """Tenants share the device. `None`: the salt."""
     share: float = Field(1.0, ge=1 / 64, le=64)

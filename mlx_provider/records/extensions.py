@@ -1,8 +1,7 @@
 """Drafters, kernels and clients.
 
-If rows of different lengths decode in one call, the keys and values of a routed
-`scaled_dot_product_attention` are `Parts`, one pair of arrays for each cache. `parts_of` reads
-them; plain arrays are one part for all rows.
+The last part is for kernels of attention: if rows with caches of different lengths decode in one
+call, the keys and values of `scaled_dot_product_attention` are `Parts`, one array for each cache.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -29,19 +28,15 @@ class DeviceTokens(Sequence[int]):
     def __init__(self, array: mx.array) -> None:
         """`array`: (n,) of integers; it may still be computed."""
         self.array = array.reshape(-1)
-        self._read: list[int] | None = None
+        self._read: Any = None
 
     def __len__(self) -> int:
         return self.array.size
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
+    def __getitem__(self, at: Any) -> Any:
         if self._read is None:
-            self._read = self.array.tolist()  # type: ignore[assignment]
-        return self._read[at]  # type: ignore[index]
+            self._read = self.array.tolist()
+        return self._read[at]
 
     def first(self, count: int) -> DeviceTokens:
         return self if len(self) <= count else DeviceTokens(self.array[:count])
@@ -54,12 +49,12 @@ class DraftRow:
     tokens: list[int]
     """Prompt and reply so far; the list grows. The model has not seen the last token yet."""
     wanted: int = 0
-    """Maximum number of drafts, 1 to 7."""
+    """Maximum number of drafts, 1 to `MOST_DRAFTS`."""
     fresh: int = 0
     """Number of last tokens with new `hidden` states; in the first call, some of the prompt."""
     hidden: mx.array | None = None
-    """(fresh, hidden size), if the drafter needs them: the states from which the model drew those
-    tokens. A token between two calls is missing if no row had a draft then."""
+    """(fresh, hidden size), if the drafter needs them: the states from which the model drew the
+    last `fresh` tokens. After a step without drafts for any row, tokens of that step have none."""
     state: Any = None
     """Kept for the drafter from one call to the next."""
     salt: str = ""
@@ -73,7 +68,7 @@ class Drafting(Protocol):
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int] | None]:
         """Tokens that may follow each row's last one, in the order of `rows`; at most `wanted`.
 
-        An empty list: the row is asked for again after a rest that grows; `None`: at the next step.
+        An empty list: ask again after a growing number of steps; `None`: at the next step.
         `DeviceTokens` need not be computed yet. Compute no longer than a step takes: read a long
         prompt in pieces. A fault costs only the drafts."""
 
@@ -158,12 +153,12 @@ class Replacement:
     module: str
     """The module that defines it; functions of the same name from other modules stay."""
     name: str
-    """A function of that module, or `Class.method` of it with `at_home`."""
+    """A function of that module, or `Class.method` of it with `in_module`."""
     make: Callable[[Function], Function]
     """(original) -> a function with the same arguments and result, up to rounding. It calls the
     original for other dtypes, quantised keys, small arrays. The keys of an attention may be
     `Parts`. If it returns the original, nothing is replaced."""
-    at_home: bool = False
+    in_module: bool = False
     """Its callers are in the module that defines it, not in those of a model's layers."""
     tolerance: float = 1e-4
     """Largest difference from the original in float32, as a share of the largest value; tests
@@ -188,26 +183,26 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one cache among all rows of a call."""
+    """Consecutive rows of a call that share one cache."""
 
     cache: Any
     rows: slice
     turned: bool = False
-    """The tokens of one row are on the axis of the rows."""
+    """They are L tokens of one row: queries (L, H, 1, D) that stand for (1, H, L, D)."""
 
 
 class Parts(list[Any]):
-    """Keys or values of several caches, in the order of their rows."""
+    """Keys, or values, of several caches, in the order of their rows: one array for each run."""
 
-    def __init__(self, arrays: list[Any], runs: list[Run], *, apart: bool = False) -> None:
-        """`apart`: the other parts must not change how one part is computed."""
+    def __init__(self, arrays: list[Any], runs: list[Run], *, isolated: bool = False) -> None:
+        """`isolated`: the other parts must not change how one part is computed."""
         super().__init__(arrays)
         self.runs = runs
-        self.apart = apart
+        self.isolated = isolated
 
 
 class Part(NamedTuple):
-    """Rows of a call's queries, with their keys and values."""
+    """What one run attends to."""
 
     keys: Any
     """(B, Hk, S, D)"""
@@ -217,21 +212,20 @@ class Part(NamedTuple):
     """`None`, `"causal"`, or an array for (B, H, L, S): bool (may see) or float (added)."""
     rows: slice = slice(None)
     turned: bool = False
-    """The tokens of one row are on the axis of the rows."""
 
-    def of(self, x: Any) -> Any:
-        """Its rows of (rows, H, L, D), as (B, H, L, D)."""
+    def select(self, x: Any) -> Any:
+        """The run's part of queries for all rows, as (B, H, L, D)."""
         return x[self.rows].swapaxes(0, 2) if self.turned else x[self.rows]
 
 
 def parts_of(keys: Any, values: Any, mask: Any) -> list[Part]:
-    """The parts of a call. `mask`: one for each part, or one for all."""
+    """The parts of a call. `mask`: one for each part, or one for all. Plain arrays are one part."""
     if not isinstance(keys, Parts):
         return [Part(keys, values, mask)]
     masks = mask if isinstance(mask, list) else [mask] * len(keys)
     return [
-        Part(k, v, own, run.rows, run.turned)
-        for k, v, own, run in zip(keys, values, masks, keys.runs, strict=True)
+        Part(k, v, part_mask, run.rows, run.turned)
+        for k, v, part_mask, run in zip(keys, values, masks, keys.runs, strict=True)
     ]
 
 
@@ -285,8 +279,8 @@ class Client:
     """Writes nothing itself."""
     api: Literal["chat", "messages", "responses"] = "chat"
     aliases: tuple[str, ...] = ()
-    serves: str = ""
-    """One line for people."""
+    title: str = ""
+    """Its name for people, such as `Claude Code`."""
     prompt_bytes: int = 0
     """Size of its first request without files of a project; 0: not known."""
     subagent: Callable[[Gateway], Profile] | None = None

@@ -76,7 +76,8 @@ def value_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
             refers = True
             todo.append(resolve(part, root))
         elif not kinds:
-            listed, branches = _as_list(part), [*_branches(part)]
+            values = part.get("enum", [part["const"]] if "const" in part else [])
+            listed, branches = values if isinstance(values, list) else [], [*_branches(part)]
             found |= {type_of(value) for value in listed}
             todo += branches
             found |= set() if listed or branches else implied_type(part)
@@ -126,11 +127,6 @@ def _declared_types(schema: Mapping[str, Any]) -> set[str]:
     declared = schema.get("type")
     names = declared if isinstance(declared, list) else [declared]
     return {_json_type(name) for name in names if isinstance(name, str)}
-
-
-def _as_list(schema: Mapping[str, Any]) -> list[Any]:
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return values if isinstance(values, list) else []
 
 
 def _branches(schema: Mapping[str, Any]) -> Iterator[Any]:

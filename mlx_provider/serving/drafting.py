@@ -1,4 +1,4 @@
-"""Starts the drafters of a model, the operator's or all that support it, and its sparse prefill."""
+"""Starts the drafters of a model, the operator's or all that support it, and sparse prefill."""
 
 import itertools
 import logging
@@ -43,8 +43,8 @@ class LoadedDrafters:
     @property
     def scorer(self) -> ScoresPrompts | None:
         sources = [] if self.speculation is None else self.speculation.sources
-        found = (source.drafting for source in sources)
-        return next((source for source in found if isinstance(source, ScoresPrompts)), None)
+        drafters = (source.drafting for source in sources)
+        return next((drafter for drafter in drafters if isinstance(drafter, ScoresPrompts)), None)
 
 
 class Running(NamedTuple):
@@ -66,24 +66,19 @@ def load_drafters(
     `room`: bytes for them. Raises `BadRequest` if the named one does not support the model."""
     if options.drafter == OFF:
         return LoadedDrafters()
-    named = options.draft_model
-    draft_model = None if named is None else Path(named).expanduser()
-    given = DraftOptions(draft_model, room, options.extra, options.sparse_prefill is not None)
+    draft_model = None if options.draft_model is None else Path(options.draft_model).expanduser()
+    scores = options.sparse_prefill is not None
+    draft_options = DraftOptions(draft_model, room, options.extra, scores)
     if options.drafter == AUTO:
-        return _combine(_start_able(registry.automatic_drafters(), folder, model, given), model)
-    drafter = registry.drafter(options.drafter)
-    try:
-        return _combine([_start(drafter, folder, model, given)], model)
-    except Unfit as error:
-        summary = f"{drafter.name} cannot draft for this model: {error}"
-        raise wrong_option("drafter", summary) from None
-
-
-class Unfit(Exception):
-    pass
-
-
-def _combine(started: Sequence[Running], model: LoadedModel) -> LoadedDrafters:
+        drafters = registry.automatic_drafters()
+        started = _start_supported(drafters, folder, model, draft_options)
+    else:
+        drafter = registry.drafter(options.drafter)
+        try:
+            started = [_start(drafter, folder, model, draft_options)]
+        except Unfit as error:
+            summary = f"{drafter.name} cannot draft for this model: {error}"
+            raise wrong_option("drafter", summary) from None
     if not started:
         return LoadedDrafters()
     names = JOINED.join(run.drafter.name for run in started)
@@ -91,30 +86,35 @@ def _combine(started: Sequence[Running], model: LoadedModel) -> LoadedDrafters:
     return LoadedDrafters(speculation, names, sum(run.nbytes for run in started))
 
 
-def _start_able(
-    drafters: Sequence[Drafter], folder: Path, model: LoadedModel, given: DraftOptions
+class Unfit(Exception):
+    pass
+
+
+def _start_supported(
+    drafters: Sequence[Drafter], folder: Path, model: LoadedModel, options: DraftOptions
 ) -> list[Running]:
     """Start the drafters that support the model, best first. Of those that read the operator's
     draft model, only the first that accepts it."""
-    given_one = [d for d in drafters if d.reads_draft_model and given.model is not None]
+    readers = [d for d in drafters if d.reads_draft_model and options.model is not None]
     started: list[Running] = []
     refusals: list[str] = []
-    for drafter in (*given_one, *(d for d in drafters if d not in given_one)):
-        first = drafter in given_one
-        if (first and started) or (drafter.hidden and any(run.drafter.hidden for run in started)):
+    for drafter in (*readers, *(d for d in drafters if d not in readers)):
+        reads_it = drafter in readers
+        has_states = drafter.hidden and any(run.drafter.hidden for run in started)
+        if has_states or (reads_it and started):
             continue
-        taken = sum(run.nbytes for run in started)
-        left = given if given.room is None else replace(given, room=given.room - taken)
-        found = attempt(partial(_start, drafter, folder, model, left))
-        if isinstance(found, Running):
-            started.append(found)
-        elif isinstance(found.error, Unfit):
-            log.info("drafter %s is not used: %s", drafter.name, found.error)
-            refusals += [f"drafter {drafter.name}: {found.error}"] if first else []
+        used_bytes = sum(run.nbytes for run in started)
+        room = None if options.room is None else options.room - used_bytes
+        result = attempt(partial(_start, drafter, folder, model, replace(options, room=room)))
+        if isinstance(result, Running):
+            started.append(result)
+        elif isinstance(result.error, Unfit):
+            log.info("drafter %s is not used: %s", drafter.name, result.error)
+            refusals += [f"drafter {drafter.name}: {result.error}"] if reads_it else []
         else:
-            log.warning("%s%s", _why(drafter, found), Trace(f"\n{found.trace}"))
-    if refusals and not any(run.drafter in given_one for run in started):
-        log.warning("draft_model %s is not used: %s", given.model, "; ".join(refusals))
+            log.warning("%s%s", _why(drafter, result), Trace(f"\n{result.trace}"))
+    if refusals and not any(run.drafter in readers for run in started):
+        log.warning("draft_model %s is not used: %s", options.model, "; ".join(refusals))
     return started
 
 
@@ -128,26 +128,29 @@ def _why(drafter: Drafter, fault: Fault) -> str:
     return f"drafter {drafter.name} is left out: it failed while it started ({cause})"
 
 
-def _start(drafter: Drafter, folder: Path, model: LoadedModel, given: DraftOptions) -> Running:
+def _start(drafter: Drafter, folder: Path, model: LoadedModel, options: DraftOptions) -> Running:
     if drafter.hidden and not (isinstance(model, HiddenStatesModel) and model.has_hidden_states):
         raise Unfit("the model does not show its hidden states")
-    if refusal := drafter.refuses(folder, model, given):
+    if refusal := drafter.refuses(folder, model, options):
         raise Unfit(refusal)
-    if given.model is not None:
-        check_folder(given.model)
+    if drafter.reads_draft_model and options.model is not None:
+        check_folder(options.model)
     before = mx.get_active_memory()
-    drafting = drafter.start(folder, model, given)
+    drafting = drafter.start(folder, model, options)
     nbytes = max(0, mx.get_active_memory() - before) + drafter.keeps(drafting)
-    if given.room is not None and nbytes > given.room:
-        raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {given.room}")
+    if options.room is not None and nbytes > options.room:
+        raise Unfit(f"it takes {nbytes} bytes beside the model, which leaves {options.room}")
     return Running(drafter, source_of(drafter, drafting, model), nbytes)
 
 
-LENGTH, MOVED, AT_ONCE = 12, 70, 7
-"""Tokens of the trial's prompt, its first position, and tokens of its first pass."""
-NAME = "sparse_prefill"
+# ---- sparse prefill
+
+SPARSE = "sparse_prefill"
 LONG = 8192
 """Prompts of fewer tokens are prefilled whole."""
+TRIAL_TOKENS = 12
+FIRST_CHUNK = 7
+FIRST_POSITION = 70
 
 
 def sparse_prefill_of(
@@ -162,22 +165,23 @@ def sparse_prefill_of(
     if share is None:
         return None
     if why := problem(model, make_cache):
-        raise wrong_option(NAME, f"this model's prompts can only be prefilled whole: {why}")
+        raise wrong_option(SPARSE, f"this model's prompts can only be prefilled whole: {why}")
     if not found.mixes:
         why = "; ".join(found.notes) or f"their layout is {found.layout}"
-        raise wrong_option(NAME, f"it needs rows that share passes; here {why}")
+        raise wrong_option(SPARSE, f"it needs rows that share passes; here {why}")
     scorer = loaded.scorer
     if scorer is None:
         who = f"drafter {loaded.drafter} cannot score" if loaded.drafter else "no drafter scores"
-        raise wrong_option(NAME, f"{who} prompts: name a draft_model that is a whole model")
+        raise wrong_option(SPARSE, f"{who} prompts: name a draft_model that is a whole model")
     # scoring ends before the prefill, so it may use the memory of the row's KV cache
-    own, most = scorer.scored_token_bytes, found.memory.token_bytes
+    scorer_bytes, model_bytes = scorer.scored_token_bytes, found.memory.token_bytes
+    why = ""
     if not scorer.longest_scored:
         why = "it keeps no prompt whole"
-    elif own > most:
-        why = f"it takes {own} bytes for each token of a prompt, the model itself {most}"
+    elif scorer_bytes > model_bytes:
+        why = f"it takes {scorer_bytes} bytes for each token of a prompt, the model {model_bytes}"
     if why:
-        raise wrong_option(NAME, f"the draft model cannot score prompts: {why}")
+        raise wrong_option(SPARSE, f"the draft model cannot score prompts: {why}")
     return SparsePrefill(scorer, share=share, least=LONG)
 
 
@@ -191,21 +195,21 @@ def problem(model: LoadedModel, make_cache: MakeCache) -> str:
 
 
 def _trial(model: LoadedModel, make_cache: MakeCache) -> str:
-    """A prompt that starts at position `MOVED` must give the same result as one at 0. It does not
+    """A prompt that starts at `FIRST_POSITION` must give the same result as one at 0. It does not
     if a model uses absolute positions or the number of cached tokens."""
-    tokens = some_tokens(model, LENGTH, 1)
-    alone = decoding_row(model, make_cache, tokens, 0)
+    prompt = some_tokens(model, TRIAL_TOKENS, 1)
+    dense = decoding_row(model, make_cache, prompt, 0)
+    tokens = [*prompt, *prompt[: len(dense.logits)]]
     cache = sparse(make_cache())
-    again = [*tokens, *tokens[: len(alone.logits)]]
-    ends = [0, AT_ONCE, *range(LENGTH, len(again) + 1)]
-    found = [_append(model, cache, again, *chunk) for chunk in itertools.pairwise(ends)]
-    return alone.problem(found[2:])
+    ends = [0, FIRST_CHUNK, *range(TRIAL_TOKENS, len(tokens) + 1)]
+    logits = [_append(model, cache, tokens, *chunk) for chunk in itertools.pairwise(ends)]
+    return dense.problem(logits[2:])  # the first two chunks are the prompt
 
 
 def _append(
     model: LoadedModel, cache: list[Any], tokens: Sequence[int], start: int, stop: int
 ) -> mx.array:
-    places = range(start + MOVED, stop + MOVED)
-    logits = run_alone(model, MixedChunk(tokens[start:stop], places, cache, sparse=True))
+    positions = range(FIRST_POSITION + start, FIRST_POSITION + stop)
+    logits = run_alone(model, MixedChunk(tokens[start:stop], positions, cache, sparse=True))
     mx.eval(logits)
     return logits

@@ -307,7 +307,7 @@ def _make_function(replacement: Replacement, original: Function) -> Function | N
 def _owners(replacement: Replacement, model: nn.Module) -> tuple[list[Any], str]:
     """The modules or the class in which the function is replaced, and its name there."""
     kind, _, name = replacement.name.rpartition(".")
-    if not replacement.at_home:
+    if not replacement.in_module:
         return list(namespaces(model)), name
     home: Any = sys.modules.get(replacement.module)
     owner = getattr(home, kind, None) if kind else home

@@ -1,7 +1,8 @@
 """Prometheus metrics of the engine for its operator."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -76,7 +77,7 @@ def _numbers(stats: Stats) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_bytes", "Memory that the prefix cache holds.", cache.bytes
     yield "prefix_cache_budget_bytes", "Present limit of the prefix cache.", cache.budget
     yield "prefix_cache_disk_bytes", "Files of the prefix cache on disk.", cache.disk_bytes
-    yield "prefix_cache_entries", "Stored paths.", cache.entries
+    yield "prefix_cache_entries", "Stored prefixes.", cache.entries
 
 
 def _requests(stats: Stats) -> Iterable[tuple[tuple[str, str], int]]:
@@ -90,7 +91,7 @@ def _requests(stats: Stats) -> Iterable[tuple[tuple[str, str], int]]:
 
 FIRST_TOKEN_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 INTER_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
-"""Seconds. 0.1 s, the stall target, is a limit, so that longer gaps can be counted."""
+"""Seconds. 0.1 s, the ITL target, is a limit, so that longer gaps can be counted."""
 CHUNK_BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens."""
 OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
@@ -99,47 +100,50 @@ OUTCOMES = ("hit", "new", "cold", "diverged", "no_state")
 `no_state`: more was computed, but a pass cannot continue from there."""
 
 BACKGROUND = "Prompt tokens computed while the tools of their session ran, before their request."
-LOOKUPS = "Prompt tokens by outcome of the prefix cache look-up."
 STEPS = "Steps of an engine: rows that decode, a chunk of a prompt, or both."
-COUNTERS: Sequence[tuple[str, str, Sequence[str], Sequence[str]]] = (
-    ("requests_received", "Requests that were queued.", (), ()),
-    ("requests_started", "Requests whose prefill began.", (), ()),
-    ("requests_finished", "Choices that ended, by finish reason.", ("reason",), ()),
-    ("requests_failed", "Requests that ended in an error, by its code.", ("code",), ()),
-    ("prompt_tokens_prefilled", "Prompt tokens computed.", (), ()),
-    ("prompt_tokens_cached", "Prompt tokens from the prefix cache.", (), ()),
-    ("background_prompt_tokens", BACKGROUND, (), ()),
-    ("tokens_decoded", "Tokens generated.", (), ()),
-    ("tokens_skipped", "Prompt tokens that sparse prefill left out.", (), ()),
-    ("tokens_drafted", "Draft tokens.", (), ()),
-    ("tokens_accepted", "Accepted draft tokens.", (), ()),
-    ("prefix_cache_evictions", "Entries the prefix cache dropped.", (), ()),
-    ("prefix_lookup_tokens", LOOKUPS, ("outcome",), OUTCOMES),
-)
-"""Name, help, name of the label, its values that are always shown."""
-RUNS = ("decode", "chunk", "mixed")
-HISTOGRAMS: Sequence[tuple[str, str, Sequence[str], Sequence[str], Sequence[float]]] = (
-    ("first_token_seconds", "From acceptance to the first token.", (), (), FIRST_TOKEN_BUCKETS),
-    ("inter_token_seconds", "Between two tokens of one row.", (), (), INTER_TOKEN_BUCKETS),
-    ("step_seconds", STEPS, ("runs",), RUNS, INTER_TOKEN_BUCKETS),
-    ("chunk_tokens", "Tokens of a prefill chunk.", (), (), CHUNK_BUCKETS),
-)
+COUNTERS: Mapping[str, str] = {
+    "requests_received": "Requests that were queued.",
+    "requests_started": "Requests whose prefill began.",
+    "requests_finished": "Choices that ended, by finish reason.",
+    "requests_failed": "Requests that ended in an error, by its code.",
+    "prompt_tokens_prefilled": "Prompt tokens computed.",
+    "prompt_tokens_cached": "Prompt tokens from the prefix cache.",
+    "background_prompt_tokens": BACKGROUND,
+    "tokens_decoded": "Tokens generated.",
+    "tokens_skipped": "Prompt tokens that sparse prefill left out.",
+    "tokens_drafted": "Draft tokens.",
+    "tokens_accepted": "Accepted draft tokens.",
+    "prefix_cache_evictions": "Entries the prefix cache dropped.",
+    "prefix_lookup_tokens": "Prompt tokens by outcome of the prefix cache look-up.",
+}
+HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
+    "first_token_seconds": ("From acceptance to the first token.", FIRST_TOKEN_BUCKETS),
+    "inter_token_seconds": ("Between two tokens of one row.", INTER_TOKEN_BUCKETS),
+    "step_seconds": (STEPS, INTER_TOKEN_BUCKETS),
+    "chunk_tokens": ("Tokens of a prefill chunk.", CHUNK_BUCKETS),
+}
+LABELS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "requests_finished": (["reason"], ()),
+    "requests_failed": (["code"], ()),
+    "prefix_lookup_tokens": (["outcome"], OUTCOMES),
+    "step_seconds": (["runs"], ("decode", "chunk", "mixed")),
+}
+"""The label of a metric that has one, and those of its values that are always shown."""
 
 
 class EngineMetrics(Recorder):
     def __init__(self, stats: Callable[[], Stats | None] = lambda: None) -> None:
-        self._registry = registry = CollectorRegistry(auto_describe=True)
-        registry.register(Gauges(stats))
+        self._registry = CollectorRegistry(auto_describe=True)
+        self._registry.register(Gauges(stats))
         self._metrics: dict[tuple[str, str], Any] = {}
-        for name, text, labels, values in COUNTERS:
-            counter = PrometheusCounter(name, text, labels, NAME, registry=registry)
-            self._add(name, counter, values)
-        for name, text, labels, values, buckets in HISTOGRAMS:
-            histogram = Histogram(name, text, labels, NAME, buckets=buckets, registry=registry)
-            self._add(name, histogram, values)
+        for name, text in COUNTERS.items():
+            self._add(name, PrometheusCounter, text)
+        for name, (text, buckets) in HISTOGRAMS.items():
+            self._add(name, partial(Histogram, buckets=buckets), text)
 
-    def _add(self, name: str, metric: Any, values: Sequence[str]) -> None:
-        self._metrics[name, ""] = metric
+    def _add(self, name: str, make: Callable[..., Any], text: str) -> None:
+        labels, values = LABELS.get(name, ((), ()))
+        metric = self._metrics[name, ""] = make(name, text, labels, NAME, registry=self._registry)
         for value in values:
             self._metrics[name, value] = metric.labels(value)
 

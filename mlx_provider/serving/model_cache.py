@@ -21,7 +21,7 @@ from ..protocol.requests import ModelOptions
 from ..records import LoadedModel
 from ..registry import PluginRegistry
 from ..settings import EngineSettings
-from .drafting import NAME, OFF, UNNAMED
+from .drafting import OFF, SPARSE, UNNAMED
 from .engine_builder import EngineBuilder
 from .hub import folder_of, no_folder
 from .load_queue import LoadQueue
@@ -192,11 +192,11 @@ def _check(registry: PluginRegistry, options: ModelOptions) -> None:
     if options.sparse_prefill is None:
         return
     if options.reproducible:
-        raise wrong_option(NAME, "a reproducible model computes every token of a prompt")
+        raise wrong_option(SPARSE, "a reproducible model computes every token of a prompt")
     if options.kv_bits is not None:
-        raise wrong_option(NAME, "no tokens can be left out of a quantised KV cache (kv_bits)")
+        raise wrong_option(SPARSE, "no tokens can be left out of a quantised KV cache (kv_bits)")
     if options.drafter == OFF:
-        raise wrong_option(NAME, "a draft model finds out which tokens matter; drafter is off")
+        raise wrong_option(SPARSE, "a draft model finds out which tokens matter; drafter is off")
 
 
 def _view_of(

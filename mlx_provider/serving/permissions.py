@@ -3,7 +3,7 @@
     origin    model                                     options
     owner     anything                                  all
     client    Hub ids; folders of the file or a root    all: the gateway's config set them
-    remote    as client                                 all but `OWNERS_ALONE`
+    remote    as client                                 all but `OWNER_ONLY`
     named     as client                                 `NAMED_KEYS`
 
 The file is the owner's, in TOML: a table of `ModelOptions` per model, under its name in requests.
@@ -19,7 +19,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from ..errors import BadRequest, Forbidden, ModelNotFound
-from ..protocol.requests import NAMED_KEYS, OWNERS_ALONE, ModelOptions, ModelRequest
+from ..protocol.requests import NAMED_KEYS, OWNER_ONLY, ModelOptions, ModelRequest
 from ..safe_open import read_trusted
 from .hub import DEMOS, cache_root
 
@@ -120,7 +120,7 @@ def _refuse_options(request: ModelRequest) -> None:
     if request.origin == "named":
         refused, how = chosen - NAMED_KEYS, "with a named key"
     else:
-        refused, how = chosen & OWNERS_ALONE, "over the network"
+        refused, how = chosen & OWNER_ONLY, "over the network"
     if refused and request.remote:
         name = min(refused)
         raise Forbidden(

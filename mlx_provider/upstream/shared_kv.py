@@ -228,7 +228,7 @@ def calls_of(queries: mx.array, keys: Any, values: Any, mask: Any, cache: Any) -
     if not isinstance(keys, Parts):
         return [Call(queries, keys, values, mask, cache)]
     return [
-        Call(part.of(queries), part.keys, part.values, part.mask, run.cache)
+        Call(part.select(queries), part.keys, part.values, part.mask, run.cache)
         for part, run in zip(parts_of(keys, values, mask), keys.runs, strict=True)
     ]
 

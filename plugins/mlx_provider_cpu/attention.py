@@ -69,7 +69,7 @@ def attend(queries: mx.array, parts: Sequence[Part], *, scale: float) -> mx.arra
     q = np.asarray(queries) * np.float32(scale)
     out = np.empty((*q.shape[:3], parts[0].values.shape[-1]), dtype=np.float32)
     for part in parts:
-        _attend_part(part, part.of(q), part.of(out))
+        _attend_part(part, part.select(q), part.select(out))
     return mx.array(out)
 
 

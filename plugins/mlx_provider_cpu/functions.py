@@ -81,10 +81,13 @@ def _attention(original: Function) -> Function:
     ) -> Any:
         named = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         parts = parts_of(keys, values, named.pop("mask", None))
-        if isinstance(keys, Parts) and keys.apart:
+        if isinstance(keys, Parts) and keys.isolated:
             each = zip(parts, keys.runs, strict=True)
             return mx.concatenate(
-                [call(p.of(queries), *p[:2], run.cache, **named, mask=p.mask) for p, run in each]
+                [
+                    call(p.select(queries), *p[:2], run.cache, **named, mask=p.mask)
+                    for p, run in each
+                ]
             )
         if attention.applies(queries, parts, named):
             return attention.attend(queries, parts, **named)

@@ -114,12 +114,12 @@ LAYERS, EXPERTS = "mlx.nn.layers.quantized", "QuantizedSwitchLinear.__call__"
 HEADS = "QuantizedMultiLinear.__call__"
 ATTENTION = "scaled_dot_product_attention"
 REPLACEMENTS = (
-    Replacement(LAYERS, "QuantizedEmbedding.as_linear", _as_one_matrix, at_home=True),
-    Replacement(LAYERS, "QuantizedLinear.__call__", _as_one_matrix, at_home=True),
-    Replacement("mlx_lm.models.mla", HEADS, _as_matrices_of_heads, at_home=True),
-    Replacement("mlx_vlm.models.mla", HEADS, _as_matrices_of_heads, at_home=True),
-    Replacement("mlx_lm.models.switch_layers", EXPERTS, _as_matrices_of_experts, at_home=True),
+    Replacement(LAYERS, "QuantizedEmbedding.as_linear", _as_one_matrix, in_module=True),
+    Replacement(LAYERS, "QuantizedLinear.__call__", _as_one_matrix, in_module=True),
+    Replacement("mlx_lm.models.mla", HEADS, _as_matrices_of_heads, in_module=True),
+    Replacement("mlx_vlm.models.mla", HEADS, _as_matrices_of_heads, in_module=True),
+    Replacement("mlx_lm.models.switch_layers", EXPERTS, _as_matrices_of_experts, in_module=True),
     Replacement("mlx_lm.models.base", ATTENTION, _in_few_shapes),
     Replacement("mlx_vlm.models.base", ATTENTION, _in_few_shapes),
-    Replacement("mlx_vlm.models.switch_layers", EXPERTS, _as_matrices_of_experts, at_home=True),
+    Replacement("mlx_vlm.models.switch_layers", EXPERTS, _as_matrices_of_experts, in_module=True),
 )

@@ -1,12 +1,17 @@
 """Drafters for any model: prompt lookup, and a smaller model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mlx_provider import LoadedModel, hookimpl
-from mlx_provider.records import Drafter, Drafting, DraftOptions
+from mlx_provider.records import Drafter, Drafting, DraftOptions, DraftRow
 
 mlx_provider_api = 1
+
+
+class ForcedText:
+    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
+        return [() for _ in rows]
 
 
 @hookimpl
@@ -32,7 +37,7 @@ def mlx_drafters() -> Iterator[Drafter]:
     yield Drafter(
         "grammar",
         lambda folder, model, options: "",
-        start_nothing,
+        lambda folder, model, options: ForcedText(),
         serves="any model, by the text that a grammar forces and nothing else",
     )
 
@@ -62,9 +67,3 @@ def start_lookup(folder: Path, model: LoadedModel, options: DraftOptions) -> Dra
     from .lookup import Lookup
 
     return Lookup()
-
-
-def start_nothing(folder: Path, model: LoadedModel, options: DraftOptions) -> Drafting:
-    from .lookup import ForcedText
-
-    return ForcedText()

@@ -11,12 +11,6 @@ from numpy.typing import NDArray
 
 from mlx_provider.records import DraftRow
 
-
-class ForcedText:
-    def propose(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        return [() for _ in rows]
-
-
 MIN_MATCH_TOKENS = 3
 """Most pairs in prose have another continuation."""
 LONGEST = 32

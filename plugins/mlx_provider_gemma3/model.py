@@ -26,14 +26,14 @@ from mlx_provider.families.tokenizer import load_tokenizer
 from mlx_provider.families.vision.loading import load_model, replace_attribute
 from mlx_provider.families.vision.model import (
     Block,
-    MediaMarks,
-    Placed,
+    ExpandedItem,
+    MediaFormat,
     VisionFeatures,
     VisionModel,
     embeddings,
     head,
-    no_media,
     pieces,
+    refuse_media,
     vision_info,
 )
 from mlx_provider.families.vision.patches import image_size
@@ -226,12 +226,12 @@ class GemmaImages:
     def pixels(self) -> int:
         return int(self.processor.size["height"] * self.processor.size["width"])
 
-    def place(self, item: MediaItem) -> Placed:
+    def expand(self, item: MediaItem) -> ExpandedItem:
         image_size(item)
         size, resample = self.processor.size, int(self.processor.resample)
         pixels = OnDemand(lambda: item.scale(size["height"], size["width"], resample))
         block = Block(self.tokens, item.content_hash, GemmaInput(pixels, self.processor), pixels)
-        return Placed("\n\n<start_of_image><image_soft_token><end_of_image>\n\n", (block,))
+        return ExpandedItem("\n\n<start_of_image><image_soft_token><end_of_image>\n\n", (block,))
 
 
 def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
@@ -252,7 +252,7 @@ def load_gemma(folder: Path, options: LoadOptions) -> GemmaModel:
         variant=_variant(window),
     )
     route_attention(model.language_model)
-    return GemmaModel(model, info, tokenizer, _marks(folder, images))
+    return GemmaModel(model, info, tokenizer, _media_format(folder, images))
 
 
 def _images(folder: Path) -> GemmaImages:
@@ -264,14 +264,14 @@ def _images(folder: Path) -> GemmaImages:
     return GemmaImages(Gemma3ImageProcessorPil.from_pretrained(folder), int(tokens))
 
 
-def _marks(folder: Path, images: GemmaImages | None) -> MediaMarks:
+def _media_format(folder: Path, images: GemmaImages | None) -> MediaFormat:
     config = read_json(folder / "config.json")
     token = config.get("image_token_index") or config.get("image_token_id")
-    return MediaMarks(
+    return MediaFormat(
         placeholders={} if images is None else {"image": "<start_of_image>"},
         tokens=frozenset() if token is None else frozenset({int(token)}),
         reserved=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
-        place=no_media if images is None else images.place,
+        expand=refuse_media if images is None else images.expand,
     )
 
 

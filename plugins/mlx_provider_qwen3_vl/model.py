@@ -19,14 +19,14 @@ from mlx_provider.families.logits import FromHidden, rows_at
 from mlx_provider.families.tokenizer import load_tokenizer
 from mlx_provider.families.vision.loading import load_model
 from mlx_provider.families.vision.model import (
-    MediaMarks,
+    MediaFormat,
     VisionFeatures,
     VisionModel,
     embeddings,
     head,
     media_rows,
-    no_media,
     pieces,
+    refuse_media,
     vision_info,
 )
 from mlx_provider.families.vision.patches import chunk_positions, step_positions
@@ -35,7 +35,7 @@ from .patches import END, FRAMES, GROUP, IMAGE, START, PatchMedia
 
 
 class PatchVisionModel(FromHidden, VisionModel):
-    rotary = True
+    mrope = True
 
     def embed(self, span: MediaSpan) -> VisionFeatures:
         tower = self.model.vision_tower
@@ -117,14 +117,14 @@ def load_patch_model(folder: Path, options: LoadOptions) -> PatchVisionModel:
         pixels=(media.images.min_pixels, media.images.max_pixels),
         image=IMAGE,
     )
-    marks = MediaMarks(
+    form = MediaFormat(
         placeholders={"image": IMAGE, "video": GROUP} if sees else {},
         tokens=frozenset({int(config["image_token_id"]), int(config["video_token_id"])}),
         reserved=(IMAGE, FRAMES, START, END),
-        place=media.place if sees else no_media,
+        expand=media.expand if sees else refuse_media,
     )
     route_attention(model.language_model)
-    vision_model = PatchVisionModel(model, info, tokenizer, marks)
+    vision_model = PatchVisionModel(model, info, tokenizer, form)
     one = mx.array([1])  # a token, and its position
     # a pass of one token finds recurrent layers
     route(lambda cache: vision_model.decode(one, cache, one), vision_model.make_cache())

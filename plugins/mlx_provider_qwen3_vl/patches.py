@@ -14,7 +14,7 @@ from mlx_vlm.models.qwen3_vl import processing_qwen3_vl as upstream
 from numpy.typing import NDArray
 
 from mlx_provider import MediaError, MediaItem, OnDemand
-from mlx_provider.families.vision.model import Block, Placed
+from mlx_provider.families.vision.model import Block, ExpandedItem
 from mlx_provider.families.vision.patches import image_size
 
 IMAGE, FRAMES = "<|image_pad|>", "<|video_pad|>"
@@ -70,7 +70,7 @@ class PatchMedia:
         self.videos = upstream.Qwen3VLVideoProcessor(**video_options)
         self._any_size_videos = upstream.Qwen3VLVideoProcessor(**video_options | any_size)
 
-    def place(self, item: MediaItem) -> Placed:
+    def expand(self, item: MediaItem) -> ExpandedItem:
         """The text for an item, and its blocks. Pixels are scaled later, on demand. Raises
         `MediaError` for extreme aspect ratios, and for a video smaller than a merged patch."""
         try:
@@ -78,7 +78,7 @@ class PatchMedia:
         except ValueError as error:
             raise MediaError(f"the {item.kind} cannot be used: {error}") from error
 
-    def _image(self, item: MediaItem) -> Placed:
+    def _image(self, item: MediaItem) -> ExpandedItem:
         height, width = image_size(item)
         limit = self.images.max_pixels
         if item.detail == "low":
@@ -87,7 +87,7 @@ class PatchMedia:
         h, w = (side // self.images.patch_size for side in scaled)
         pixels = OnDemand(lambda: item.scale(*scaled))
         patches = Patches((1, h, w), self.images.merge_size, pixels, self._image_strips)
-        return Placed(IMAGE, (_block(item, patches),))
+        return ExpandedItem(IMAGE, (_block(item, patches),))
 
     def _image_strips(self, pixels: Pixels) -> Iterator[NDArray[np.float32]]:
         """Patches of one strip after another, from top to bottom. A strip has whole rows of merged
@@ -103,7 +103,7 @@ class PatchMedia:
             made, _ = self.images._process_one(strip, min_pixels=1, max_pixels=ANY_PIXELS)
             yield np.asarray(made, np.float32)
 
-    def _video(self, item: MediaItem) -> Placed:
+    def _video(self, item: MediaItem) -> ExpandedItem:
         count, height, width, _ = item.shape
         videos = self.videos
         size, span = videos.patch_size, videos.temporal_patch_size
@@ -120,7 +120,7 @@ class PatchMedia:
             patches = Patches(grid, videos.merge_size, pixels, partial(self._video_group, group))
             blocks.append(_block(item, patches, group))
             text.append(TIME.format(seconds=seconds) + GROUP)
-        return Placed("".join(text), tuple(blocks))
+        return ExpandedItem("".join(text), tuple(blocks))
 
     def _video_group(self, group: int, frames: Pixels) -> Iterator[NDArray[np.float32]]:
         span = self.videos.temporal_patch_size

@@ -102,7 +102,7 @@ PARSERS = (
 )
 
 
-FORM = make_invoke_format("atem:function_calls", "atem:", forgiving=False)
+FORM = make_invoke_format("atem:function_calls", "atem:", close_tag_optional=False)
 START, MESSAGE, ENDS = "<|start|>", "<|message|>", ("<|eom|>", "<|eot|>")
 MARKERS = (START, MESSAGE, *ENDS, FORM.call, FORM.call_end, FORM.key, FORM.value_end)
 

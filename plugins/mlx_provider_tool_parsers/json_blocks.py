@@ -17,7 +17,7 @@ PREFIX, SUFFIX = "<|tools_prefix|>", "<|tools_suffix|>"  # of Apertus
 TAGGED_JSON = JsonBlock(openers=("<tool_call>",), end="</tool_call>")
 BARE_JSON = JsonBlock(openers=("{",))
 LLAMA_JSON = JsonBlock(openers=("<|python_tag|>", "{", "[{"))
-FUNCTION_TAGS = TagFormat(unknown="json")
+FUNCTION_TAGS = TagFormat(untyped_values="json")
 FUNCTION_JSON = TagFormat(blocks=(), block_end="")
 TAGGED_GRAMMAR = CallGrammar.json("<tool_call>\n", "\n</tool_call>")
 GIGACHAT_ENDS = ("<|message_sep|>\n\n", "<|message_sep|>\n", "<|message_sep|>", "")

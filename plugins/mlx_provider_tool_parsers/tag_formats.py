@@ -1,5 +1,5 @@
-"""The formats of `tagged`: names in attributes of tags (Qwen3-Coder and related models, and
-`<invoke name="NAME">` with variants), and names and keys between tags (GLM, Poolside, Hunyuan)."""
+"""Formats that `tagged.TagFormat` describes: names in attributes of tags (Qwen3-Coder and related
+models, `<invoke name="NAME">`), and names and keys between tags (GLM, Poolside, Hunyuan)."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,22 +7,26 @@ from typing import Any
 from mlx_provider import CallGrammar, TaggedArguments, ToolParser
 from mlx_provider.records import Reading, TextReader, Tools
 
-from .json_blocks import TAGGED_JSON
 from .json_text import identity
 from .tagged import TagFormat
-from .values import behind
 
 
-def make_tag_parser(form: TagFormat, **fields: Any) -> ToolParser:
-    openers = (*form.blocks, form.call) if form.bare else form.blocks
-    tags = (form.call, form.call_end, form.key, form.value_end)
-    further_tags = filter(None, (form.key_end, form.value, form.separator))
+def make_tag_parser(*forms: TagFormat, **fields: Any) -> ToolParser:
+    """`fields` replace what follows from the formats; with several formats, `scan` must choose."""
+    openers: list[str] = []
+    markers: list[str] = []
+    for form in forms:
+        openers += (*form.blocks, form.call) if form.allow_bare_calls else form.blocks
+        markers += (form.call, form.call_end, form.key, form.value_end)
+        markers += filter(None, (form.key_end, form.value, form.separator))
+    end, *ends = (form.block_end or form.call_end for form in forms)
     defaults: dict[str, Any] = {
         "start": openers[0],
-        "starts": openers[1:],
-        "end": form.block_end or form.call_end,
-        "scan": form.scan,
-        "markers": (*tags, *further_tags),
+        "starts": tuple(openers[1:]),
+        "end": end,
+        "ends": tuple(ends),
+        "scan": forms[0].scan,
+        "markers": tuple(markers),
     }
     return ToolParser(**defaults | fields)
 
@@ -30,32 +34,27 @@ def make_tag_parser(form: TagFormat, **fields: Any) -> ToolParser:
 # ---- <function=NAME><parameter=KEY>value</parameter></function>
 
 QWEN3_CODER = TagFormat()  # the defaults are this format
-NEMOTRON = TagFormat(undeclared="text", forgiving=False)
-SEED_OSS = TagFormat(("<seed:tool_call>",), "</seed:tool_call>", bare=False, lines=False)
+NEMOTRON = TagFormat(undeclared_call="text", close_tag_optional=False)
+SEED_OSS = TagFormat(
+    ("<seed:tool_call>",), "</seed:tool_call>", allow_bare_calls=False, value_on_own_lines=False
+)
 
 
 def _make_grammar(form: TagFormat, line: str) -> CallGrammar:
-    """`line`: text around a value, a line end or nothing."""
+    """Each call has a block of its own. `line`: text around a value, a line end or nothing."""
     return CallGrammar(
-        f"{form.blocks[0]}\n<function={{name}}>\n",
-        f"</function>\n{form.block_end}",
+        before=f"{form.blocks[0]}\n<function={{name}}>\n",
+        after=f"</function>\n{form.block_end}",
         between="\n",
         tagged=TaggedArguments(
-            "<parameter=", f">{line}", f"{line}</parameter>\n", barred=form.traps
+            "<parameter=", f">{line}", f"{line}</parameter>\n", barred=form.barred_in_values
         ),
     )
-
-
-def scan_coder(reader: TextReader, tools: Tools) -> Reading[None]:
-    """Tags, or JSON between the same markers: these models were trained on both."""
-    is_json = yield from behind(reader, "<tool_call>", "{")
-    yield from (TAGGED_JSON if is_json else QWEN3_CODER).scan(reader, tools)
 
 
 PARSERS = (
     make_tag_parser(
         QWEN3_CODER,
-        scan=scan_coder,
         grammar=_make_grammar(QWEN3_CODER, "\n"),
         **identity(
             "qwen3_coder",
@@ -89,45 +88,43 @@ def make_invoke_format(block: str, prefix: str = "", **fields: Any) -> TagFormat
         call_end=f"</{prefix}invoke>",
         key=f"<{prefix}parameter",
         value_end=f"</{prefix}parameter>",
-        **{"bare": False, "lines": False, **fields},
+        **{"allow_bare_calls": False, "value_on_own_lines": False, **fields},
     )
 
 
 def make_invoke_grammar(form: TagFormat) -> CallGrammar:
     """If untyped values are JSON, `string="true"` marks parameters that are text."""
-    marked = form.unknown == "json"
+    marked = form.untyped_values == "json"
     text_suffix, other_suffix = ('" string="true">', '" string="false">') if marked else ("", '">')
     return CallGrammar(
-        f'{form.call} name="{{name}}">\n',
-        f"{form.call_end}\n",
-        f"{form.blocks[0]}\n",
-        form.block_end,
+        before=f'{form.call} name="{{name}}">\n',
+        after=f"{form.call_end}\n",
+        open=f"{form.blocks[0]}\n",
+        close=form.block_end,
         tagged=TaggedArguments(
             f'{form.key} name="',
             other_suffix,
             f"{form.value_end}\n",
             text_key_after=text_suffix,
             untyped="json" if marked else "text",
-            barred=form.traps,
+            barred=form.barred_in_values,
         ),
     )
 
 
-def _make_invoke_parser(
-    name: str, form: TagFormat, starts: tuple[str, ...] = (), aliases: str = ""
-) -> ToolParser:
-    fields = identity(name, marks=(form.blocks[0].strip("<>"),), aliases=aliases, rank=3)
-    return make_tag_parser(form, grammar=make_invoke_grammar(form), starts=starts, **fields)
+def _make_invoke_parser(name: str, form: TagFormat, aliases: str = "", **fields: Any) -> ToolParser:
+    fields |= identity(name, marks=(form.blocks[0].strip("<>"),), aliases=aliases, rank=3)
+    return make_tag_parser(form, grammar=make_invoke_grammar(form), **fields)
 
 
 _DSML = "｜DSML｜"
-_MARKED: dict[str, Any] = {"prefix": _DSML, "forgiving": False, "unknown": "json"}
+_MARKED: dict[str, Any] = {"prefix": _DSML, "close_tag_optional": False, "untyped_values": "json"}
 INVOKE_PARSERS = (
     _make_invoke_parser(
         "minimax_m2",
-        make_invoke_format("minimax:tool_call", bare=True),
-        starts=("<invoke name=",),
+        make_invoke_format("minimax:tool_call", allow_bare_calls=True),
         aliases="minimax",
+        starts=("<invoke name=",),  # longer than the `<invoke` of other bare calls
     ),
     _make_invoke_parser("dots", make_invoke_format("dots_function_call")),
     _make_invoke_parser("deepseek_v32", make_invoke_format(f"{_DSML}function_calls", **_MARKED)),
@@ -139,7 +136,8 @@ INVOKE_PARSERS = (
 )
 
 
-# ---- NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>
+# ---- <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>
+# Hunyuan: a block around calls, and after NAME a tag <tool_sep>
 
 
 def _make_pair_format(
@@ -160,8 +158,8 @@ def _make_pair_format(
         key_end=tag("/arg_key"),
         value=tag("arg_value"),
         value_end=tag("/arg_value"),
-        lines=False,
-        forgiving=False,
+        value_on_own_lines=False,
+        close_tag_optional=False,
         **fields,
     )
 
@@ -170,26 +168,26 @@ def _make_pair_grammar(form: TagFormat, **fields: Any) -> CallGrammar:
     """With a block, each call ends with a line end; without one, line ends are between calls."""
     line = "\n" if form.blocks else ""
     return CallGrammar(
-        f"{form.call}{{name}}{form.separator}\n",
-        form.call_end + line,
-        "".join(form.blocks) + line,
-        form.block_end,
+        before=f"{form.call}{{name}}{form.separator}\n",
+        after=form.call_end + line,
+        open="".join(form.blocks) + line,
+        close=form.block_end,
         between="" if line else "\n",
         tagged=TaggedArguments(
             form.key,
             f"{form.key_end}\n{form.value}",
             f"{form.value_end}\n",
-            barred=(form.call,),
+            barred=form.barred_in_values,
             **fields,
         ),
     )
 
 
-GLM = _make_pair_format(unknown="json")
+GLM = _make_pair_format(untyped_values="json")
 OPENSOURCE = ":opensource"
 """Suffix of every tag in some published weights."""
-_HY_V3 = _make_pair_format("tool_calls", separator="tool_sep", undeclared="text")
-_HY_OPEN = _make_pair_format("tool_calls", OPENSOURCE, "tool_sep", undeclared="text")
+_HY_V3 = _make_pair_format("tool_calls", separator="tool_sep", undeclared_call="text")
+_HY_OPEN = _make_pair_format("tool_calls", OPENSOURCE, "tool_sep", undeclared_call="text")
 
 
 def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -197,19 +195,10 @@ def scan_hy_v3(reader: TextReader, tools: Tools) -> Reading[None]:
     yield from (_HY_OPEN if with_suffix else _HY_V3).scan(reader, tools)
 
 
-def _make_hy_v3(form: TagFormat, **fields: Any) -> ToolParser:
+def _make_hy_v3(form: TagFormat, other: TagFormat, **fields: Any) -> ToolParser:
     """Reads both forms, and writes `form`."""
-    parser = make_tag_parser(form, **fields)
-    other = make_tag_parser(_HY_OPEN if form is _HY_V3 else _HY_V3, **fields)
-    return replace(
-        parser,
-        starts=(*parser.starts, other.start, *other.starts),
-        ends=(other.end,),
-        scan=scan_hy_v3,
-        atomic=True,
-        markers=(*parser.markers, *other.markers),
-        grammar=_make_pair_grammar(form),
-    )
+    grammar = _make_pair_grammar(form)
+    return make_tag_parser(form, other, scan=scan_hy_v3, atomic=True, grammar=grammar, **fields)
 
 
 PAIR_PARSERS = (
@@ -220,12 +209,14 @@ PAIR_PARSERS = (
         **identity("glm47", marks=(GLM.key,), aliases="glm glm4 glm45 glm46 glm4_moe", rank=3),
     ),
     make_tag_parser(
-        replace(GLM, undeclared="nothing"),
+        replace(GLM, undeclared_call="nothing"),
         cut="drop",
         detect=lambda template: "<arg_key>" in template and "poolside" in template.lower(),
         grammar=_make_pair_grammar(GLM, untyped="json"),
         **identity("poolside_v1", aliases="poolside", rank=4),
     ),
-    _make_hy_v3(_HY_V3, **identity("hy_v3", marks=("<tool_sep",), rank=4)),
-    _make_hy_v3(_HY_OPEN, **identity("hy_v3_opensource", marks=("<tool_sep", OPENSOURCE), rank=5)),
+    _make_hy_v3(_HY_V3, _HY_OPEN, **identity("hy_v3", marks=("<tool_sep",), rank=4)),
+    _make_hy_v3(
+        _HY_OPEN, _HY_V3, **identity("hy_v3_opensource", marks=("<tool_sep", OPENSOURCE), rank=5)
+    ),
 )

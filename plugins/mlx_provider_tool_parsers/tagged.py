@@ -42,18 +42,20 @@ class TagFormat:
     value: str = ""
     """Tag before a value, with `key_end`."""
     value_end: str = "</parameter>"
-    unknown: Unknown = "string"
-    lines: bool = True
-    bare: bool = True
+    untyped_values: Unknown = "string"
+    value_on_own_lines: bool = True
+    """Line ends directly inside the tags of a value belong to the tags."""
+    allow_bare_calls: bool = True
     """Calls can occur without a block around them; with names in tags, these need a parameter."""
-    undeclared: Literal["call", "text", "nothing"] = "call"
-    forgiving: bool = True
+    undeclared_call: Literal["call", "text", "nothing"] = "call"
+    """What a call of a tool that the request does not have is."""
+    close_tag_optional: bool = True
     """The closing tag of a parameter can be missing before the next declared one."""
 
     @property
-    def traps(self) -> tuple[str, ...]:
+    def barred_in_values(self) -> tuple[str, ...]:
         """Texts besides the closing tag that are not text of a value."""
-        return (self.call, self.key) if self.forgiving else (self.call,)
+        return (self.call, self.key) if self.close_tag_optional else (self.call,)
 
     @property
     def value_start(self) -> str:
@@ -113,7 +115,7 @@ class _TagReader:
         raise NotACall("a block without a call", then=then)
 
     def json_calls(self, end: str) -> Reading[None]:
-        known = bool if self.form.undeclared == "call" else accepts(self.tools)
+        known = bool if self.form.undeclared_call == "call" else accepts(self.tools)
         yield from JsonBlock((), end, known=known).read_calls(self.reader)
 
     def call(self, wrapped: bool) -> Reading[None]:
@@ -126,16 +128,18 @@ class _TagReader:
             yield from self.json_calls(form.call_end)
             self.found = True
             return
-        known = form.undeclared == "call" or accepts(self.tools)(name)
+        known = form.undeclared_call == "call" or accepts(self.tools)(name)
         report = reader if known else TextReader()
-        arguments = Arguments(report, self.tools, name, form.unknown, form.lines)
+        arguments = Arguments(
+            report, self.tools, name, form.untyped_values, form.value_on_own_lines
+        )
         yield from reader.space()
         if (yield from reader.at("{")):
             yield from claim(self.json_body(arguments), show_through(form.call_end))
         else:
             reading = self.parameters(arguments, wrapped)
             yield from claim(reading, show_through(form.call_end)) if form.key_end else reading
-        if not known and form.undeclared == "text":
+        if not known and form.undeclared_call == "text":
             raise NotACall("no such tool", whole=True)
         self.found = True
 
@@ -224,7 +228,7 @@ class _TagReader:
         if not arguments.is_text:
             arguments.piece((yield from read_json_before(reader, form.value_end)))
         ends = [form.value_end, form.value_start, form.call]
-        if form.forgiving:
+        if form.close_tag_optional:
             ends += ["\n" + form.key, form.call_end]
         depth = 0
         while True:

@@ -26,12 +26,12 @@ from mlx_provider.families.logits import Path, find_backbone, last_token, narrow
 from mlx_provider.families.tokenizer import HFTokenizer
 from mlx_provider.families.vision.loading import embed, language_logits, model_inputs
 from mlx_provider.families.vision.model import (
-    MediaMarks,
-    Placed,
+    ExpandedItem,
+    MediaFormat,
     VisionModel,
+    ensure_placeholders,
     message_ends,
     name_item,
-    with_places,
 )
 from mlx_provider.families.vision.patches import as_image, image_size
 
@@ -61,13 +61,13 @@ class AnyVisionModel(VisionModel):
         self.image_token = token
         self.image_text = image_text(processor, chat, token)
         placeholder = chat.fast.token_to_id(self.image_text)
-        marks = MediaMarks(
+        form = MediaFormat(
             placeholders={"image": self.image_text},
             tokens=frozenset() if placeholder is None else frozenset({placeholder}),
             reserved=(self.image_text,),
-            place=self.place,
+            expand=self.expand,
         )
-        super().__init__(model, info, chat, marks)
+        super().__init__(model, info, chat, form)
         self.processor = processor
         self.backbone = _backbone(model)
         self._prefill_model = model
@@ -88,10 +88,10 @@ class AnyVisionModel(VisionModel):
             return super().prepare(messages, tools=tools, media=media, variables=variables)
         for item in media:
             image_size(item)
-        tokenizer, places = self.hf_tokenizer, self.marks.placeholders
+        tokenizer, placeholders = self.hf_tokenizer, self.media_format.placeholders
         # the processor would read control tokens that a user typed: all are escaped
         hidden, text = tokenizer.hide_and_render(messages, tools, variables, escaped=None)
-        text = with_places(tokenizer, places, hidden, text, media)
+        text = ensure_placeholders(tokenizer, placeholders, hidden, text, media)
         if len(text) > self.info.context_length:
             tokenizer.encode(text, special=False)  # only to raise `ContextTooLong` early
         inputs = OnDemand(lambda: self.process(text, media))
@@ -121,7 +121,7 @@ class AnyVisionModel(VisionModel):
             refusal = MediaError(f"the model's processor refused the request: {error}")
             raise (name_item(refusal, media[0]) if len(media) == 1 else refusal) from error
 
-    def place(self, item: MediaItem) -> Placed:
+    def expand(self, item: MediaItem) -> ExpandedItem:
         raise NotImplementedError  # only separate images have places
 
     def embed(self, span: MediaSpan) -> Features:

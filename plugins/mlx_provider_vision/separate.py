@@ -9,7 +9,7 @@ import numpy as np
 from mlx_provider import Features, MediaItem, OnDemand, PrefillChunk, UnsupportedModel
 from mlx_provider.families.logits import StateStore, last_token, narrow_output, rows_at
 from mlx_provider.families.vision.loading import has_mrope
-from mlx_provider.families.vision.model import Block, Placed, VisionFeatures, VisionModel
+from mlx_provider.families.vision.model import Block, ExpandedItem, VisionFeatures, VisionModel
 from mlx_provider.families.vision.patches import image_size
 
 from . import passes
@@ -41,13 +41,13 @@ class SeparateVisionModel(AnyVisionModel):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.rotary = has_mrope(self.model)
+        self.mrope = has_mrope(self.model)
         self._known: dict[str, tuple[list[int], tuple[int, ...]]] = {}
         """Tokens and grid, by content hash."""
         vision = getattr(self.model.config, "vision_config", None)
         self._merge = int(getattr(vision, "spatial_merge_size", None) or 1)
 
-    def place(self, item: MediaItem) -> Placed:
+    def expand(self, item: MediaItem) -> ExpandedItem:
         image_size(item)
         inputs = OnDemand(lambda: self.process(self.image_text, [item]))
         known = self._known.get(item.content_hash) or _tokens_and_grid(inputs())
@@ -56,7 +56,7 @@ class SeparateVisionModel(AnyVisionModel):
             self._known.pop(next(iter(self._known)), None)
         key = f"{item.content_hash}:{len(tokens)}:{grid}"
         block = Block(len(tokens), key, ImageGrid(grid, self._merge), inputs, tokens)
-        return Placed(self.image_text, (block,))
+        return ExpandedItem(self.image_text, (block,))
 
     def features_of(self, made: dict[str, mx.array]) -> Features:
         if more := made.keys() - EMBEDDED:

@@ -259,6 +259,12 @@ def test_results_as_text_are_named_by_their_calls() -> None:
     assert told == {"role": "user", "content": "\n\n".join(parts)}
 
 
+def test_joined_turns_as_text_keep_the_reasoning_of_both() -> None:
+    turns = [{"role": "assistant", "content": text, "reasoning_content": text} for text in "ab"]
+    (joined,) = write_as_text([{"role": "assistant", "content": "c"}, *turns])
+    assert (joined["content"], joined["reasoning_content"]) == ("c\n\na\n\nb", "a\n\nb")
+
+
 def test_malformed_arguments_are_kept_as_a_text_value() -> None:
     call = {"function": {"name": "f", "arguments": '{"a": '}}
     done = normalise([{"role": "assistant", "tool_calls": [call]}], hoist_system=False)

@@ -160,7 +160,7 @@ def test_numpy_attention_is_chosen_for_each_separate_row_by_its_own_keys() -> No
     pairs = [[mx.random.normal((1, 2, n, 8)) for _ in range(2)] for n in lengths]
     queries = mx.random.normal((3, 8, 1, 8))
     runs = [Run(None, slice(i, i + 1)) for i in range(3)]
-    keys, values = (Parts(list(each), runs, apart=True) for each in zip(*pairs, strict=True))
+    keys, values = (Parts(list(each), runs, isolated=True) for each in zip(*pairs, strict=True))
     found = attend(queries, keys, values, None, scale=0.3, mask=[None] * 3)
     alone = [
         attend(queries[i : i + 1], *pair, None, scale=0.3, mask=None)

@@ -18,7 +18,8 @@ from mlx_provider.families.text import load_text
 from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, LoadedModel
 from mlx_provider.testing.driver import new_engine, new_request, output_of, run
-from mlx_provider_drafters.lookup import ForcedText, Lookup
+from mlx_provider_drafters import ForcedText
+from mlx_provider_drafters.lookup import Lookup
 from quantised import quantise
 from schedules import Oracle, steps_of
 

@@ -22,7 +22,8 @@ from mlx_provider.protocol.requests import GenerateRequest
 from mlx_provider.records import CallGrammar, Drafting, ReasoningParser, ToolParser
 from mlx_provider.serving.structure import ThinkingBudget
 from mlx_provider.testing.driver import Eager, TokenOutput, new_engine, new_request, output_of, run
-from mlx_provider_drafters.lookup import ForcedText, Lookup
+from mlx_provider_drafters import ForcedText
+from mlx_provider_drafters.lookup import Lookup
 from quantised import quantise
 from reciting import Reciting
 from references import alone

@@ -116,7 +116,7 @@ def test_a_checkpoint_without_its_tower_is_a_text_model(
     with pytest.raises(BadRequest):
         ask(model, "Hello", tiny_image(1))
     with pytest.raises(MediaError, match="no vision weights"):
-        model.marks.place(tiny_image(1))
+        model.media_format.expand(tiny_image(1))
 
 
 def quantised(folder: Path, *, tied: bool) -> None:

@@ -38,7 +38,7 @@ def test_rotary_positions_equal_upstreams(name: str, parts: Any, load, ask) -> N
     prompt = ask(model, *parts)
     grids: dict[str, list[Any]] = {"image": [], "video": []}
     for item in (part for part in parts if isinstance(part, MediaItem)):
-        blocks = model.marks.place(item).blocks
+        blocks = model.media_format.expand(item).blocks
         t, h, w = len(blocks), *blocks[0].inputs.grid[1:]
         grids[item.kind].append((t, h, w))
     positions, delta = model.model.language_model.get_rope_index(
@@ -85,7 +85,7 @@ def test_typed_media_tokens_stay_text(name: str, load, ask) -> None:
         question = f"What does {typed} mean?"
         alone = ask(model, question)
         assert alone.spans == []
-        assert not set(alone.tokens) & model.marks.tokens
+        assert not set(alone.tokens) & model.media_format.tokens
         assert typed in alone.text
         assert typed in model.tokenizer.decode(alone.tokens)
         mixed = ask(model, question, tiny_image(1), typed)
@@ -93,7 +93,7 @@ def test_typed_media_tokens_stay_text(name: str, load, ask) -> None:
         inside = mixed.tokens[mixed.spans[0].start : mixed.spans[0].end]
         assert len(set(inside)) == 1
         outside = [*mixed.tokens[: mixed.spans[0].start], *mixed.tokens[mixed.spans[0].end :]]
-        assert not set(outside) & model.marks.tokens
+        assert not set(outside) & model.media_format.tokens
 
 
 def test_typed_media_tokens_in_tools_and_calls_stay_text(load) -> None:
@@ -107,7 +107,7 @@ def test_typed_media_tokens_in_tools_and_calls_stay_text(load) -> None:
     tool = {"type": "function", "function": {"name": "look", "description": "<|video_pad|>"}}
     prompt = model.prepare(messages, tools=[tool], media=[], variables={})
     assert prompt.spans == []
-    assert not set(prompt.tokens) & model.marks.tokens
+    assert not set(prompt.tokens) & model.media_format.tokens
     assert messages[2]["content"] == "saw <|image_pad|>"
 
 
@@ -184,7 +184,7 @@ def test_extreme_aspect_ratios_and_unsupported_videos_are_refused(load, ask) -> 
     with pytest.raises(MediaError, match="aspect ratio"):
         ask(load("qwen3_vl"), tiny_image(1, 1, 300))
     with pytest.raises(MediaError, match="video"):
-        load("gemma3").marks.place(tiny_video(1))
+        load("gemma3").media_format.expand(tiny_video(1))
 
 
 def test_an_image_of_one_pixel_is_placed_and_generates(load, ask) -> None:
@@ -196,15 +196,15 @@ def test_an_image_of_one_pixel_is_placed_and_generates(load, ask) -> None:
 
 def test_low_detail_and_max_pixels_limit_the_image_tokens(load) -> None:
     model = load("qwen3_vl")
-    big = model.marks.place(tiny_image(1, 1000, 1500)).blocks[0]
+    big = model.media_format.expand(tiny_image(1, 1000, 1500)).blocks[0]
     _, h, w = big.inputs.grid
     assert h * w * 16 * 16 <= model.info.max_pixels == 65536
     large = tiny_image(1, 1024, 1024)
     low = replace(large, detail="low")
-    limits = model.marks.place.__self__.images
+    limits = model.media_format.expand.__self__.images
     limits.max_pixels = 1024 * 1024
     try:
-        sizes = [model.marks.place(item).blocks[0] for item in (large, low)]
+        sizes = [model.media_format.expand(item).blocks[0] for item in (large, low)]
     finally:
         limits.max_pixels = 65536
     assert sizes[0].count == 4 * sizes[1].count
@@ -229,9 +229,9 @@ def test_patches_computed_in_strips_equal_those_of_upstream(
 ) -> None:
     monkeypatch.setattr(patches, "STRIP_PIXELS", 4096)
     model, item = load("qwen3_vl"), tiny_image(7, *size)
-    images = model.marks.place.__self__.images
+    images = model.media_format.expand.__self__.images
     want, grid = images._process_one(item.pixels.transpose(2, 0, 1))
-    inputs = model.marks.place(item).blocks[0].inputs
+    inputs = model.media_format.expand(item).blocks[0].inputs
     assert list(inputs.grid) == grid
     assert np.array_equal(np.array(inputs.tower_input(mx.float32)), want)
 
@@ -240,7 +240,7 @@ def test_the_scaled_square_images_of_gemma_equal_those_of_upstream(load) -> None
     model = load("gemma3")
     for size in ((96, 96), (64, 160), (300, 520)):
         item = tiny_image(7, *size)
-        inputs = model.marks.place(item).blocks[0].inputs
+        inputs = model.media_format.expand(item).blocks[0].inputs
         want = inputs.processor(
             item.pixels, return_tensors="np", input_data_format="channels_last"
         )["pixel_values"]
@@ -250,8 +250,8 @@ def test_the_scaled_square_images_of_gemma_equal_those_of_upstream(load) -> None
 @pytest.mark.parametrize("frames", [1, 4, 5])
 def test_video_patches_in_groups_of_frames_equal_those_of_upstream(frames: int, load) -> None:
     model, video = load("qwen3_vl"), tiny_video(3, frames=frames)
-    upstream = model.marks.place.__self__.videos
+    upstream = model.media_format.expand.__self__.videos
     want, _ = upstream._process_one(video.pixels.transpose(0, 3, 1, 2))
-    blocks = model.marks.place(video).blocks
+    blocks = model.media_format.expand(video).blocks
     made = [np.array(block.inputs.tower_input(mx.float32)) for block in blocks]
     assert np.array_equal(np.concatenate(made), want)

@@ -22,7 +22,7 @@ from local_server import Handler, serving
 from mlx_provider import Gateway
 from mlx_provider.gateway import foreground, launch
 from mlx_provider.gateway.config import ANYTHING
-from mlx_provider.gateway.launch import Launch
+from mlx_provider.gateway.launch import Launch, prepare
 from mlx_provider.gateway.models import candidate
 from mlx_provider.gateway.proxy import Proxy
 from mlx_provider.registry import PluginRegistry
@@ -79,10 +79,17 @@ def test_a_launched_client_reaches_its_api_and_leaves_no_files(
     assert "Paris" in told["answer"]
     assert told["arguments"][-2:] == ["-p", "hi"]
     assert set(told["modes"].values()) <= {0o600}
-    assert told["environment"]["NO_PROXY"].endswith("127.0.0.1,localhost")
     assert list((runtime / "launch").iterdir()) == []
     assert {each.name for each in (tmp_path / "tmp").iterdir()} <= {"mlx"}  # kernels of a CPU
     assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [["NO_PROXY"], ["no_proxy"], ["NO_PROXY", "no_proxy"]])
+def test_a_launched_client_keeps_what_its_user_excludes_from_proxies(names: list[str]) -> None:
+    client, gateway = OURS.clients["aider"], Gateway("u", "k", "m", 1, 1, False, Path(), Path())
+    for excluded, both in (("corp.local", "corp.local,127.0.0.1,localhost"), ("*", "*")):
+        added = prepare(client, gateway, (), dict.fromkeys(names, excluded)).added
+        assert added["NO_PROXY"] == added["no_proxy"] == both
 
 
 def ask_until_closed(url: str) -> None:
@@ -99,7 +106,7 @@ def test_a_client_launched_with_direct_reaches_the_engine(
     client = OURS.clients[name]
     seen, phases = stand_in(client.command), []
     served = candidate("demo", OURS, 2**33).served
-    launched = Launch(client, served, ["-p", "hi"], os.environ, direct=True)
+    launched = Launch(client, served, ["-p", "hi"], os.environ, without_proxy=True)
     assert launched.run(lambda phase, what: phases.append(phase)) == 7
     told = json.loads(seen.read_text())
     assert "Paris" in told["answer"]
@@ -200,7 +207,7 @@ def test_launch_as_subagent_refuses_clients_without_subagents() -> None:
     for name in ("codex", "aider"):
         code, shown, told = run(name, "--model", "demo", "--as-subagent", "--print")
         assert (code, shown) == (1, "")
-        assert f"no agent of {OURS.clients[name].serves} can have" in told
+        assert f"{OURS.clients[name].title} cannot have a subagent" in told
     code, _, told = run("claude", "--model", "demo", "--as-subagent", "--direct", "--print")
     assert code == 2
     assert "leave out --direct" in told

@@ -91,7 +91,7 @@ def test_the_table_of_operator_options_equals_the_model() -> None:
 def test_the_table_of_clients_equals_the_client_records() -> None:
     contents = load(EntryPoint("clients", "mlx_provider_clients", "mlx_provider"))
     expected = ["| name | agent | install |", "|---|---|---|"]
-    expected += [f"| `{c.name}` | {c.serves} | `{c.install}` |" for c in contents.of(Client)]
+    expected += [f"| `{c.name}` | {c.title} | `{c.install}` |" for c in contents.of(Client)]
     assert table("clients") == expected, "\n".join(expected)
 
 

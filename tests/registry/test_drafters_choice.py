@@ -175,3 +175,5 @@ def test_a_draft_model_folder_is_given_to_the_drafters_that_read_it(
     assert caplog.messages == []
     assert chosen(discover(head, own, last), draft_model=str(tmp_path)) == "last"
     assert caplog.messages == [f"draft_model {tmp_path} is not used: drafter head: no head here"]
+    (tmp_path / "config.json").write_text("{")
+    assert chosen(given, draft_model=str(tmp_path)) == "last"

@@ -87,7 +87,13 @@ def test_a_summary_contains_the_rest_of_the_script(model: LoadedModel) -> None:
     talk = [user(script(*LOOP)), {"role": "assistant", "content": "First."}]
     rest = said(model, [*talk, user("CONTEXT CHECKPOINT, please")], TOOLS)
     assert rest.startswith("<summary>")
-    assert said(model, [user(rest), {"role": "assistant", "content": ""}], TOOLS) == "End."
+    thanks = [user(rest), {"role": "assistant", "content": "Thanks."}]
+    assert said(model, thanks, TOOLS).startswith("<think>")
+    calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in TWO]
+    thanks += [{"role": "assistant", "content": "", "tool_calls": calls}]
+    assert said(model, thanks, TOOLS) == "End."
+    thanks += [{"role": "assistant", "content": text} for text in ("End.", "I am done.")]
+    assert said(model, thanks, TOOLS).startswith("All 2 steps are done.")
 
 
 def test_a_quoted_conversation_continues_after_its_last_quoted_reply(model: LoadedModel) -> None:

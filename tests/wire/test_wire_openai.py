@@ -278,7 +278,7 @@ def test_tokenize_returns_the_tokens_of_the_same_request(engine: Any) -> None:
         ("/tokenize", {"prompt": "a", "add_special_tokens": False}),
         ("/detokenize", {"tokens": [2**31]}),
         ("/detokenize", {"tokens": None}),
-        ("/detokenize", {"tokens": "one"}),
+        ("/detokenize", {"tokens": ["one"]}),
     ):
         answer = engine.http.post(path, json={"model": engine.scripted, **wrong})
         error = answer.json()["error"]

@@ -49,13 +49,13 @@ def write_as_text(
     for message in messages:
         if message.get("role") == "tool":
             heading = headings.pop(0) if headings else ""
-            turn = {**_without_calls(message), "role": "user", "content": heading}
-            turn = _join(turn, message["content"])
+            content = _join_contents(heading, message["content"])
+            turn = {**_without_calls(message), "role": "user", "content": content}
         else:
             turn = _calls_as_text(message, _grammar(parser), schemas)
             headings = _result_headings(message.get("tool_calls") or ())
         if written and written[-1]["role"] == turn["role"] != "system":
-            written[-1] = _join(written[-1], turn["content"])
+            written[-1] = _join(written[-1], turn)
         else:
             written.append(turn)
     return written
@@ -67,7 +67,9 @@ def _grammar(parser: ToolParser | None) -> CallGrammar:
 
 def _result_headings(calls: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line above each of the results that follow; a single one needs none."""
-    names = [call["function"]["name"] for call in calls if len(calls) > 1]
+    if len(calls) < 2:
+        return []
+    names = [call["function"]["name"] for call in calls]
     return [f"Result of call {number}, {name}:" for number, name in enumerate(names, 1)]
 
 
@@ -79,25 +81,31 @@ def _calls_as_text(
     if not calls:
         return turn
     functions = [call["function"] for call in calls]
-    given = [(f["name"], f["arguments"], schemas.get(f["name"]) or {}) for f in functions]
+    named_calls = [(f["name"], f["arguments"], schemas.get(f["name"]) or {}) for f in functions]
     ids = [str(call.get("id") or number) for number, call in enumerate(calls)]
-    return _join(turn, grammar.write_all(given, ids))
+    return _join(turn, {"content": grammar.write_all(named_calls, ids)})
 
 
 def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id", "name")}
 
 
-def _join(turn: Mapping[str, Any], content: Any) -> dict[str, Any]:
-    """Append text or parts to the turn's content."""
-    before = turn["content"]
-    if isinstance(before, str) and isinstance(content, str):
-        return {**turn, "content": BLANK_LINE.join(text for text in (before, content) if text)}
-    head, tail = _parts(before), _parts(content)
+def _join(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """One turn with the content and the reasoning of both."""
+    thoughts = [t for turn in (first, second) if (t := turn.get("reasoning_content"))]
+    reasoning = {"reasoning_content": BLANK_LINE.join(thoughts)} if thoughts else {}
+    return {**first, **reasoning, "content": _join_contents(first["content"], second["content"])}
+
+
+def _join_contents(first: Any, second: Any) -> Any:
+    """Two texts, or lists of parts, as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return BLANK_LINE.join(text for text in (first, second) if text)
+    head, tail = _parts(first), _parts(second)
     if head and tail and head[-1]["type"] == tail[0]["type"] == "text":
         both = BLANK_LINE.join((head.pop()["text"], tail.pop(0)["text"]))
         head.append({"type": "text", "text": both})
-    return {**turn, "content": [*head, *tail]}
+    return [*head, *tail]
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

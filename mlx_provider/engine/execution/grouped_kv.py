@@ -319,7 +319,7 @@ class GroupedKV:
         ]
         self._counted.advance(self.parts, before)
         arrays = zip(*pairs, strict=True)
-        found = (Parts(list(both), self.runs, apart=self.apart) for both in arrays)
+        found = (Parts(list(both), self.runs, isolated=self.apart) for both in arrays)
         return next(found), next(found)
 
 

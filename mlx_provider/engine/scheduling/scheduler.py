@@ -82,7 +82,7 @@ class Scheduler:
     def _add_prompt(self, plan: StepPlan, job: PrefillJob, mixes: bool, stalled: float) -> StepPlan:
         """Add a prompt's chunk or earlier work."""
         chunking, rows, rows_seconds = self.chunking, plan.rows, plan.pass_seconds
-        # within the time that rows may wait: then brief prompts that arrive together decode together
+        # within the time that rows may wait: brief prompts that come together then decode together
         may_precede = chunking.is_brief(job)
         if rows and self._itl_debt and (job.spans_to_embed or not may_precede):
             return plan  # rows decode alone until they have waited no longer than is fair

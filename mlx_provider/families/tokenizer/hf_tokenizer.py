@@ -16,7 +16,7 @@ from ...records import LoadOptions, Prompt, TemplateForm
 from ..checkpoint import read_json
 from .control_tokens import ControlTokens
 from .long_text import PIECE, LongText
-from .spelling import Encoded, Hidden, Messages, Variables, hide, spelt
+from .spelling import Encoded, Hidden, Messages, Variables, encode_spelled, hide
 from .template import TemplateLimit, TemplateRenderer, fit_messages, try_render
 from .template_probe import ASKED, template_form
 
@@ -37,7 +37,9 @@ def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 class HFTokenizer:
     """Encode, decode and render. Safe from any thread. No text of a client becomes a control token:
-    `hide_and_render` hides it, and `tokens` spells it in letters.
+    `hide_and_render` replaces a character of each one in the client's texts by a private *mark*, so
+    that neither template nor tokenizer sees the token; `encode_hidden` encodes the original text as
+    ordinary letters. If the template loses a mark, the character becomes `\\uXXXX` instead.
 
     `backend`: a transformers tokenizer (of a processor: the nested one). `renderer`: an object with
     `apply_chat_template`, if the template is trusted Python code (mlx-lm's); a template that is
@@ -49,20 +51,21 @@ class HFTokenizer:
         self.backend = backend
         self._renderer = renderer
         self._reserved = tuple(reserved)
-        # two threads must not use a fast tokenizer at once: "Already borrowed"
-        self.turns = ByteGate(1)
+        # two threads must not use a fast tokenizer at once ("Already borrowed"); the gate is fair
+        self._one_at_a_time = ByteGate(1)
         self.context: int | None = None
 
     def within(self, context_length: int) -> HFTokenizer:
-        """The same tokenizer, with `ContextTooLong` for texts with more tokens than this."""
+        """The same tokenizer, which raises `ContextTooLong` as soon as no token of this context is
+        left for a reply, in texts of more than `PIECE` characters. The caller checks others."""
         bounded = copy.copy(self)
         bounded.context = context_length
         return bounded
 
     def reserving(self, texts: Sequence[str]) -> HFTokenizer:
-        """The same tokenizer (and turns) with further reserved texts."""
+        """The same tokenizer (and gate) with further reserved texts."""
         other = HFTokenizer(self.backend, self._renderer, (*self._reserved, *texts))
-        other.turns, other.context = self.turns, self.context
+        other._one_at_a_time, other.context = self._one_at_a_time, self.context
         return other
 
     @property
@@ -111,27 +114,27 @@ class HFTokenizer:
         return ""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Raises `ContextTooLong` once the text certainly has more tokens than `within` allows."""
+        """Raises `ContextTooLong`, see `within`."""
         around = self._around if special else ([], [])
         if len(text) <= PIECE or around is None:
-            return self._encode(text, special=special)
+            return self._encode_piece(text, special=special)
         tokens = [*around[0]]
         for _, piece in self._long.pieces(text):
-            tokens += self._encode(piece, special=False)
+            tokens += self._encode_piece(piece, special=False)
             self._check(len(tokens))
         return tokens + around[1]
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]] | None:
         """Special tokens before and after every text. `None`: unknown."""
-        bare, whole = (self._encode("a", special=special) for special in (False, True))
+        bare, whole = (self._encode_piece("a", special=special) for special in (False, True))
         for at in range(len(whole) - len(bare) + 1):
             if whole[at : at + len(bare)] == bare:
                 return whole[:at], whole[at + len(bare) :]
         return None
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
-        with self.turns.ask(1):
+    def _encode_piece(self, text: str, *, special: bool) -> list[int]:
+        with self._one_at_a_time.ask(1):
             return list(self.backend.encode(text, add_special_tokens=special))
 
     def _check(self, at_least: int) -> None:
@@ -140,13 +143,13 @@ class HFTokenizer:
 
     @cached_property
     def _long(self) -> LongText:
-        return LongText(self.fast, partial(self._encode, special=False))
+        return LongText(self.fast, partial(self._encode_piece, special=False))
 
     def encode_plain(self, text: str, *, before: str = "", special: bool = False) -> list[int]:
         """Tokens of a client's text after `before`, which may hold control tokens. Raises
         `BadRequest` if the tokens that `special` adds are unknown."""
-        hidden = hide(self.control, Hidden((), (), {"text": text}), taken=before)
-        tokens = self.tokens(before + hidden.variables["text"], hidden)
+        hidden = hide(self.control, Hidden((), (), {"text": text}), used=before)
+        tokens = self.encode_hidden(before + hidden.variables["text"], hidden)
         if not special:
             return tokens
         if self._around is None:
@@ -154,27 +157,28 @@ class HFTokenizer:
         return [*self._around[0], *tokens, *self._around[1]]
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        with self.turns.ask(1):
+        with self._one_at_a_time.ask(1):
             return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
 
-    def tokens(self, text: str, hidden: Hidden) -> list[int]:
+    def encode_hidden(self, text: str, hidden: Hidden) -> list[int]:
+        """Tokens of a text rendered from `hidden`, with the original characters."""
         if not hidden.marks and not self.control.reachable:
             return self.encode(text, special=False)
         return self.encode_with_offsets(text, hidden).ids
 
     def encode_with_offsets(self, text: str, hidden: Hidden) -> Encoded:
-        """Like `tokens`, with the character at which each begins. Raises the errors of `encode`."""
+        """Like `encode_hidden`, with the character at which each token begins."""
         found, spans = self._locate(text)
         if not hidden.marks and not self.control.reachable:
             return Encoded(found, [start for start, _ in spans])
-        return spelt(self.fast, self.control, text, hidden.marks, found, spans)
+        return encode_spelled(self.fast, self.control, text, hidden.marks, found, spans)
 
     def _locate(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokens without added special tokens, and the characters of each: (first, end)."""
         tokens: list[int] = []
         spans: list[tuple[int, int]] = []
         for begin, piece in self._long.pieces(text):
-            with self.turns.ask(1):
+            with self._one_at_a_time.ask(1):
                 encoding = self.backend(
                     piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
                 )
@@ -240,18 +244,18 @@ class HFTokenizer:
         *,
         escaped: Container[str] | None = (),
     ) -> tuple[Hidden, str]:
-        """A client's input with its control tokens hidden, and the text rendered from it. An escape
-        replaces each mark that does not arrive, because the template changes or drops it.
-        `escaped`: see `hide`."""
+        """A client's input with its control tokens hidden, and the text rendered from it.
+        `escaped`: characters without a mark from the start, see `hide`."""
         given = Hidden(messages, tools, variables)
         hidden = self._hide(given, escaped)
-        text = self._text(hidden)
+        text = self._render_text(hidden)
         if lost := hidden.lost_characters(text):
             hidden = self._hide(given, lost)
-            text = self._text(hidden)
+            text = self._render_text(hidden)
         return hidden, text
 
     def render(self, messages: Messages, tools: Messages, variables: Variables) -> Prompt:
+        """Snapshot points are where a later prompt may differ from this one."""
         hidden, text = self.hide_and_render(messages, tools, variables)
         encoded = self.encode_with_offsets(text, hidden)
         prefixes = [*self._prefixes(hidden), self.system_part(hidden, text)]
@@ -261,30 +265,31 @@ class HFTokenizer:
         return Prompt(encoded.ids, hidden.reveal(text), snapshot_points=tuple(points))
 
     def system_part(self, hidden: Hidden, text: str) -> str:
-        """The part of a prompt's text that it shares with another user's; "" without a system part.
-        It has no end of its own: some templates write it into the user's message."""
+        """The beginning of a prompt's text that another user's prompt shares; "" without a system
+        message. Found by rendering another user's message, as templates differ in where it ends."""
         messages = hidden.messages
         if len(messages) < 2 or messages[0]["role"] != "system":
             return ""
         other = [messages[0], *fit_messages([{"role": "user", "content": OTHER_USER}], self.form)]
-        theirs = try_render(lambda: self._text(replace(hidden, messages=other)))
+        theirs = try_render(lambda: self._render_text(replace(hidden, messages=other)))
         return text[: common_length(text, theirs or "")]
 
     def _prefixes(self, hidden: Hidden) -> list[str]:
         """Possible beginnings of a later prompt: the first messages, and all but the reply."""
-        count = len(hidden.messages)
-        cuts = sorted({min(1, count), min(2, count), count})
-        begun = [replace(hidden, messages=hidden.messages[:cut]) for cut in cuts]
-        # a template may refuse a conversation without a user message
-        texts = [try_render(partial(self._text, h, generation_prompt=False)) for h in begun]
-        return [text for text in texts if text is not None]
+        count, found = len(hidden.messages), list[str | None]()
+        for cut in sorted({min(1, count), min(2, count), count}):
+            begun = replace(hidden, messages=hidden.messages[:cut])
+            # a template may refuse a conversation without a user message
+            found.append(try_render(partial(self._render_text, begun, generation_prompt=False)))
+        return [text for text in found if text is not None]
 
     def _hide(self, given: Hidden, escaped: Container[str] | None) -> Hidden:
-        return hide(self.control, given, escaped=escaped, taken=self.chat_template or "")
+        return hide(self.control, given, escaped=escaped, used=self.chat_template or "")
 
-    def _text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
+    def _render_text(self, hidden: Hidden, *, generation_prompt: bool = True) -> str:
         given = (hidden.messages, hidden.tools, hidden.variables)
-        return hidden.mend(self.apply_template(*given, generation_prompt=generation_prompt))
+        text = self.apply_template(*given, generation_prompt=generation_prompt)
+        return hidden.restore_marks(text)
 
 
 def load_tokenizer(folder: Path, options: LoadOptions, nested: Any = None) -> HFTokenizer:

@@ -49,7 +49,7 @@ class Hidden:
     def reveal(self, text: str) -> str:
         return with_signs(text, self.marks)
 
-    def mend(self, text: str) -> str:
+    def restore_marks(self, text: str) -> str:
         """A rendered text in which marks in ASCII JSON form are restored."""
         for mark in self.marks:
             text = text.replace(json.dumps(mark)[1:-1], mark)
@@ -60,12 +60,16 @@ class Hidden:
 
 
 def hide(
-    control: ControlTokens, given: Hidden, *, escaped: Container[str] | None = (), taken: str = ""
+    control: ControlTokens,
+    given: Hidden,
+    *,
+    escaped: Container[str] | None = (),
+    used: str = "",
 ) -> Hidden:
     """Input in which no string of the client holds a control token.
 
-    `escaped`: characters to write as a visible `\\uXXXX` instead of a mark; `None`: all. `taken`:
-    text whose characters cannot be marks, besides those of the input.
+    `escaped`: characters to write as a visible `\\uXXXX` instead of a mark; `None`: all.
+    `used`: text whose characters cannot be marks, besides those of the input.
     """
     strings = _strings(given)
     touched = {text for text in strings if control.touched(text)}
@@ -74,7 +78,7 @@ def hide(
     breaks = {text: control.breaks(text) for text in touched}
     letters = {text[i] for text, places in breaks.items() for i in places}
     plain = letters if escaped is None else {c for c in letters if c in escaped}
-    free = filter(control.keeps, free_marks("\0".join([taken, *strings])))
+    free = filter(control.keeps, free_marks("\0".join([used, *strings])))
     marks = dict(zip(free, sorted(letters - plain), strict=False))
     # characters without a mark get their JSON escape
     signs = {c: f"\\u{ord(c):04x}" for c in letters} | {c: mark for mark, c in marks.items()}
@@ -168,7 +172,7 @@ class _Piece:
     """Id of the control token before it. `None`: the beginning of the text."""
 
 
-def spelt(
+def encode_spelled(
     fast: Any,
     control: ControlTokens,
     text: str,

@@ -1,7 +1,8 @@
-"""What vision families share: a loaded model, prompts with media spans, embeddings.
+"""What vision families share: prompts with media spans, their embeddings, and a loaded model.
 
 A family defines the tokens of the rendered template that represent media, and their replacements.
-The same text typed by a user stays text.
+The same text typed by a user stays text: `hidden` is the client's input with its control tokens
+replaced (`tokenizer.Hidden`).
 """
 
 import re
@@ -32,18 +33,16 @@ from ..tokenizer.template_probe import refuses_late_system, shows_tool_media
 from .patches import rotary_positions
 
 
-def head(language_model: Any, hidden: mx.array) -> mx.array:
-    if "lm_head" in language_model:
-        logits: mx.array = language_model.lm_head(hidden)
-        return logits
-    tied: mx.array = language_model.model.embed_tokens.as_linear(hidden)
-    return tied
+def head(language_model: Any, states: mx.array) -> mx.array:
+    """Logits of final hidden states; without an `lm_head`, by the tied input embeddings."""
+    output = language_model.get("lm_head") or language_model.model.embed_tokens.as_linear
+    logits: mx.array = output(states)
+    return logits
 
 
 def vocab_size(language_model: Any) -> int:
-    if "lm_head" in language_model:
-        return int(language_model.lm_head.weight.shape[0])
-    return int(language_model.model.embed_tokens.weight.shape[0])
+    matrix = language_model.get("lm_head") or language_model.model.embed_tokens
+    return int(matrix.weight.shape[0])
 
 
 def vision_info(
@@ -82,6 +81,9 @@ def vision_info(
     )
 
 
+# ---- prompts: the template's text for each item becomes tokens and spans
+
+
 @dataclass(frozen=True)
 class Block:
     """One image, or one group of video frames."""
@@ -90,12 +92,13 @@ class Block:
     content_hash: str
     inputs: Any
     ready: OnDemand[Any] | None = None
+    """Pixels, made at the first call; `None`: `inputs` are complete."""
     tokens: Sequence[int] = ()
     """Empty: its media token, `count` times."""
 
 
 @dataclass(frozen=True)
-class Placed:
+class ExpandedItem:
     """Text with one media token per block, in place of a media placeholder."""
 
     text: str
@@ -103,7 +106,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class MediaMarks:
+class MediaFormat:
     """How a family's template and tokenizer write media."""
 
     placeholders: Mapping[str, str]
@@ -112,41 +115,12 @@ class MediaMarks:
     """Each represents one block before expansion."""
     reserved: tuple[str, ...]
     """Texts of tokens that users must not produce by typing them, added tokens or not."""
-    place: Callable[[MediaItem], Placed]
+    expand: Callable[[MediaItem], ExpandedItem]
     """Preprocess one item, pixels preferably in `Block.ready`. Raises `MediaError`."""
 
 
-def no_media(item: MediaItem) -> Placed:
+def refuse_media(item: MediaItem) -> ExpandedItem:
     raise MediaError(f"this checkpoint has no vision weights: it takes no {item.kind}")
-
-
-def build_prompt(
-    tokenizer: HFTokenizer,
-    marks: MediaMarks,
-    stop_tokens: frozenset[int],
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]],
-    media: Sequence[MediaItem],
-    variables: Mapping[str, Any],
-) -> Prompt:
-    """Raises `BadRequest` (template, or media that it did not place)."""
-    hidden, text = tokenizer.hide_and_render(messages, tools, variables)
-    text = with_places(tokenizer, marks.placeholders, hidden, text, media)
-    filled, blocks = _fill(text, marks, media)
-    # a template writes its own BOS, so the tokenizer must not add another
-    short = tokenizer.tokens(filled, hidden)
-    tokens, spans = _expand(short, marks.tokens, blocks)
-    ends = {*message_ends(tokens, stop_tokens)}
-    system = tokenizer.system_part(hidden, text)
-    if not any(tokenizer.decode([stop], skip_special=False) in system for stop in stop_tokens):
-        ends.add(common_length(tokenizer.tokens(system, hidden), tokens))
-    return Prompt(
-        tokens=tokens,
-        text=hidden.reveal(text),
-        spans=spans,
-        snapshot_points=tuple(sorted(ends - {0})),
-    )
 
 
 def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[int, ...]:
@@ -156,7 +130,7 @@ def message_ends(tokens: Sequence[int], stop_tokens: frozenset[int]) -> tuple[in
     return tuple(sorted({*ends[:2], *ends[-1:]}))
 
 
-def with_places(
+def ensure_placeholders(
     tokenizer: HFTokenizer,
     placeholders: Mapping[str, str],
     hidden: Hidden,
@@ -166,16 +140,16 @@ def with_places(
     """The rendered prompt with one placeholder per item. If the template drops such parts, it
     renders again with the placeholders in the texts. Raises `BadRequest` if that fails, too."""
     wanted = [placeholders.get(item.kind) for item in media]
-    places = _places(placeholders)
-    if places.findall(text) == wanted:
+    pattern = _placeholder_pattern(placeholders)
+    if pattern.findall(text) == wanted:
         return text
     flat = [dict(message) for message in hidden.messages]
     for message in flat:
         if isinstance(parts := message.get("content"), list):
             texts = (part.get("text") or placeholders.get(part["type"], "") for part in parts)
             message["content"] = "".join(texts)
-    text = hidden.mend(tokenizer.apply_template(flat, hidden.tools, hidden.variables))
-    if (found := places.findall(text)) != wanted:
+    text = hidden.restore_marks(tokenizer.apply_template(flat, hidden.tools, hidden.variables))
+    if (found := pattern.findall(text)) != wanted:
         raise BadRequest(
             f"the chat template placed {len(found)} of {len(wanted)} images or videos; "
             "this model does not take them in these messages",
@@ -184,34 +158,34 @@ def with_places(
     return text
 
 
-def _places(placeholders: Mapping[str, str]) -> re.Pattern[str]:
+def _placeholder_pattern(placeholders: Mapping[str, str]) -> re.Pattern[str]:
     texts = sorted(placeholders.values(), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 
-def _fill(text: str, marks: MediaMarks, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
-    found = _places(marks.placeholders).finditer(text)
+def _fill(text: str, form: MediaFormat, media: Sequence[MediaItem]) -> tuple[str, list[Block]]:
+    found = _placeholder_pattern(form.placeholders).finditer(text)
     pieces: list[str] = []
     blocks: list[Block] = []
     end = 0
-    for match, placed in zip(found, _place_all(marks, media), strict=True):
-        pieces += [text[end : match.start()], placed.text]
-        blocks += placed.blocks
+    for match, item in zip(found, _expand_items(form, media), strict=True):
+        pieces += [text[end : match.start()], item.text]
+        blocks += item.blocks
         end = match.end()
     return "".join([*pieces, text[end:]]), blocks
 
 
-def _place_all(marks: MediaMarks, media: Sequence[MediaItem]) -> list[Placed]:
-    placed: list[Placed] = []
+def _expand_items(form: MediaFormat, media: Sequence[MediaItem]) -> list[ExpandedItem]:
+    expanded: list[ExpandedItem] = []
     failed: list[MediaError] = []
     for item in media:
         try:
-            placed.append(marks.place(item))
+            expanded.append(form.expand(item))
         except MediaError as error:
             failed.append(name_item(error, item))
     if failed:
         raise MediaError.with_others(failed)
-    return placed
+    return expanded
 
 
 def name_item(error: MediaError, item: MediaItem) -> MediaError:
@@ -221,7 +195,7 @@ def name_item(error: MediaError, item: MediaItem) -> MediaError:
     return MediaError(text, param=item.path, brief="this model cannot take it")
 
 
-def _expand(
+def _insert_spans(
     short: Sequence[int], media_tokens: frozenset[int], blocks: Sequence[Block]
 ) -> tuple[list[int], list[MediaSpan]]:
     tokens: list[int] = []
@@ -238,6 +212,9 @@ def _expand(
     if len(spans) != len(blocks):
         raise BadRequest("the tokenizer split a media token; this checkpoint is broken")
     return tokens, spans
+
+
+# ---- chunks: text and features as the language model's input
 
 
 @dataclass(frozen=True)
@@ -260,6 +237,7 @@ class Piece:
     stop: int
     features: VisionFeatures | None = None
     offset: int = 0
+    """Tokens of the span before `start`."""
 
 
 def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
@@ -280,38 +258,38 @@ def pieces(chunk: PrefillChunk, stop: int | None = None) -> list[Piece]:
 
 
 def embeddings(
-    chunk: PrefillChunk, parts: Sequence[Piece], embed_tokens: Callable[[mx.array], mx.array]
+    chunk: PrefillChunk, pieces: Sequence[Piece], embed_tokens: Callable[[mx.array], mx.array]
 ) -> mx.array:
     rows: list[mx.array] = []
-    for part in parts:
-        if part.features is None:
-            text = mx.array(np.asarray(chunk.prompt.tokens[part.start : part.stop], np.int32))
+    for piece in pieces:
+        if piece.features is None:
+            text = mx.array(np.asarray(chunk.prompt.tokens[piece.start : piece.stop], np.int32))
             rows.append(embed_tokens(text))
         else:
-            rows.append(media_rows(part, part.features.rows))
+            rows.append(media_rows(piece, piece.features.rows))
     dtype = embed_tokens(mx.array([0])).dtype  # of text, also for a chunk inside an image
     return mx.concatenate([piece_rows.astype(dtype) for piece_rows in rows])[None]
 
 
-def media_rows(part: Piece, rows: mx.array) -> mx.array:
-    return rows[part.offset : part.offset + part.stop - part.start]
+def media_rows(piece: Piece, rows: mx.array) -> mx.array:
+    return rows[piece.offset : piece.offset + piece.stop - piece.start]
 
 
 class VisionModel:
     """The common part of a `LoadedModel` over mlx-vlm. Families add the device methods."""
 
     kv_layouts: Sequence[str] = ("grouped", "merged", "solo")
-    rotary = False
-    """Whether its rotary positions have three axes (M-RoPE)."""
+    mrope = False
+    """Its rotary positions have three axes."""
 
     def __init__(
-        self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, marks: MediaMarks
+        self, model: Any, info: ModelInfo, tokenizer: HFTokenizer, form: MediaFormat
     ) -> None:
         self.model = model
         self.info = info
-        self.hf_tokenizer = tokenizer.reserving(marks.reserved).within(info.context_length)
+        self.hf_tokenizer = tokenizer.reserving(form.reserved).within(info.context_length)
         self.tokenizer: Tokenizer = self.hf_tokenizer
-        self.marks = marks
+        self.media_format = form
 
     def prepare(
         self,
@@ -321,18 +299,24 @@ class VisionModel:
         media: Sequence[MediaItem],
         variables: Mapping[str, Any],
     ) -> Prompt:
-        prompt = build_prompt(
-            self.hf_tokenizer,
-            self.marks,
-            self.info.stop_tokens,
-            messages,
-            tools=tools,
-            media=media,
-            variables=variables,
-        )
-        if not (self.rotary and prompt.spans):
+        """Raises `BadRequest` (template, or media that it did not place) and `MediaError`."""
+        tokenizer, form, stop_tokens = self.hf_tokenizer, self.media_format, self.info.stop_tokens
+        hidden, text = tokenizer.hide_and_render(messages, tools, variables)
+        text = ensure_placeholders(tokenizer, form.placeholders, hidden, text, media)
+        filled, blocks = _fill(text, form, media)
+        # a template writes its own BOS, so the tokenizer must not add another
+        short = tokenizer.encode_hidden(filled, hidden)
+        tokens, spans = _insert_spans(short, form.tokens, blocks)
+        ends = {*message_ends(tokens, stop_tokens)}
+        system = tokenizer.system_part(hidden, text)
+        # a system message that a stop token closes is among `message_ends`
+        if not any(tokenizer.decode([stop], skip_special=False) in system for stop in stop_tokens):
+            ends.add(common_length(tokenizer.encode_hidden(system, hidden), tokens))
+        points = tuple(sorted(ends - {0}))
+        prompt = Prompt(tokens, hidden.reveal(text), spans, snapshot_points=points)
+        if not (self.mrope and spans):
             return prompt
-        positions, delta = rotary_positions(len(prompt.tokens), prompt.spans)
+        positions, delta = rotary_positions(len(tokens), spans)
         return replace(prompt, positions=positions, rope_delta=delta)
 
     def make_cache(self) -> list[Any]:

@@ -1,4 +1,8 @@
-"""A model without weights that replies from a script: it reads the next token from its KV cache."""
+"""A model without weights that replies from a script: it reads the next token from its KV cache.
+
+That token has by far the highest logit, so that every sampler draws it. Where a mask bars it, lower
+logits continue the reply: in other tokens, then without its text or its thought, and then with
+tokens that close JSON."""
 
 import re
 import time
@@ -17,16 +21,16 @@ from ...families.tokenizer import HFTokenizer
 from . import RESULT, TOOLS, TURN, TURN_END, WRITTEN, BadScript, Format, Step, script, steps_in
 
 Tokens = NDArray[np.int64]
-WANTED = 300.0
-"""So high that every sampler draws it."""
-OTHERWISE = (150.0, 200.0)
-"""Logits of the tokens by which the reply continues where a mask bars the first one."""
-SHARES = (1.0, 0.3, 0.25)
-"""Factors on these logits for `Reply.text` and each of `Reply.bare`: a mask bars the former."""
-ENDING = 70.0
+SCRIPTED_LOGIT = 300.0
+CHARACTER_LOGITS = (150.0, 200.0)
+"""Of the first character of the rest without its leading white space, and with it."""
+FALLBACK_FACTORS = (1.0, 0.3, 0.25)
+"""On these logits, for `Reply.text` and each of `Reply.fallbacks`."""
+END_LOGIT = 70.0
+CLOSER_LOGIT = 60.0
 CLOSERS = ('"', "}", "]", "1", ",", ":", " ")
 """Unlikely tokens that can close JSON where a grammar demands text that the script lacks."""
-REMEMBERED = 64
+CACHED = 64
 SUMMARY_WANTED = (
     *("CRITICAL: Respond with TEXT ONLY", "CONTEXT CHECKPOINT", "context checkpoint"),
     *("handoff summary", "detailed summary", "anchored summary", "state_snapshot"),
@@ -52,8 +56,8 @@ class Turn:
 @dataclass(frozen=True)
 class Reply:
     text: str
-    bare: tuple[str, ...] = ()
-    """Fallbacks where a grammar bars part of the reply: the thought and the calls; the calls."""
+    fallbacks: tuple[str, ...] = ()
+    """Where a grammar bars part of the text: the thought and the calls; the calls."""
     step: Step = field(default_factory=Step)
 
 
@@ -73,7 +77,7 @@ def reply_to(turns: Sequence[Turn], calls: Format) -> Reply:
     if done >= len(steps):
         results = (turn.text for turn in reversed(turns) if turn.is_result)
         last = next(results, "none").removeprefix(RESULT).removesuffix("\n</tool_response>")
-        return Reply(f"All {done} steps are done. The last result: {last[-300:]}")
+        return Reply(f"All {len(steps)} steps are done. The last result: {last[-300:]}")
     step = steps[done]
     thought = f"<think>\n{step.think}\n</think>\n\n" if step.think else ""
     made = "\n".join(f"<tool_call>\n{calls(call)}\n</tool_call>" for call in step.calls)
@@ -88,8 +92,8 @@ def _find_script(turns: Sequence[Turn]) -> tuple[tuple[Step, ...] | None, int]:
         found = None if turn.is_result or turn.role == "system" else steps_in(turn.text)
         if found is not None:
             around = WRITTEN.sub("", turn.text)
-            quoted = [bool(step.say) and step.say in around for step in found]
-            return found, _count_answered(found, [*quoted, False].index(False), turns[at + 1 :])
+            unquoted = (n for n, step in enumerate(found) if not step.say or step.say not in around)
+            return found, _count_answered(found, next(unquoted, len(found)), turns[at + 1 :])
     return None, 0
 
 
@@ -101,9 +105,8 @@ def _count_answered(steps: Sequence[Step], done: int, turns: Sequence[Turn]) -> 
         if turn.role == "assistant" and done < len(steps):
             step = steps[done]
             called = bool(step.calls) and all(call.name in turn.text for call in step.calls)
-            done += called or step.say in turn.text
-        elif turn.role == "assistant":
-            done += 1
+            said = bool(step.say or not step.calls) and step.say in turn.text
+            done += called or said
     return done
 
 
@@ -130,12 +133,12 @@ class ScriptedModel:
         self.info = info
         self._calls = calls
         self._start, self._end = (tokenizer.fast.token_to_id(text) for text in (TURN, TURN_END))
-        self._remembered = lru_cache(REMEMBERED)(self._reply_to)
-        self._encoded = lru_cache(REMEMBERED)(self._encode)
+        self._cached_reply = lru_cache(CACHED)(self._reply_to)
+        self._cached_encode = lru_cache(CACHED)(self._encode)
         closers = np.zeros(info.vocab_size, np.float32)
         for place, text in enumerate(CLOSERS):
-            closers[self._encode(text)[0]] = 60.0 - place
-        self._closing = mx.array(closers)
+            closers[self._encode(text)[0]] = CLOSER_LOGIT - place
+        self._closer_logits = mx.array(closers)
 
     def prepare(
         self,
@@ -157,13 +160,13 @@ class ScriptedModel:
 
     def prefill(self, chunk: PrefillChunk) -> mx.array:
         whole = np.array(chunk.prompt.tokens, dtype=np.int64)
-        step, stop = self._before(whole).step, chunk.stop / len(whole)
-        due = step.prefill * (stop - chunk.start / len(whole))
-        if step.since:
-            due = max(0.0, step.since + step.prefill * stop - time.time())
-        time.sleep(due)
-        history = self._grown(mx.array(whole[chunk.start : chunk.stop]), chunk.cache)
-        return self._logits(history) if chunk.stop == len(whole) else self._closing
+        step, stop = self._reply_for(whole).step, chunk.stop / len(whole)
+        if step.since:  # prompts of one engine wait side by side, and not one after another
+            time.sleep(max(0.0, step.since + step.prefill * stop - time.time()))
+        else:
+            time.sleep(step.prefill * (stop - chunk.start / len(whole)))
+        history = self._append_to_cache(mx.array(whole[chunk.start : chunk.stop]), chunk.cache)
+        return self._logits(history) if chunk.stop == len(whole) else self._closer_logits
 
     def decode(
         self,
@@ -172,53 +175,53 @@ class ScriptedModel:
         positions: mx.array,
         logits_at: mx.array | None = None,
     ) -> mx.array:
-        history = self._grown(tokens, cache)
-        time.sleep(self._before(history).step.slow)
+        history = self._append_to_cache(tokens, cache)
+        time.sleep(self._reply_for(history).step.slow)
         return self._logits(history)[None]
 
-    def _grown(self, tokens: mx.array, cache: list[Any]) -> Tokens:
+    def _append_to_cache(self, tokens: mx.array, cache: list[Any]) -> Tokens:
         added = tokens.astype(mx.float32).reshape(1, 1, -1, 1)
         keys, _ = cache[0].update_and_fetch(added, added)
         return np.array(keys.astype(mx.float32).reshape(-1)).astype(np.int64)
 
     def _logits(self, history: Tokens) -> mx.array:
-        logits = self._closing
+        logits = self._closer_logits
         ids = mx.arange(self.info.vocab_size)
-        for token, height in self._next(history):
-            logits = mx.where(ids == token, height, logits)
+        for token, logit in self._candidates(history):
+            logits = mx.where(ids == token, logit, logits)
         return logits
 
-    def _next(self, history: Tokens) -> list[tuple[int, float]]:
+    def _candidates(self, history: Tokens) -> list[tuple[int, float]]:
         at = self._last_turn(history)
         begun = tuple(history[at:].tolist())
-        head = self._encoded(f"{TURN}assistant\n")
+        head = self._cached_encode(f"{TURN}assistant\n")
         if begun[: len(head)] != head:
-            return [(self._end, WANTED)]
-        said, reply = begun[len(head) :], self._before(history)
-        found = [(self._end, ENDING)]
-        for share, text in reversed([*zip(SHARES, (reply.text, *reply.bare), strict=False)]):
-            going = self._continuations(text, said)
-            found += [(token, logit * share) for token, logit in going]
+            return [(self._end, SCRIPTED_LOGIT)]
+        said, reply = begun[len(head) :], self._reply_for(history)
+        found = [(self._end, END_LOGIT)]
+        texts = (reply.text, *reply.fallbacks)
+        for factor, text in reversed([*zip(FALLBACK_FACTORS, texts, strict=False)]):
+            found += [(token, logit * factor) for token, logit in self._continuations(text, said)]
         return found
 
     def _continuations(self, text: str, said: tuple[int, ...]) -> list[tuple[int, float]]:
         """Candidates with logits, the best one last: the next token; the first character of the
         rest, and of the rest without leading white space. Empty: the text ends."""
-        whole = self._encoded(text)
+        whole = self._cached_encode(text)
         if whole[: len(said)] == said:
             left = whole[len(said) :]
             rest = self.tokenizer.decode(left, skip_special=False)
         else:
-            found = rest_of(text, self.tokenizer.decode(said, skip_special=False))
-            if found is None:
+            after = rest_of(text, self.tokenizer.decode(said, skip_special=False))
+            if after is None:
                 return []
-            rest, left = found, self._encoded(found)
-        letters = zip((rest.lstrip()[:1], rest[:1]), OTHERWISE, strict=True)
-        candidates = [(self._encoded(letter)[0], height) for letter, height in letters if letter]
-        return [*candidates, ((*left, self._end)[0], WANTED)]
+            rest, left = after, self._cached_encode(after)
+        characters = zip((rest.lstrip()[:1], rest[:1]), CHARACTER_LOGITS, strict=True)
+        found = [(self._cached_encode(char)[0], logit) for char, logit in characters if char]
+        return [*found, ((*left, self._end)[0], SCRIPTED_LOGIT)]
 
-    def _before(self, history: Tokens) -> Reply:
-        return self._remembered(history[: self._last_turn(history)].tobytes())
+    def _reply_for(self, history: Tokens) -> Reply:
+        return self._cached_reply(history[: self._last_turn(history)].tobytes())
 
     def _last_turn(self, history: Tokens) -> int:
         starts = np.flatnonzero(history == self._start)

@@ -314,18 +314,18 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
 
 
 def prompt_list(given: Any, name: str) -> list[Any]:
-    items = [given] if isinstance(given, str) or _is_tokens(given) else given
+    items = [given] if isinstance(given, str) or is_token_list(given) else given
     if not isinstance(items, list) or not items:
         several = "must be a text, a list of token ids, or a list of these, and not empty"
         raise wrong_part(name, f"{several}, got {type(items).__name__}")
     for index, item in enumerate(items):
-        if not isinstance(item, str) and not _is_tokens(item):
+        if not isinstance(item, str) and not is_token_list(item):
             one = f"must be a text or a list of token ids, and not empty, got {quote(item)}"
             raise wrong_part(f"{name}[{index}]", one)
     return items
 
 
-def _is_tokens(value: Any) -> bool:
+def is_token_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 

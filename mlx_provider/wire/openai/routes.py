@@ -1,11 +1,10 @@
 """The routes of OpenAI's API, except Responses, and vLLM's `/tokenize`: how each reads a body, and
-the response of `/v1/embeddings`. `request` has the parameters, `answer` all other responses."""
+the response of `/v1/embeddings`. Parameters are in `request.py`, other responses in `answer.py`."""
 
-import sys
-from array import array
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from functools import partial
+from struct import unpack
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,26 +14,29 @@ from ...invalid import bad_request, quote
 from ...protocol.events import Accepted, Done, Embedded, Event
 from ...protocol.requests import EmbedRequest
 from .. import api
-from ..api import Fields, ParsedRequest, Read, expect
+from ..api import Fields, ParsedRequest, Read
 from .answer import Stream, WholeResponse, usage_of
-from .request import Parameters, generate_requests, parameter_names, prompt_list
+from .request import Parameters, generate_requests, is_token_list, parameter_names, prompt_list
 
 FORMATS = ("float", "base64")
-ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
+TEXT_ONLY_TRUE = ("add_special_tokens", "add_generation_prompt")
+CHAT_ONLY_TRUE = ("add_special_tokens",)
+"""Parameters of `/tokenize` for which only vLLM's default is accepted."""
 
 
 def _read_generation(
-    body: dict[str, Any], sender: Fields, *, text: bool, content: str
+    body: dict[str, Any], sender: Fields, *, text: bool, content_name: str
 ) -> ParsedRequest:
-    given = body.pop(content, None)
+    """`sender`: fields from the connection, not from the body."""
+    content = body.pop(content_name, None)
     if text:
-        given = prompt_list(given, content)
+        content = prompt_list(content, content_name)
     params = Parameters(body)
     streamed = params.flag("stream")
     usage = params.mapping("stream_options").get("include_usage") is True
-    names = parameter_names(body, content)
+    names = parameter_names(body, content_name)
     with names.naming():
-        requests = generate_requests(params, sender, given, text=text)
+        requests = generate_requests(params, sender, content, text=text)
     kind = partial(Stream, usage=usage) if streamed else WholeResponse
     reply = partial(kind, text=text)
     return ParsedRequest(requests, reply, names)
@@ -43,29 +45,31 @@ def _read_generation(
 def _read_tokenize(body: dict[str, Any], sender: Fields) -> ParsedRequest:
     """The body is a request of chat or text completions, as in vLLM; its prompt is tokenized."""
     text = "messages" not in body
-    names = ONLY_TRUE if text else ONLY_TRUE[:1]  # chat itself reads the second one
-    params = Parameters({name: body.pop(name, None) for name in names})
-    for name in names:
+    only_true = TEXT_ONLY_TRUE if text else CHAT_ONLY_TRUE
+    params = Parameters({name: body.pop(name, None) for name in only_true})
+    for name in only_true:
         params.choice(name, (True,), "the prompt is what a request would have")
-    return _read_generation(body, sender, text=text, content="prompt" if text else "messages")
+    return _read_generation(body, sender, text=text, content_name="prompt" if text else "messages")
 
 
 def _read_detokenize(body: dict[str, Any], sender: Fields) -> ParsedRequest:
-    expect(body.get("tokens"), list, "tokens")
-    return _read_generation(body, sender, text=True, content="tokens")
+    if not is_token_list(tokens := body.get("tokens")):
+        raise wrong_part("tokens", f"must be a list of token ids, not empty, got {quote(tokens)}")
+    return _read_generation(body, sender, text=True, content_name="tokens")
 
 
 def _read_embeddings(body: dict[str, Any], sender: Fields) -> ParsedRequest:
     given = body.pop("input", None)
-    request, form = embed_request(Parameters(body), sender, given)
-    return ParsedRequest([request], partial(Embeddings, form=form))
+    request, encoding = embed_request(Parameters(body), sender, given)
+    return ParsedRequest([request], partial(EmbeddingsResponse, encoding=encoding))
 
 
 def embed_request(params: Parameters, sender: Fields, given: Any) -> tuple[EmbedRequest, str]:
-    wanted = params.take("encoding_format") or "float"
-    if wanted not in FORMATS:
-        raise wrong_part("encoding_format", f"must be float or base64, got {quote(wanted)}")
-    params.take("user")  # nothing is kept for anybody
+    """The request and the encoding of its vectors, one of `FORMATS`."""
+    encoding = params.take("encoding_format", "float")
+    if encoding not in FORMATS:
+        raise wrong_part("encoding_format", f"must be float or base64, got {quote(encoding)}")
+    params.take("user")  # has no effect
     fields: dict[str, Any] = {
         **sender,
         "input": prompt_list(given, "input"),
@@ -75,18 +79,18 @@ def embed_request(params: Parameters, sender: Fields, given: Any) -> tuple[Embed
     }
     params.refuse_rest()
     try:
-        return EmbedRequest.model_validate(fields), wanted
+        return EmbedRequest.model_validate(fields), encoding
     except ValidationError as error:
         raise bad_request(error, EmbedRequest) from None
 
 
-class Embeddings(api.WholeResponse):
-    def __init__(self, accepted: Accepted, form: str) -> None:
+class EmbeddingsResponse(api.WholeResponse):
+    def __init__(self, accepted: Accepted, encoding: str) -> None:
         self._model = accepted.model
-        self._form = form
+        self._encoding = encoding
 
     def _body(self, events: Sequence[Event], done: Done) -> dict[str, Any]:
-        read = str if self._form == "base64" else decode_vector  # an event has base64 already
+        read = str if self._encoding == "base64" else decode_vector  # an event has base64 already
         usage = usage_of(done)
         vectors = {event.index: event.vector for event in events if isinstance(event, Embedded)}
         return {
@@ -101,15 +105,13 @@ class Embeddings(api.WholeResponse):
 
 
 def decode_vector(vector: str) -> list[float]:
-    found = array("f", b64decode(vector))
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tolist()
+    floats = b64decode(vector)
+    return [*unpack(f"<{len(floats) // 4}f", floats)]
 
 
 GENERATE: Mapping[str, Read] = {
-    "/v1/chat/completions": partial(_read_generation, text=False, content="messages"),
-    "/v1/completions": partial(_read_generation, text=True, content="prompt"),
+    "/v1/chat/completions": partial(_read_generation, text=False, content_name="messages"),
+    "/v1/completions": partial(_read_generation, text=True, content_name="prompt"),
     "/v1/embeddings": _read_embeddings,
 }
 ROUTES: Mapping[str, Read] = {
