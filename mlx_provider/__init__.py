@@ -2,8 +2,7 @@
 
 Also public: `mlx_provider.errors`, `mlx_provider.cores`, the modules in the table of
 `mlx_provider.families` for authors of model families, the names in `mlx_provider.commands` for
-authors of commands, and `mlx_provider.testing` for tests.
-"""
+authors of commands, and `mlx_provider.testing` for tests."""
 
 from . import records
 from .errors import (

@@ -12,13 +12,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-INTERVAL = 0.1
+INTERVAL, JOIN_LIMIT = 0.1, 1.0
 ENFORCED = sys.platform == "linux"
 MOST_IDLE = 2
 """Further idle processes end."""
@@ -37,29 +37,31 @@ ENDS: Mapping[int, str] = MappingProxyType(
 
 
 @contextmanager
-def memory_limit(process: subprocess.Popen[bytes], limit: int) -> Iterator[None]:
+def in_thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run it beside the block, which sets the event when it ends, and waits a second at most."""
+    over = threading.Event()
+    thread = threading.Thread(target=run, args=(over,), name="beside-a-block", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(JOIN_LIMIT)
+
+
+def memory_limit(process: subprocess.Popen[bytes], limit: int) -> AbstractContextManager[None]:
     """Kill `process` above `limit` bytes of resident memory during the block, where the system does
     not enforce `RLIMIT_AS` (macOS)."""
-    if ENFORCED:
-        yield
-        return
-    over = threading.Event()
     command = ["ps", "-o", "rss=", "-p", str(process.pid)]
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not over.wait(INTERVAL):
             kibibytes = subprocess.run(command, capture_output=True, check=False).stdout.strip()
             if int(kibibytes or 0) * 1024 > limit:
                 process.kill()
                 return
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return nullcontext() if ENFORCED else in_thread(watch)
 
 
 class ProcessEnded(Exception):

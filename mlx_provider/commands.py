@@ -1,8 +1,7 @@
 """Functions for authors of commands (`mlx_register_commands`), to use models, engines and gateways.
 
 Import it inside the function of the command: listing the plugins must not load it. These names
-follow the core: a minor version can change them, with a note in the changelog.
-"""
+follow the core: a minor version can change them, with a note in the changelog."""
 
 from __future__ import annotations
 
@@ -31,19 +30,17 @@ from .upstream.runtime import active_blas, preload_blas
 if TYPE_CHECKING:
     from .records import LoadedModel
 
-__all__ = [  # noqa: RUF022 (by subject)
-    # a gateway, or an engine alone
-    "TIMEOUT", "Proxy", "SeparateGateway", "long_command", "proxy_config", "require_proxy",
-    "separate_engine", "separate_gateway",
-    # requests to an engine
-    "Delta", "Done", "EngineClient", "Failed", "GenerateRequest", "ModelOptions", "ModelStatus",
-    "run_request",
-    # models
-    "checkpoint", "context_in_memory", "folder_of", "full_name", "load_model",
-    # this process and its settings
-    "PREFIX", "EngineSettings", "PluginRegistry", "active_blas", "installed_version",
-    "preload_blas", "prepare_mlx",
-]  # fmt: skip
+# a gateway, or an engine alone
+__all__ = ["TIMEOUT", "Proxy", "SeparateGateway", "long_command", "proxy_config", "require_proxy"]
+__all__ += ["separate_engine", "separate_gateway"]
+# requests to an engine
+__all__ += ["Delta", "Done", "EngineClient", "Failed", "GenerateRequest", "ModelOptions"]
+__all__ += ["ModelStatus", "run_request"]
+# models
+__all__ += ["checkpoint", "context_in_memory", "folder_of", "full_name", "load_model"]
+# this process and its settings
+__all__ += ["PREFIX", "EngineSettings", "PluginRegistry", "active_blas", "installed_version"]
+__all__ += ["preload_blas", "prepare_mlx"]
 
 
 def prepare_mlx() -> None:

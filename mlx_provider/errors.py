@@ -1,8 +1,7 @@
 """All errors that this package raises on purpose.
 
 Between processes, an error is sent as `code`, message, `param` and `retry_after`, and becomes an
-exception of the same class without its other attributes.
-"""
+exception of the same class without its other attributes."""
 
 from __future__ import annotations
 
@@ -192,8 +191,7 @@ class NotInstalled(EngineUnavailable):
 class PluginError(MLXProviderError):
     """A plugin is broken, or two plugins claim the same name.
 
-    After this status, SDKs and gateways do not retry, because it would fail again.
-    """
+    After this status, SDKs and gateways do not retry, because it would fail again."""
 
     status = 422
     code = "plugin_error"

@@ -109,8 +109,7 @@ def parse(context: typer.Context) -> None:
     In: id, tool_parser or reasoning_parser (or both), chunks (pieces of one reply), and
     optionally tools, prompt_opened_think, stop, response_format. Out: id, content,
     reasoning_content, tool_calls with name and arguments, and with response_format parsed, valid
-    and violated; a line that cannot be read gives id and error.
-    """
+    and violated; a line that cannot be read gives id and error."""
     # imported here, because the wire types take a quarter of a second
     from .parse import parse_lines
 

@@ -33,8 +33,7 @@ Message = dict[str, Any]
 def demo() -> None:
     """Serve the shipped model through a LiteLLM proxy and talk to it.
 
-    Exit code 0: every answer was right; 1: an answer was wrong; 130: Ctrl-C.
-    """
+    Exit code 0: every answer was right; 1: an answer was wrong; 130: Ctrl-C."""
     from ..demo import stage
     from ..gateway.foreground import ending_by_signal
 

@@ -107,8 +107,7 @@ def status(
 ) -> None:
     """Show the running engine, its models, and what differs from this shell. Starts nothing.
 
-    Exit code 0: it runs; 1: it does not answer, or has a problem; 3: no engine runs.
-    """
+    Exit code 0: it runs; 1: it does not answer, or has a problem; 3: no engine runs."""
     from ..client.runtime_folder import differences, identity
 
     client = client_of_running(api_base, api_key_file, as_json=as_json)
@@ -132,8 +131,7 @@ def stop(
 ) -> None:
     """Stop the engine. Running requests end with an error, unless --idle is given.
 
-    The next request starts one with the plugins and settings of its sender.
-    """
+    The next request starts one with the plugins and settings of its sender."""
     from ..client.connection import connect
     from ..client.runtime_folder import why_none_runs
     from ..gateway.engine import end_when

@@ -72,8 +72,7 @@ def up(
 ) -> None:
     """Serve a model to every client of this machine, until `mlx-provider down`.
 
-    Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell.
-    """
+    Starts engine and LiteLLM proxy in the background. Prints what clients need, for the shell."""
     from ..gateway.persistent import GatewayFiles, start
     from ..serving.hub import full_name
 
@@ -202,8 +201,7 @@ def launch(
 
     Starts engine and proxy if they do not run. The agent gets its own variables, and files in a
     folder that is removed afterwards. Your own settings of the agent are not written, and read only
-    with --as-subagent.
-    """
+    with --as-subagent."""
     from ..gateway.launch import Launch, executable
 
     registry = PluginRegistry.of(context)

@@ -36,8 +36,7 @@ def top(
 ) -> None:
     """Watch requests, prompts, memory and prefix cache of a running engine. Starts no engine.
 
-    Exit code 3: no engine runs.
-    """
+    Exit code 3: no engine runs."""
     client = client_of_running(api_base, api_key_file, as_json=as_json)
     console = Console(highlight=False)
     if as_json:
@@ -145,8 +144,7 @@ def cache(
 ) -> None:
     """Show what the prefix cache of a running engine holds, or empty it.
 
-    Exit code 3: no engine runs.
-    """
+    Exit code 3: no engine runs."""
     import yaml
 
     client = client_of_running(api_base, api_key_file, as_json=as_json)
@@ -163,6 +161,5 @@ def cache(
 def metrics(api_base: ApiBase = None, api_key_file: ApiKeyFile = None) -> None:
     """Print the metrics of a running engine, as Prometheus reads them. Starts no engine.
 
-    Exit code 3: no engine runs.
-    """
+    Exit code 3: no engine runs."""
     typer.echo(client_of_running(api_base, api_key_file, err=True).metrics(), nl=False)

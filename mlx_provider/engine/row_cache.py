@@ -16,8 +16,7 @@ models/cache.py), because a subclass that adds an attribute has state of its own
 
 APPEND keeps every token: cut anywhere. WINDOW and STATE count only as a whole. Of an unknown class
 every attribute is kept, since upstream's `state` leaves some out; a class with attributes other
-than arrays and plain data is not stored.
-"""
+than arrays and plain data is not stored."""
 
 import enum
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 """The engine thread, the only thread that uses mx arrays.
 
 Other threads give it calls. Between calls it steps every engine that has work. If it dies, the
-engine process ends.
-"""
+engine process ends."""
 
 import logging
 import queue

@@ -2,8 +2,7 @@
 
 The files of sentence-transformers (5.x) describe how texts become vectors: `modules.json` lists the
 modules after the model, `1_Pooling/config.json` selects the states,
-`config_sentence_transformers.json` has the prefixes of inputs.
-"""
+`config_sentence_transformers.json` has the prefixes of inputs."""
 
 from collections.abc import Mapping
 from pathlib import Path

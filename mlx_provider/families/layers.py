@@ -3,8 +3,7 @@ functions, weights in another dtype.
 
 Without `route_attention`, once after loading, the rows of a model decode merged, or one by one. A
 model's own layers must call a `scaled_dot_product_attention` that their module imports from
-`mlx_lm.models.base`.
-"""
+`mlx_lm.models.base`."""
 
 import sys
 from typing import Any
@@ -32,8 +31,7 @@ def expand(model: Any, dtype: str) -> None:
 
     Weights that a model keeps in a wider dtype (mlx-lm's `cast_predicate`) are not narrowed.
     mlx-lm's `dequantize_model` skips mlx-vlm's layers, drops a `global_scale`, and rounds to the
-    dtype of the scales.
-    """
+    dtype of the scales."""
     target = getattr(mx, dtype)
     plain = [
         (name, _dequantise(layer, plain_class, target))

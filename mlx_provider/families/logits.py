@@ -1,8 +1,7 @@
 """Applies the output matrix only to the tokens whose logits are wanted.
 
 Upstream's models apply it to every token of a call. It is as large as several layers, and a prompt
-chunk needs it only after its last token, if at all.
-"""
+chunk needs it only after its last token, if at all."""
 
 import copy
 from collections.abc import Callable, Iterator

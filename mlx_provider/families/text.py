@@ -98,8 +98,7 @@ def load_text(
 
     `classes`: classes of the model and its arguments by config, if not mlx-lm's own. `change`: the
     family's changes to the model; `variant`: their effect on its KV. Raises `UnsupportedModel` and
-    `BadRequest`.
-    """
+    `BadRequest`."""
     loaded = mlx_lm.load(
         path, adapter=options.adapter, trust_remote_code=options.trust_remote_code, classes=classes
     )

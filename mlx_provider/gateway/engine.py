@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..bounded_process import in_thread
 from ..client.connection import local_client
 from ..client.http import HttpClient, When
 from ..client.runtime_folder import POLL, has_ended, holder, is_held
@@ -31,8 +32,6 @@ REPEAT_SECONDS = 30.0
 """After which an unchanged progress is reported again."""
 LEAST_TOKENS = 1000
 """Of a prompt that is shown. Agents ask for a title with fewer."""
-JOIN_LIMIT = 0.5
-"""Seconds. A thread may wait for the engine's answer."""
 Tell = Callable[[str, str], None]
 """(phase, message) for the user."""
 ReadStats = Callable[[], Stats]
@@ -92,18 +91,6 @@ def end_when(environ: Mapping[str, str], reason: str, when: When) -> str:
     )
 
 
-@contextmanager
-def _in_thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
-    over = threading.Event()
-    thread = threading.Thread(target=run, args=(over,), name="engine-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(JOIN_LIMIT)
-
-
 def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Block:
     """Report loads and measurements during the block that take longer than `patience` seconds."""
 
@@ -119,7 +106,7 @@ def show_load(stats: ReadStats, tell: Tell, patience: float = PATIENCE) -> Block
                 last, at = text, now
                 tell("loading", f"{text} ({now - began:.0f} s)")
 
-    return _in_thread(run)
+    return in_thread(run)
 
 
 def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -> Block:
@@ -151,7 +138,7 @@ def show_prefill(stats: ReadStats, screen: TextIO, patience: float = PATIENCE) -
         if shown_text and screen.isatty():
             show("")
 
-    return _in_thread(run)
+    return in_thread(run)
 
 
 @dataclass(frozen=True)

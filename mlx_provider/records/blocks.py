@@ -2,8 +2,7 @@
 
 `scan_block` makes the generator that reads a block by the means of its parser. `read_block` runs it
 and decides what becomes of the text if that fails: a call is reported, or the text is shown, or
-dropped. Below them is what parsers use in their own generators.
-"""
+dropped. Below them is what parsers use in their own generators."""
 
 import re
 

@@ -2,8 +2,7 @@
 
 A generator over a `TextReader` reads a format. It yields if it needs text that has not arrived, and
 goes on when more has come. It cannot see how the text was cut into pieces, so its result does not
-depend on that.
-"""
+depend on that."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ sizes: upstream makes its layers in a loop, so an unchecked number could block t
 hours.
 
 MLX computes only what is read. So upstream's class of a model is made without weights and called
-with one token, and the shapes of the caches that it fills say what a row takes.
-"""
+with one token, and the shapes of the caches that it fills say what a row takes."""
 
 import sys
 from collections.abc import Iterator, Mapping

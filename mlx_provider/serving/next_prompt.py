@@ -3,8 +3,7 @@ conversation's next prompt while the tools of its last turn run.
 
 The computed reply is often not that head: clients drop thoughts, and a template writes calls in its
 own form. So history and reply are rendered with a placeholder for the results, up to the first one,
-and prefilled while no request is here.
-"""
+and prefilled while no request is here."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

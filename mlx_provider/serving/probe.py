@@ -3,8 +3,7 @@ alone.
 
 Padding, merging and masks are where upstream's batching is silently wrong (10 of 64 mlx-lm families
 under padded prefill). What does not reproduce solo logits on short prompts is not used: a layout,
-chunks in the pass of rows, drafts, shared prefixes. The tolerance is measured, see `solo_rows`.
-"""
+chunks in the pass of rows, drafts, shared prefixes. The tolerance is measured, see `solo_rows`."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,7 @@
 Kernels for other batch widths sum in another order, and layers amplify the rounding by a factor
 that depends on the model, so no fixed tolerance separates it from a wrong mask or offset. Three
 properties do: equal rows in one batch without padding differ only by rounding; a real error shows
-in more than one step, and moves all likely tokens, not only one.
-"""
+in more than one step, and moves all likely tokens, not only one."""
 
 import copy
 import itertools

@@ -4,8 +4,7 @@ anybody reads them, and residence on Metal.
 macOS may move GPU buffers out of memory, and back before each pass. MLX 0.32.4 keeps buffers
 resident up to `set_wired_limit` (backend/metal/resident.cpp), by default 0. Published gains of
 another server: 31 % for prompts on an M3 Ultra. `wire` takes at most the weights'
-bytes and leaves memory free: wired temporary buffers have caused panics of Macs (mlx #3186).
-"""
+bytes and leaves memory free: wired temporary buffers have caused panics of Macs (mlx #3186)."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
 | `scripted` | a model that says and calls what the user's message tells it |
 | `driver` | an engine without threads, and plain greedy decoding |
 
-A family needs a checkpoint of its architecture; `demo_checkpoint` writes one that speaks.
-"""
+A family needs a checkpoint of its architecture; `demo_checkpoint` writes one that speaks."""
 
 from __future__ import annotations
 

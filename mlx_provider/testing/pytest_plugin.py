@@ -20,8 +20,7 @@ class Hooks:
 
         Each value writes one into an empty folder, in the form that users download: weights,
         `config.json`, tokenizer, chat template. Put the hook into the `conftest.py` of the plugin's
-        tests.
-        """
+        tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,8 +5,7 @@ Models call a module-level `scaled_dot_product_attention(queries, keys, values, 
 of a model, and computes each part of `Parts` (several caches) separately.
 
 On a GPU, many queries over a quantised cache use dequantised copies, because upstream's quantised
-attention stores every score (queries times keys times heads). On CUDA, all queries do.
-"""
+attention stores every score (queries times keys times heads). On CUDA, all queries do."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Upstream's methods (mlx_lm/models/cache.py 0.32.2) copy too much and wait for the device:
 `BatchKVCache.merge` reserves no capacity, `extract` copies a complete row, and `filter` reads the
-paddings from the device in every layer.
-"""
+paddings from the device in every layer."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -2,8 +2,7 @@
 caches of rows that lack some of the tokens before their next position.
 
 mlx-lm has one number for the count of tokens and for the rotary offset of the next token
-(`KVCache.offset`). In a sparse cache it is only the rotary offset.
-"""
+(`KVCache.offset`). In a sparse cache it is only the rotary offset."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

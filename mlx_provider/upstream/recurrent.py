@@ -6,8 +6,7 @@ mlx-vlm accept `StateParts`: they run once for the decoding rows and once for ea
 For the state after each token, the rule of a layer of mlx-lm runs token by token, as for decoding
 rows: the layer imports it from gated_delta.py or ssm.py (mlx_lm/models 0.32.2), and writes its
 states itself. Those of mlx-vlm give all states to `update_recurrent`. Both gather a convolution
-window at `lengths` (one row can have several).
-"""
+window at `lengths` (one row can have several)."""
 
 import functools
 import inspect

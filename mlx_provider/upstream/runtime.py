@@ -17,8 +17,7 @@ Variables of MLX; values of the user have precedence.
 
 The C heap, from which MLX 0.32.4 allocates every array of its CPU device: glibc returns its top to
 the kernel when a few MB are free, so that new arrays cause page faults again, and merges all small
-free blocks ("fast bins") when a block above 64 KiB is freed; a decode step frees thousands.
-"""
+free blocks ("fast bins") when a block above 64 KiB is freed; a decode step frees thousands."""
 
 import ctypes
 import ctypes.util

@@ -4,8 +4,7 @@ A row, or a merged group of rows, has a shared `Prefix` and its own tail. Models
 as `Shared`, which only patched attention accepts (`attention.route`): arrays, or if quantised,
 triples of packed values, scales and biases. Attention to the prefix is one matrix product for all
 queries of its rows, to each tail a separate one. The whole is the mean of both, weighted by the
-sums of their exponentials; only the rounding differs.
-"""
+sums of their exponentials; only the rounding differs."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ each row of an expert a product of its own, sorted or not (quantized.cpp); `gath
 matrix of the sorted rows of each expert (matmul.cpp).
 
 Attention of prompts: cuDNN makes a plan for each new shape and layout of queries and keys (40 to
-75 ms on an H100; mlx 0.32.4, scaled_dot_product_attention.cpp, `SDPACacheKey`), on any card.
-"""
+75 ms on an H100; mlx 0.32.4, scaled_dot_product_attention.cpp, `SDPACacheKey`), on any card."""
 
 from typing import Any
 

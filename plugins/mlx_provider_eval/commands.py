@@ -54,8 +54,7 @@ def tools(
 ) -> None:
     """Score tool calls through a real gateway by kind, and compare models or options.
 
-    Decoding is greedy. Only a model that is not on this machine needs the network.
-    """
+    Decoding is greedy. Only a model that is not on this machine needs the network."""
     from .scenario import read, shipped_scenarios
     from .tools import ToolCalls
 
@@ -82,8 +81,7 @@ def needle(
 ) -> None:
     """Measure what a model finds in long prompts, by length and depth, and compare options.
 
-    Lengths double up to the model's context. Decoding is greedy.
-    """
+    Lengths double up to the model's context. Decoding is greedy."""
     from .needle import Needles
 
     plan = Needles(least, limit, needles, max_tokens, _object(body))

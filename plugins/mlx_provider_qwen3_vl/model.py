@@ -1,8 +1,7 @@
 """An mlx-vlm model over patches of any grid, with rotary positions on three axes.
 
 Its text model takes explicit `position_ids`, and features for its first layers (deepstack) for
-exactly the media tokens of a chunk.
-"""
+exactly the media tokens of a chunk."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,7 @@
 """Harmony (gpt-oss): every message has a header with its channel, and of a call its recipient.
 
 <|start|>assistant<|channel|>analysis<|message|>THOUGHT<|end|>
-<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
-"""
+<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>"""
 
 import re
 from dataclasses import dataclass

@@ -3,8 +3,7 @@ cached on its own.
 
 A prompt with two images is computed twice: whole, as mlx-vlm does it, and separately, with each
 image embedded on its own and a prefill chunk that ends inside an image. Tokens, features and logits
-must agree.
-"""
+must agree."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -44,7 +44,7 @@ def watch(screen: TextIO, *looks: RequestStats | None) -> None:
     """Until the progress ends by itself."""
     with show_prefill(Engine(*looks).stats, screen, patience=0.001):
         for thread in threading.enumerate():
-            if thread.name == "engine-progress":
+            if thread.name == "beside-a-block":
                 thread.join(300)
 
 

@@ -69,8 +69,7 @@ def normalise(
     line. `about_tools`: a system message after the client's own leading ones.
 
     A part that no model supports becomes text, but in the message of `typed_index` it raises
-    `BadRequest` that names the part.
-    """
+    `BadRequest` that names the part."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise wrong_part("messages", "must be a list of messages")
     if not messages:

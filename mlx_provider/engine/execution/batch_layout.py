@@ -10,8 +10,7 @@
   its result (`reproducible.exact_rows` checks it).
 
 A merged cache is padded to its longest row and copied as a whole when a row joins or leaves, so it
-has rows of similar length, up to a limit in bytes.
-"""
+has rows of similar length, up to a limit in bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Joins the caches of several groups of rows into one cache per layer.
 
 Attention runs group by group (needs `upstream.attention.route`). Recurrent layers run over all rows
-at once, and separately over the tokens of a chunk (needs `upstream.recurrent.route`).
-"""
+at once, and separately over the tokens of a chunk (needs `upstream.recurrent.route`)."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ Order of changes to the logits: penalties, bias, grammar mask, temperature, top-
 order of the logits processors of transformers 5). Logprobs are those of the raw logits.
 
 The vocabulary is never sorted: a sort dominates the time on a GPU, where upstream's `argpartition`
-is a full sort, too (mlx 0.32.4, backend/metal/sort.cpp).
-"""
+is a full sort, too (mlx 0.32.4, backend/metal/sort.cpp)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

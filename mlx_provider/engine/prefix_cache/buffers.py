@@ -5,8 +5,7 @@ refers to the layers, and cuts views out of them only while they are read. When 
 branches off within a row's tokens, these are copied once, into a `Prefix`.
 
 A row begins with `fill_in_place`, `lease_row` or `fork`; `divide_at` moves its first tokens into a
-prefix; `evict` removes nodes in buffers that are not `is_pinned`. See `handover` for the rest.
-"""
+prefix; `evict` removes nodes in buffers that are not `is_pinned`. See `handover` for the rest."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ The engine calls these through `PrefixCachePolicy`: `look_up` and `offers` match
 `keep_prefill` and `keep_row` insert. The ledger evicts.
 
 Stored tokens never change: rows copy or share them, or append to an entry (`Reuse`). After a
-change of the tree, a `Match` is no longer valid (`is_valid`).
-"""
+change of the tree, a `Match` is no longer valid (`is_valid`)."""
 
 import logging
 from collections import Counter

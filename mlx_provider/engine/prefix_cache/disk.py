@@ -2,8 +2,7 @@
 
 The engine thread decides what is written and read, and creates every array; the thread of `files`
 does it. The limit is that of one process, which counts the files that it found at its start and
-those it wrote.
-"""
+those it wrote."""
 
 from __future__ import annotations
 

@@ -131,8 +131,7 @@ def fit(path: Sequence[Node], new: NewPath, budget: int) -> tuple[int, set[int]]
     and the snapshots at the returned positions. `path`: its stored nodes.
 
     The next prompt may tokenize the reply differently, so a path that is cut in the reply also
-    keeps the last snapshot of the prompt.
-    """
+    keeps the last snapshot of the prompt."""
     length = len(new.ids)
     held = {node.stop: node.snapshot for node in path if node.snapshot is not None}
     sizes = {at: state.nbytes for at, state in {**new.states, **held}.items()}

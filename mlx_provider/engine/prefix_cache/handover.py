@@ -16,8 +16,7 @@ The tokens of a row. All positions count from its first token, also once a part 
 | lost row    | none            | no       | some          | or none | `Totals.remove_lost`        |
 
 A lease that goes without `release` means a failed pass, which may also show later (`lose_unread`).
-`tests/support/integrity.py` checks this after each step.
-"""
+`tests/support/integrity.py` checks this after each step."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class PrefixCachePolicy(PrefixOffers):
 
     For a reproducible model it stores only what a prefill would compute. Kernels round by the width
     of a pass, so only prefixes of whole passes count. The last pass of a prompt is not stored, and
-    neither is a reply, whose tokens ran one by one.
-    """
+    neither is a reply, whose tokens ran one by one."""
 
     def __init__(
         self,
@@ -344,8 +343,7 @@ def choose_snapshots(
     At most 1 + `RECENT` ends of messages or images, the branch, a guess shortly before the end of a
     long message, and `storable`. `done`: tokens with which the row resumes. `branch`: tokens before
     the prompt leaves another one. `grid`: positions are rounded down to it. `storable`: tokens that
-    the prefix cache can hold, of a longer prompt.
-    """
+    the prefix cache can hold, of a longer prompt."""
     total = len(prompt.tokens)
     stop = total if storable is None else min(storable, total)
     every = [end for end in cuts_of(prompt, done) if end <= stop]

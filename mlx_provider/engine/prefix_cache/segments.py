@@ -2,8 +2,7 @@
 
 A segment has keys and values of tokens `[start, stop)`, and can be cut anywhere. A snapshot has the
 states and windows after a number of tokens, and counts only as a whole. A layer's index is that in
-`layers_of`.
-"""
+`layers_of`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Every added token counts, special or not, except plain vocabulary that some tokenizers store there:
 white space, letters, HTML tags. A template joins the parts of a message, may put names between
-signs (`<` name `>`), and may remove a mode switch (`/think`), which joins the text around it.
-"""
+signs (`<` name `>`), and may remove a mode switch (`/think`), which joins the text around it."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class Edges:
     """Finds parts of control tokens that a template may complete: if a client writes `im_end|>`,
     and the template `<|` directly before it, position 0 is an edge.
 
-    `flags`: those of a search for whole control tokens. `template`: as in `ControlTokens`.
-    """
+    `flags`: those of a search for whole control tokens. `template`: as in `ControlTokens`."""
 
     def __init__(self, texts: Sequence[str], template: str | None, flags: re.RegexFlag) -> None:
         fold = self._fold = _fold_case if flags & re.IGNORECASE else str
@@ -171,8 +169,7 @@ class ControlTokens:
     """The control tokens of a tokenizer (`tokenizers.Tokenizer`) with a chat template.
 
     `reserved`: further texts with a special meaning (media). `template`: the chat template's
-    source; `None`: unknown.
-    """
+    source; `None`: unknown."""
 
     def __init__(
         self, fast: Any, template: str | None = None, reserved: Sequence[str] = ()

@@ -44,8 +44,7 @@ class HFTokenizer:
     `backend`: a transformers tokenizer (of a processor: the nested one). `renderer`: an object with
     `apply_chat_template`, if the template is trusted Python code (mlx-lm's); a template that is
     text is rendered in a limited process. `reserved`: texts that no client may produce by typing,
-    besides the control tokens.
-    """
+    besides the control tokens."""
 
     def __init__(self, backend: Any, renderer: Any = None, reserved: Sequence[str] = ()) -> None:
         self.backend = backend

@@ -1,8 +1,7 @@
 """Long texts: cut where a tokenizer separates them itself, so that the tokens do not change.
 
 To encode megabytes of text at once takes about a hundred times its size in memory, and blocks all
-other users of the tokenizer. Valid for tokenizers 0.23.
-"""
+other users of the tokenizer. Valid for tokenizers 0.23."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -39,8 +38,7 @@ class LongText:
         A cut is made where the `NEAR` characters on either side have the same tokens together and
         apart, and the same words of the pre-tokeniser, or are one word with two characters at the
         cut that no vocabulary entry contains. So no token changes, if the pre-tokeniser and added
-        tokens look no further than that.
-        """
+        tokens look no further than that."""
         start = 0
         while len(text) - start > PIECE:
             end = self._cut(text, start)

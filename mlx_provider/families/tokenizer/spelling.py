@@ -9,8 +9,7 @@ some tokenizers write a space at the beginning of a text.
 
 `sanitize_control_tokens` of transformers 5.23 does not suffice: it lacks keys of mappings, tokens
 that a template joins or a normalizer makes, vocabularies with control tokens, and offsets, and it
-renders in this process.
-"""
+renders in this process."""
 
 import json
 import re
@@ -69,8 +68,7 @@ def hide(
     """Input in which no string of the client holds a control token.
 
     `escaped`: characters to write as a visible `\\uXXXX` instead of a mark; `None`: all.
-    `used`: text whose characters cannot be marks, besides those of the input.
-    """
+    `used`: text whose characters cannot be marks, besides those of the input."""
     strings = _strings(given)
     touched = {text for text in strings if control.touched(text)}
     if not touched:

@@ -2,8 +2,7 @@
 form.
 
 minja probes the same demands (`chat-template.hpp`: `requires_non_null_content`,
-`requires_object_arguments`, `polyfill_tools`).
-"""
+`requires_object_arguments`, `polyfill_tools`)."""
 
 from __future__ import annotations
 

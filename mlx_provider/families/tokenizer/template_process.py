@@ -3,8 +3,7 @@
 A chat template is a program of the model's publisher. Here it runs in Jinja's sandbox; the process
 limits its processor time and memory, and `render_text` its output.
 The environment is that of transformers 5.23 (`utils/chat_template_utils.py`,
-`_cached_compile_jinja_template`); a test compares the two.
-"""
+`_cached_compile_jinja_template`); a test compares the two."""
 
 import datetime
 import json

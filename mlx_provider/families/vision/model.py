@@ -2,8 +2,7 @@
 
 A family defines the tokens of the rendered template that represent media, and their replacements.
 The same text typed by a user stays text: `hidden` is the client's input with its control tokens
-replaced (`tokenizer.Hidden`).
-"""
+replaced (`tokenizer.Hidden`)."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -35,8 +35,7 @@ def rotary_positions(length: int, spans: Sequence[MediaSpan]) -> tuple[NDArray[n
 
     Text advances all three axes by one; a media span advances by its longest side. The `inputs` of
     a span have its `grid`, patches in time, height and width, and `merge`, the patches per side of
-    one token.
-    """
+    one token."""
     positions = np.empty((3, length), np.int32)
     at = following = 0
     for span in spans:

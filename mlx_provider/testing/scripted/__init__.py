@@ -14,8 +14,7 @@ ends with a text that quotes the last tool result. Without a script it repeats t
 request for a summary, with which coding agents make room, gets one with the rest of the script.
 
 It reads what it says only from its KV cache, so that a wrong cache gives wrong words. This module
-is also the plugin with the family: other processes find it by `environment(folder)`.
-"""
+is also the plugin with the family: other processes find it by `environment(folder)`."""
 
 from __future__ import annotations
 
