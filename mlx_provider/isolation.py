@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -22,6 +23,7 @@ from .errors import MLXProviderError, PluginError, RequestFailed
 from .logs import Trace
 
 T = TypeVar("T")
+Use = TypeVar("Use", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 CORE = __name__.partition(".")[0]
 """Our package, and the group of plugins' entry points."""
@@ -243,6 +245,24 @@ def plugin_call(work: Callable[[], T], make_error: Callable[[Fault], MLXProvider
 def background(part: str) -> Isolation:
     """For work that nobody waits for. Its fault is only logged."""
     return Isolation(lambda fault: fault.log(part))
+
+
+def isolate_use(
+    part: str, otherwise: Callable[[Any], object] = lambda user: None
+) -> Callable[[Use], Use]:
+    """The same for methods whose first argument has a `request`, which goes on without `part`.
+    `otherwise` of this argument gives the result."""
+
+    def wrap(use: Use) -> Use:
+        @wraps(use)
+        def run(owner: Any, user: Any, *args: Any, **more: Any) -> Any:
+            with background(f"request {user.request.id}: {part}"):
+                return use(owner, user, *args, **more)
+            return otherwise(user)
+
+        return cast("Use", run)
+
+    return wrap
 
 
 def resolve(future: Future[T], work: Callable[[], T]) -> None:

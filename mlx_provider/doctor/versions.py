@@ -62,9 +62,7 @@ def _compare(tested: Tested, found: str | None) -> Finding:
         return Finding(name, "fail", summary, f"pip install '{tested.package}{tested.allowed}'")
     newest = Version(tested.newest_series).release
     if Version(found).release[: len(newest)] > newest:
-        summary = (
-            f"{tested.package} {found} is newer than the newest tested, {tested.newest_series}"
-        )
+        summary = f"{tested.package} {found} is newer than the last tested, {tested.newest_series}"
         remedy = f"if something breaks, pip install '{tested.package}=={tested.newest_series}.*'"
         return Finding(name, "note", summary, remedy)
     return Finding(name, "ok", f"{tested.package} {found}")

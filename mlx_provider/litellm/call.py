@@ -26,14 +26,13 @@ FALLBACKS = ("context_window_fallbacks", "fallbacks")
 CARRIED = {"stop": "mlx_stop", "prompt_cache_retention": "mlx_retention"}
 STOP_LIMIT = 4
 """LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
-PROMPTS = "mlx_prompt"
-IGNORED = "mlx_ignored"
+PRIVATE = f"mlx{secrets.token_hex(8)}"  # for names that no client can guess
+PROMPTS, IGNORED = f"{PRIVATE}_prompts", f"{PRIVATE}_ignored"
 """Names of parts of a bridged request's tools without effect."""
 WARNINGS = "mlx_warnings"
 ENDING = "mlx_ending"
 LAST_EVENT = b"event: message_delta\n"
-ENCODED_PREFIX = f"mlx{secrets.token_hex(8)}"  # a client cannot guess it
-ENCODED = re.compile(ENCODED_PREFIX + "((%[0-9A-F]{2})+)")
+ENCODED = re.compile(PRIVATE + "((%[0-9A-F]{2})+)")
 WITHOUT_EFFECT: Mapping[str, None] = dict.fromkeys((
     "max_retries", "extra_headers", "allowed_openai_params", "include_server_side_tool_invocations",
 ))  # fmt: skip
@@ -82,7 +81,8 @@ class Deadline:
 
 
 def encode_model(model: str) -> str:
-    return ENCODED_PREFIX + "".join(f"%{byte:02X}" for byte in model.encode())
+    """For a name by which LiteLLM would choose another provider (`hook.py`). `Call` decodes it."""
+    return PRIVATE + "".join(f"%{byte:02X}" for byte in model.encode())
 
 
 def decode_model(model: str) -> str:

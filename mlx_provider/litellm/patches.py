@@ -72,7 +72,7 @@ def register(handler: CustomLLM) -> None:
 
 
 def install() -> None:
-    """The wrappers follow in this order."""
+    """Its wrappers are defined below, in this order."""
     wrap(main, "get_optional_params", _pass_chat_parameters)
     wrap(main, "get_optional_params_embeddings", _pass_embedding_parameters)
     wrap(Deployment, "__init__", _complete_deployment)
@@ -242,11 +242,11 @@ def refuse_key(original: Original, *args: Any, proxy: Any, **kwargs: Any) -> Any
     from litellm.proxy._types import ProxyErrorTypes, ProxyException
 
     error = kwargs.get("e")
-    named = isinstance(error, ProxyException | HTTPException | litellm.BudgetExceededError)
+    has_status = isinstance(error, ProxyException | HTTPException | litellm.BudgetExceededError)
     kind = getattr(error, "type", None)
     unknown = kind == ProxyErrorTypes.no_db_connection
-    missing = not kwargs.get("api_key") and (not named or kind == ProxyErrorTypes.auth_error)
-    if proxy.prisma_client is not None or (named and not unknown and not missing):
+    missing = not kwargs.get("api_key") and (not has_status or kind == ProxyErrorTypes.auth_error)
+    if proxy.prisma_client is not None or (has_status and not unknown and not missing):
         return original(*args, **kwargs)
     if not unknown and not missing:  # a parameter that a client may not set
         raise ProxyException(str(error), ProxyErrorTypes.auth_error, None, 400)

@@ -142,7 +142,7 @@ def _json_type(name: str) -> str:
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a value; `integer` for a whole number."""
+    """The JSON type of a value; `number` for 1.0."""
     return _TYPES.get(type(value), "object")
 
 

@@ -97,7 +97,8 @@ class TextReader:
         self.events.append(TextEvent("answer"))
 
     def call(self, name: str, call_id: str = "") -> None:
-        """It can no longer be taken back. `call_id`: as the model wrote it. Raises `NotACall`."""
+        """Unless calls are held, it cannot be taken back. `call_id`: as the model wrote it. Raises
+        `NotACall`."""
         if any("\ud800" <= character <= "\udfff" for character in name + call_id):
             raise NotACall("half a surrogate pair is no name", whole=True)
         self._calls += 1

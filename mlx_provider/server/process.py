@@ -231,7 +231,7 @@ class EngineServer(uvicorn.Server):
             share = pressure.share_to_keep(pressure_level(), time.monotonic())
             if share is not None:
                 logger.warning("memory is short: the prefix cache keeps %d %%", 100 * share)
-                self._service.prefixes.shrink_to(share)
+                self._service.prefixes.keep_share(share)
             if idle_limit is not None and activity.idle() > idle_limit:
                 logger.info("no client for %g s: the engine ends", idle_limit)
                 self.stop()

@@ -60,7 +60,7 @@ class ModelCache:
         disk = settings.disk_cache, settings.disk_cache_bytes
         self.prefixes = Prefixes(self.ledger, worker, recorder, *disk)
         self.progress = LoadProgress()
-        made = registry, worker, self.ledger, self.prefixes.shrink, self.progress
+        made = registry, worker, self.ledger, self.prefixes.shrink_to_budget, self.progress
         self.loader = Loader(*made, settings.feature_bytes)
         self.queue = LoadQueue(self.ledger, self.loader.unload, patience=settings.model_wait)
         memory = ProcessMemory(self.ledger, self.queue, self.prefixes, self.loader.unload_here)

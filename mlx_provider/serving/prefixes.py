@@ -70,10 +70,10 @@ class Prefixes:
         if (cache := self._cache) is not None:
             self._worker.call(cache.clear).result()
 
-    def shrink_to(self, share: float) -> None:
-        """Evict to this share of its bytes. Never blocks."""
+    def keep_share(self, share: float) -> None:
+        """Evict all but this share of its bytes. Never blocks."""
         if self._cache is not None and self._worker.alive:
-            self._worker.call(partial(self._shrink_here, share))
+            self._worker.call(partial(self._keep_share_here, share))
 
     def close(self) -> None:
         """Writes the queue to disk (blocks)."""
@@ -97,7 +97,7 @@ class Prefixes:
             log.warning("prefix cache: nothing is kept on disk: %s", reason)
             return None
 
-    def shrink(self) -> None:
+    def shrink_to_budget(self) -> None:
         """Free the bytes reserved for weights (engine thread)."""
         self.evict_to(self._ledger.prefix_budget())
 
@@ -106,6 +106,6 @@ class Prefixes:
         if self._cache is not None and self._cache.evict(nbytes):
             self._recorder.count("prefix_cache_evictions")
 
-    def _shrink_here(self, share: float) -> None:
+    def _keep_share_here(self, share: float) -> None:
         self.evict_to(int(share * self.nbytes))
         mx.clear_cache()

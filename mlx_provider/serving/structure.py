@@ -30,7 +30,6 @@ from .weights import ModelView
 if TYPE_CHECKING:
     from ..chat.constraints.compiler import Structure
 
-
 FORESEEN = 8
 """Tokens."""
 

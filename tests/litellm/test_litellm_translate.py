@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from mlx_provider.errors import BadRequest
-from mlx_provider.litellm.call import Call, generate_requests
+from mlx_provider.litellm.call import PROMPTS, Call, generate_requests
 from mlx_provider.litellm.model_info import sign
 
 HI = [{"role": "user", "content": "hi"}]
@@ -191,7 +191,7 @@ def test_a_text_completion_becomes_a_raw_prompt():
     assert made.max_tokens == 16
     assert completion(max_tokens=3).max_tokens == 3
     assert completion(max_completion_tokens=3).max_tokens == 3
-    assert completion(mlx_prompt=[[1, 2]]).prompt == [1, 2]
+    assert completion(**{PROMPTS: [[1, 2]]}).prompt == [1, 2]
     made = completion(logprobs=2)
     assert (made.logprobs, made.top_logprobs, made.echo) == (True, 2, False)
     assert completion(echo=True).echo is True

@@ -120,7 +120,8 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
     if width * height > max_pixels:
         return _refuse(f"its frames are {width} × {height} pixels, more than {max_pixels}")
     length = capture.get(cv2.CAP_PROP_FRAME_COUNT) / max(1.0, capture.get(cv2.CAP_PROP_FPS))
-    expected = min(max(1, round(length * RATE)), max_frames)
+    # some headers, as of streams, have no length
+    expected = min(max(1, round(length * RATE)), max_frames) if length > 0 else max_frames
     frames: list[Any] = []
     while capture.grab():
         if capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 < len(frames) / RATE:
@@ -133,6 +134,7 @@ def _main(path: str, engine: int, max_frames: int, max_pixels: int, max_clip_pix
             return _refuse(f"it is longer than {max_frames / RATE:g} s, or than its header says")
     if not frames:
         return 1
+    frames = [_scale(frame, max_clip_pixels // len(frames)) for frame in frames]
     written = io.BytesIO()  # NumPy asks a file for its position, which a pipe does not have
     np.save(written, np.stack(frames)[..., ::-1])  # OpenCV's colours are BGR
     sys.stdout.buffer.write(written.getbuffer())

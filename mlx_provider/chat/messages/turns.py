@@ -19,6 +19,7 @@ class Turn:
     role: str
     parts: tuple[Part, ...] = ()
     null: bool = False
+    """A turn with calls and no text: its content is null, not an empty text."""
     name: str | None = None
     calls: tuple[dict[str, Any], ...] = ()
     call_id: str | None = None
@@ -35,6 +36,7 @@ class Turn:
 
 
 def join(first: Turn, second: Turn) -> Turn:
+    """One turn of both. An empty text counts as one, and is followed by a blank line."""
     both = [first.reasoning, second.reasoning]
     parts = _joined_parts(first, second)
     return replace(

@@ -3,14 +3,14 @@ where a prompt has left a stored path, as in Marconi (MLSys 2025)."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from ...isolation import background
+from ...isolation import isolate_use
 from ...records import LoadedModel, Prompt
 from ...upstream.shared_kv import SHAREABLE
 from ..request import PrefillJob, Request, Row
@@ -22,8 +22,6 @@ from .cache import PrefixCache
 from .disk import Restore
 from .eviction import NEAR, RECENT
 from .tree import CacheKey, Ids, Match, as_ids, key_tokens, outside_spans
-
-Use = TypeVar("Use", bound=Callable[..., Any])
 
 GRID = 64
 """Prefill passes start on multiples of this. The result does not change if a pass ends on one."""
@@ -39,20 +37,8 @@ AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
 
 
-def isolate(otherwise: Callable[[Any], object] = lambda user: None) -> Callable[[Use], Use]:
-    """A fault in the method is logged, and `otherwise` gives the result. It costs only this use of
-    the prefix cache, or the entry."""
-
-    def wrap(use: Use) -> Use:
-        @wraps(use)
-        def run(policy: Any, user: PrefillJob | Row, *args: Any, **more: Any) -> Any:
-            with background(f"request {user.request.id}: the prefix cache"):
-                return use(policy, user, *args, **more)
-            return otherwise(user)
-
-        return cast("Use", run)
-
-    return wrap
+isolate = partial(isolate_use, "the prefix cache")
+"""A fault costs only this use of the prefix cache, or the entry."""
 
 
 def lose_buffers(user: PrefillJob | Row) -> None:

@@ -18,14 +18,9 @@ WithoutEffect = tuple[object, ...] | None
 changes no answer or other code reads it."""
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     **dict.fromkeys(("model", "stream", "stream_options", "metadata", "prompt_cache_retention")),
-    "context_management": (),
-    "output_config": (),
-    "prediction": (),
-    "return_token_ids": (False,),
+    **dict.fromkeys("context_management output_config prediction web_search_options".split(), ()),
+    **dict.fromkeys(("return_token_ids", "store", "timings"), (False,)),
     "service_tier": ("auto", "default"),
-    "store": (False,),
-    "timings": (False,),
-    "web_search_options": (),
 }
 NAMES: Mapping[str, tuple[str, ...]] = {
     "grammar": ("grammar", "response_format", "tools"),

@@ -60,10 +60,7 @@ NAMES = {
 """Parameters of chat, and those of the Responses API in their place."""
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     **dict.fromkeys(("client_metadata", "prompt_cache_options", *REFUSED)),
-    "access_programs": (),
-    "background_options": (),
-    "image": (),
-    "max_tool_calls": (),
+    **dict.fromkeys("access_programs background_options image max_tool_calls".split(), ()),
     "moderation": (),
     "truncation": ("disabled",),
 }
