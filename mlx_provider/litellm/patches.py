@@ -235,9 +235,9 @@ async def end_replies(
 
 
 def refuse_key(original: Original, *args: Any, proxy: Any, **kwargs: Any) -> Any:
-    """Answer 401 with the remedy to a wrong or missing key, if the proxy has no database. LiteLLM
-    answers 400 or 500, with a traceback in the log (1.106.2, `auth_exception_handler.py`). Raises,
-    or leaves the case to `original`, so that it lets nobody in."""
+    """Answer 401 with the remedy to a wrong or missing key, if the proxy has no database, and 400
+    to a refused parameter. LiteLLM answers 400 or 500, with a traceback in the log (1.106.2,
+    `auth_exception_handler.py`). Raises, or leaves the case to `original`: it lets nobody in."""
     from fastapi import HTTPException
     from litellm.proxy._types import ProxyErrorTypes, ProxyException
 
@@ -246,7 +246,7 @@ def refuse_key(original: Original, *args: Any, proxy: Any, **kwargs: Any) -> Any
     kind = getattr(error, "type", None)
     unknown = kind == ProxyErrorTypes.no_db_connection
     missing = not kwargs.get("api_key") and (not has_status or kind == ProxyErrorTypes.auth_error)
-    if proxy.prisma_client is not None or (has_status and not unknown and not missing):
+    if proxy.prisma_client is not None or not (unknown or missing or isinstance(error, ValueError)):
         return original(*args, **kwargs)
     if not unknown and not missing:  # a parameter that a client may not set
         raise ProxyException(str(error), ProxyErrorTypes.auth_error, None, 400)

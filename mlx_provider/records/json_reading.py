@@ -52,7 +52,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     for _ in range(20):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
-        target: Any = root
+        target: Any = root if schema["$ref"].startswith("#") else None
         for word in schema["$ref"].split("/")[1:]:
             key = word.replace("~1", "/").replace("~0", "~")
             target = target.get(key) if isinstance(target, Mapping) else None
