@@ -164,7 +164,7 @@ class FakeService:
     @property
     def prefixes(self) -> Any:
         report, clear, shrink = self.cache_report, self.cache_clear, self.cache_shrink
-        return SimpleNamespace(report=report, clear=clear, shrink_to=shrink)
+        return SimpleNamespace(report=report, clear=clear, keep_share=shrink)
 
     def cache_report(self) -> dict[str, Any]:
         unread = {name: queue.unread for name, queue in self.queues.items()}

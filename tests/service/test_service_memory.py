@@ -67,10 +67,10 @@ def test_the_prefix_cache_gives_back_a_share(own_model: Any, qwen: Any) -> None:
     service = model.service
     prefixes = service.models.prefixes
     before = prefixes.nbytes
-    service.prefixes.shrink_to(1.0)
+    service.prefixes.keep_share(1.0)
     service.prefixes.report()  # waits for the engine thread
     assert prefixes.nbytes == before > 0
-    service.prefixes.shrink_to(0.0)
+    service.prefixes.keep_share(0.0)
     service.prefixes.report()
     assert prefixes.nbytes == 0
 
