@@ -168,10 +168,11 @@ def test_a_reproducible_request_can_fail_by_two_choices_in_one_step(
     assert_as_alone(qwen3, other)
 
 
+@pytest.mark.parametrize("layout", ["grouped", "solo"])
 def test_rows_whose_common_draw_fails_draw_alone(
-    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch
+    qwen3: TextModel, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    engine = new_engine(qwen3)
+    engine = new_engine(qwen3, layout=layout)
     requests, failed = start(engine, prompts(3)), list[int]()
 
     def fails(logits: Any, rows: Any, masks: Any) -> Any:

@@ -217,6 +217,16 @@ def test_memory_of_idle_models_is_free_for_rows() -> None:
     assert record.to_reclaim == need, "they are unloaded for it"
 
 
+def test_memory_is_reclaimed_for_a_prompt_although_rows_are_counted_in_each_step() -> None:
+    plan = beside_rows(scheduler(memory=500, available_alone=lambda: 9000), 1, 100)
+    (row,) = plan.running
+    row.tokens = [1] * 20
+    plan.submit(make(800), 0.0)
+    for _ in range(3):
+        plan.charge_step(StepPlan(tuple(plan.running)))
+        assert decide(plan).to_reclaim > 800
+
+
 def test_idle_models_are_unloaded_for_rows_when_the_limit_falls() -> None:
     limit = 1000
     plan = scheduler(available=lambda: limit, unloadable=lambda need, pinned: 900)

@@ -15,7 +15,7 @@ from ...records import DeviceTokens, HiddenStatesModel, LoadedModel
 from ...upstream.batch_caches import RowCache
 from ..request import Row
 from ..scheduling.chunking import FixedShapes
-from .batch_layout import APART, Layout, Pass
+from .batch_layout import Layout, Pass
 from .grouped_kv import MixedBatches, MixedChunk, offsets
 from .sampler import Drawn
 
@@ -128,7 +128,7 @@ class DecodeBatch:
 
     def record_failure(self) -> None:
         """A pass failed. Prompts in it start again; without any, rows may have to decode alone."""
-        if self.mixed.restart_prompts() or self._best in APART:
+        if self.mixed.restart_prompts() or self._best == "fixed":
             return
         if self._together.record_failure():
             self.layout.use("solo")

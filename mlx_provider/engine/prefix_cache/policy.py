@@ -35,8 +35,6 @@ WORTH_KEEPING = 32
 """A cancelled prefill with fewer tokens is not stored."""
 AROUND = 8
 """Tokens in a report on either side of the point where a prompt left the stored path."""
-
-
 isolate = partial(isolate_use, "the prefix cache")
 """A fault costs only this use of the prefix cache, or the entry."""
 

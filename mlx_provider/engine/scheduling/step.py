@@ -102,8 +102,7 @@ class StepBuilder:
     """A step while it is decided: the rows and prompts that stay, and what happens to others."""
 
     def __init__(self, scheduler: Scheduler, record: StepRecord) -> None:
-        self.scheduler = scheduler
-        self.record = record
+        self.scheduler, self.record, self._refused = scheduler, record, 0
         late = record.to_expire
         self.rows = [row for row in scheduler.running if row.request not in late]
         left = [job for job in scheduler.waiting if job.request not in late]
@@ -196,8 +195,9 @@ class StepBuilder:
     def _room(self, job: PrefillJob, rows: Sequence[Row]) -> Room:
         """If it does not fit, memory is reclaimed for it while it waits, unless for another one."""
         room = self.memory.room(job, rows)
-        if not room.fits:
-            self.record.to_reclaim = self.record.to_reclaim or room.need
+        if not (room.fits or self._refused):
+            self._refused = room.need
+            self.record.to_reclaim = max(self.record.to_reclaim, room.need)
         return room
 
 
