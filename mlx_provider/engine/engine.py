@@ -136,7 +136,7 @@ class Engine:
                 self.drop_rows([row])
                 requeued.append(self.scheduler.preempt_row(row))
                 self.end_leases([row])  # once the ledger counts it no more
-        self.scheduler.apply(record)
+        self.scheduler.apply(record)  # may evict what a lookup before it would find
         for job in (*requeued, *record.to_look_up):
             self.look_up(job)
         for job in record.to_begin:

@@ -28,7 +28,8 @@ STOP_LIMIT = 4
 """LiteLLM cuts longer `stop` lists silently (1.106.2, `validate_openai_optional_params`)."""
 PRIVATE = f"mlx{secrets.token_hex(8)}"  # for names that no client can guess
 PROMPTS, IGNORED = f"{PRIVATE}_prompts", f"{PRIVATE}_ignored"
-"""Names of parts of a bridged request's tools without effect."""
+"""Parameters that `hook.py` adds: prompts of a completion that are not text; and, if LiteLLM turns
+the request into chat (/v1/responses, /v1/messages), what has no effect in its tools."""
 WARNINGS = "mlx_warnings"
 ENDING = "mlx_ending"
 LAST_EVENT = b"event: message_delta\n"
@@ -111,8 +112,8 @@ def generate_requests(call: Call) -> list[GenerateRequest]:
 
 
 def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
-    """Remove tools that no model can call, and members of others, which a bridge has passed.
-    `names`: what `fit` calls them; `None`: not bridged."""
+    """Leave in a translated request only functions that a model can call. Returns `names`, what
+    `fit.py` found to have no effect; `None`: the request is not translated, and stays as it is."""
     if not isinstance(names, list):
         return []
     values.pop("web_search_options", None)  # LiteLLM's form of a web search
@@ -125,6 +126,7 @@ def _tools_without_effect(values: dict[str, Any], names: Any) -> list[str]:
 
 
 def embeddings(call: Call, given: Any) -> tuple[EmbedRequest, str]:
+    """The request, and `float` or `base64`. `given`: LiteLLM's `input`."""
     return embed_request(Parameters(call.params, WITHOUT_EFFECT), _sender(call), given)
 
 

@@ -1,5 +1,5 @@
 """Message normalisation: what clients send, in the one form that chat templates take. `normalise`
-is pure and idempotent, and loses no text."""
+is pure and idempotent, and drops no text but Claude Code's billing line."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -68,8 +68,8 @@ def normalise(
     `text_parts`: roles whose parts of text stay separate; those of others are joined by a blank
     line. `about_tools`: a system message after the client's own leading ones.
 
-    A part that no model supports becomes text, but in the message of `typed_index` it raises
-    `BadRequest` that names the part."""
+    A part that no model supports becomes text, but in system messages and in the one of
+    `typed_index`, it raises `BadRequest` that names the part."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise wrong_part("messages", "must be a list of messages")
     if not messages:

@@ -36,7 +36,7 @@ class Turn:
 
 
 def join(first: Turn, second: Turn) -> Turn:
-    """One turn of both. An empty text counts as one, and is followed by a blank line."""
+    """One turn of both, with a blank line between their texts, also where one is empty."""
     both = [first.reasoning, second.reasoning]
     parts = _joined_parts(first, second)
     return replace(

@@ -92,10 +92,8 @@ class Index:
             agreed, name = max((common(self.files[n].tokens, ids[end:]), n) for n in names)
             steps.append((self.files[name], end, end + agreed))
             end += agreed
-        digest, ends = (
-            digests(key, ids),
-            sorted(at for at in self._states if at <= max(end, shared)),
-        )
+        digest = digests(key, ids)
+        ends = sorted(at for at in self._states if at <= max(end, shared))
         found = (self.files.get(files.snapshot_name(digest(at))) for at in ends)
         states = [header for header in found if header is not None]
         return steps, states[::-1]

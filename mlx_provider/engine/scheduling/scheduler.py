@@ -1,7 +1,7 @@
 """The queue, the rows that decode, and the decisions of a step. Imports no mlx.
 
 `schedule` decides a step with numbers and changes nothing, by the rules in docs/architecture.md
-(Scheduling). `apply` makes the changes of its record to the queue."""
+(Scheduling). `apply` reclaims memory for its record and admits prompts."""
 
 from __future__ import annotations
 

@@ -59,11 +59,7 @@ class Hidden:
 
 
 def hide(
-    control: ControlTokens,
-    given: Hidden,
-    *,
-    escaped: Container[str] | None = (),
-    used: str = "",
+    control: ControlTokens, given: Hidden, *, escaped: Container[str] | None = (), used: str = ""
 ) -> Hidden:
     """Input in which no string of the client holds a control token.
 

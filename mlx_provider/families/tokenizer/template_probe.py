@@ -62,8 +62,8 @@ def template_form(render: Render) -> TemplateForm:
 
 
 def try_template(source: str) -> None:
-    """Any thread. A load that follows on the engine thread then waits for no slow template. Raises
-    `UnsupportedModel` for a template that exceeds its limits."""
+    """Render the probe once, on any thread, so that the load on the engine thread waits for no slow
+    template. Raises `UnsupportedModel` for a template that exceeds its limits."""
     render = TemplateRenderer(source, {}).render
     template_form(partial(render, variables={}, generation_prompt=True, probe=True))
 
@@ -190,6 +190,7 @@ def _conversation(turn: Message, *, results: Sequence[Any] = RESULTS) -> list[Me
 
 
 def called_once() -> list[Message]:
+    """A question, one call and its result, as the probe renders them."""
     return _conversation(_turn(1))
 
 
