@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -117,11 +118,14 @@ def quiet(what: str) -> None: ...
 
 @contextmanager
 def served(own: Path) -> Iterator[Gateway]:
-    """The scripted model as it is, with a parser of another format, and with a drafter that there
-    is not."""
+    """The scripted model as it is, with a parser of another format, with a drafter that there is
+    not, and unloaded at once."""
     model = str(own / "scripted")
     wanted = make_subjects([model], ["tool_parser=default", "tool_parser=pythonic"])
     wanted.append(Subject(model, {"drafter": "absent"}, "scripted, absent"))
+    # a folder of its own, since the subjects of one folder share the weights
+    copy = str(shutil.copytree(model, own / "copy", dirs_exist_ok=True))
+    wanted.append(Subject(copy, {"keep_alive": 0}, "scripted, unloaded"))
     environ = {**os.environ, **environment(own / "site"), "HF_HUB_OFFLINE": "1"}
     environ["MLX_PROVIDER_IDLE_TIMEOUT"] = "900"  # it must not end between tests
     with closing(load_subjects(wanted, quiet, environ)) as stages:
@@ -165,9 +169,11 @@ def test_a_wrong_tool_parser_is_reported_as_call_in_text(
 def test_a_subject_that_does_not_load_is_skipped_with_its_reason(
     loaded: list[LoadedSubject | Result],
 ) -> None:
-    skipped = loaded[2]
-    assert isinstance(skipped, dict)
-    assert "drafter" in skipped["skipped"]
+    absent, unloaded = loaded[2:]
+    assert isinstance(absent, dict)
+    assert isinstance(unloaded, dict)
+    assert "drafter" in absent["skipped"]
+    assert unloaded["skipped"].endswith("leave keep_alive out")
 
 
 def test_a_needle_is_found_at_each_length_and_depth(

@@ -1,14 +1,12 @@
 """What is compared, as it was written on the command line."""
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from mlx_provider import BadRequest, ModelNotFound
 from mlx_provider.errors import MLXProviderError
 from mlx_provider.registry import PluginRegistry
-from mlx_provider_eval import subjects
 from mlx_provider_eval.subjects import Subject, _config, check_subjects, make_subjects
 
 NO_YAML = ("a: [", "2026-13-45", "!!int x", "!!bool x", "!!timestamp x")
@@ -71,12 +69,6 @@ def test_a_subject_that_cannot_be_served_is_refused_before_anything_starts(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(error, match=told):
         check_subjects([subject], PluginRegistry.discover())
-
-
-def test_a_subject_that_is_unloaded_at_once_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subjects, "run_request", lambda *_: None)
-    gateway = Mock(**{"engine.health.return_value.models": []})
-    assert subjects._load(Subject("demo"), "s", gateway)["skipped"].endswith("leave keep_alive out")
 
 
 def test_subjects_do_not_share_cached_prefixes() -> None:
