@@ -1,22 +1,18 @@
 """Sets up a process before it imports MLX: variables, C heap, scheduling policy and BLAS, in the
-order of `server/run.py`.
-
-Variables of MLX; values of the user have precedence.
+order of `server/run.py`. The variables are MLX's; values that the user has set stay.
 
 - `BUFFERS`: MLX 0.32.4 closes a Metal command buffer after 50 operations or 50 Mi elements on most
-  chips (backend/metal/device.cpp), and `async_eval` waits when ten are in flight (transforms.cpp):
-  254 buffers of about 20 microseconds for a decode step of an 8B model with eight rows, 36 with the
-  limits below.
-- `CUDA`: products of float32 on CUDA have the precision of TF32 otherwise. MLX also keeps CUDA
-  plans and graphs by the exact shapes of their arrays, and raises an error ("Cache thrashing")
-  after twice as many new ones as it keeps, 512 for attention (backend/cuda/lru_cache.h). Each
-  length of a prompt is a new shape, so an engine would fail after some hundred prompts.
+  chips (backend/metal/device.cpp), and waits when ten are in flight (transforms.cpp). A decode step
+  of an 8B model with eight rows fills 254 buffers, and 36 with the limits below.
+- `CUDA`: without it, float32 products have the precision of TF32, and MLX raises an error ("Cache
+  thrashing") after some hundred prompts: it keeps 512 plans of attention by the exact shapes of
+  arrays, and each length of a prompt is a new shape (backend/cuda/lru_cache.h).
 - `KERNEL_FOLDER`: CUDA kernels that MLX compiles take 40 seconds each, and the default folder is
   temporary. MLX finds a compiled kernel by its name alone (backend/cuda/jit_module.cpp), so each
   version of MLX and each kind of card has its own folder.
 
-The C heap, from which MLX 0.32.4 allocates every array of its CPU device: glibc returns its top to
-the kernel when a few MB are free, so that new arrays cause page faults again, and merges all small
+MLX 0.32.4 allocates the arrays of its CPU device from the C heap. By default, glibc returns its top
+to the kernel when a few MB are free, so new arrays cause page faults again, and merges all small
 free blocks ("fast bins") when a block above 64 KiB is freed; a decode step frees thousands."""
 
 import ctypes
@@ -39,7 +35,7 @@ from ..errors import EngineUnavailable, NotInstalled
 MAX_FREE = 1 << 30
 """Bytes of freed memory that the process keeps, as MLX's buffer cache does on a GPU."""
 MMAP_LEAST = 32 << 20
-"""Maximum size of arrays on the heap: the largest that every glibc accepts."""
+"""Bytes from which an array is not on the heap: the largest value that every glibc accepts."""
 M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = 1, -1, -3, -8
 HEAP = {M_TRIM_THRESHOLD: MAX_FREE, M_ARENA_MAX: 1, M_MXFAST: 0, M_MMAP_THRESHOLD: MMAP_LEAST}
 BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "400"}
@@ -50,7 +46,7 @@ CHIP = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 CHIPS = re.compile(r"Apple M[1-4]\b")
 """Chips that benefit from `BUFFERS`."""
 CARDS = Path("/proc/driver/nvidia/gpus")
-"""Of NVIDIA's driver: a folder for each card, with a file `information` that has a line `Model`."""
+"""NVIDIA's driver has here a folder for each card; its file `information` has a line `Model`."""
 
 
 def quiet_transformers() -> None:
@@ -84,8 +80,8 @@ def configure_heap() -> bool:
     `malloc_trim` returns the top of the main heap only: with more heaps, each thread that has
     decoded an image would keep up to 64 MB."""
     glibc = _glibc()
-    made = [] if glibc is None else [glibc.mallopt(*setting) for setting in HEAP.items()]
-    return bool(made) and all(made)
+    accepted = [] if glibc is None else [glibc.mallopt(*setting) for setting in HEAP.items()]
+    return bool(accepted) and all(accepted)
 
 
 def trim_heap() -> None:
@@ -118,7 +114,7 @@ def set_variables(
     cards: Path = CARDS,
 ) -> None:
     """Set the variables that concern this system. Call it before `import mlx.core`. `state`: the
-    folder of the user's state. `chip`: of the processor; if unset, the name that macOS reports."""
+    folder of the user's state, for kernels. `chip`: the processor's name; `None`: as macOS says."""
     values: dict[str, str] = {}
     if platform == "darwin" and CHIPS.match(output_of(CHIP) if chip is None else chip):
         values = BUFFERS
@@ -142,7 +138,7 @@ def _card_names(cards: Path) -> str:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """Empty if it fails."""
+    """What a command prints; empty if it fails or takes 5 seconds."""
     try:
         return subprocess.check_output([*command], stderr=subprocess.DEVNULL, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
@@ -172,7 +168,13 @@ def require_mlx() -> None:
 SYMBOL = "cblas_sgemm"
 """The symbol that libmlx calls. Builds with prefixed names (numpy, scipy) are not usable."""
 
-_loaded: list[str] = []
+_loaded: list[str] = []  # the path of the library that `preload_blas` loaded
+CORE_NAME = """import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.openblas_get_corename.restype = ctypes.c_char_p
+print(library.openblas_get_corename().decode())"""
+KERNELS = {"avx512vl": "SkylakeX", "avx2": "Haswell"}
+"""Kernels of OpenBLAS by the instructions that they need, best first."""
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -190,15 +192,16 @@ def preload_blas() -> str:
 
 
 def active_blas() -> str:
+    """A description, for people, of the BLAS that MLX uses or will use."""
     if sys.platform == "darwin":
         return "Accelerate"
-    everywhere = ctypes.CDLL(None)
-    if not hasattr(everywhere, SYMBOL):
+    process = ctypes.CDLL(None)
+    if not hasattr(process, SYMBOL):
         return "bundled with MLX (slow for float32 on a CPU)"
-    if not hasattr(everywhere, "openblas_get_config"):
+    if not hasattr(process, "openblas_get_config"):
         return " ".join(["BLAS", *_loaded])
-    everywhere.openblas_get_config.restype = ctypes.c_char_p
-    return " ".join([*everywhere.openblas_get_config().decode().split()[:2], *_loaded])
+    process.openblas_get_config.restype = ctypes.c_char_p
+    return " ".join([*process.openblas_get_config().decode().split()[:2], *_loaded])
 
 
 def _candidates() -> Iterator[str]:
@@ -214,8 +217,22 @@ def _candidates() -> Iterator[str]:
         yield from sorted(str(path) for path in (site / folder).glob("libopenblas*.so*"))
 
 
+def _choose_kernels(path: str) -> None:
+    """OpenBLAS takes the kernels of 2004 for a processor that is newer than the library: on an Intel
+    Xeon of 2023, a chunk takes five times as long with 0.3.15, and a row rounds differently beside
+    others. Name those of the latest processor that it knows, by the instructions."""
+    if output_of((sys.executable, "-I", "-S", "-c", CORE_NAME, path)).strip() != "Prescott":
+        return
+    words = set(Path("/proc/cpuinfo").read_text().split())
+    kernels = [name for flag, name in KERNELS.items() if flag in words]
+    if kernels:
+        os.environ["OPENBLAS_CORETYPE"] = kernels[0]
+
+
 def _load(path: str) -> bool:
     with suppress(OSError):
+        if "OPENBLAS_CORETYPE" not in os.environ:
+            _choose_kernels(path)
         if hasattr(ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL), SYMBOL):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
             _loaded[:] = [f"({path})"]

@@ -39,6 +39,14 @@ def test_the_first_optimised_blas_replaces_the_bundled_one() -> None:
 
 
 @linux
+def test_openblas_has_kernels_of_this_processor_although_that_may_be_newer() -> None:
+    program = PROGRAM + "\nimport ctypes; " + runtime.CORE_NAME.replace("sys.argv[1]", "None")
+    if "avx2" not in Path("/proc/cpuinfo").read_text() or "OpenBLAS" not in run()[1]:
+        pytest.skip("no OpenBLAS, or a processor for which its oldest kernels are right")
+    assert not run(program)[-1].endswith("Prescott")
+
+
+@linux
 def test_what_the_user_has_set_is_kept() -> None:
     assert run(OMP_NUM_THREADS="1", OPENBLAS_THREAD_TIMEOUT="26")[2:] == ["None", "26"]
 
